@@ -1,0 +1,1 @@
+"""One process per node: starts, watches and stops that node's workers. Never imports torch."""

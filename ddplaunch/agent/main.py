@@ -1,0 +1,93 @@
+"""Entry of the agent's process: the control channel, the signals, and what is told when the agent cannot go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from typing import TYPE_CHECKING
+
+from ddplaunch import environ, errors, kernel, protocol
+from ddplaunch.agent import cgroup, limits, processes, program
+from ddplaunch.agent.agent import DRAIN_S, Agent
+from ddplaunch.agent.events import LauncherGone, Signalled
+from ddplaunch.agent.outbox import Outbox
+from ddplaunch.errors import LaunchError
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.model import AgentSpec
+from ddplaunch.records import TO_AGENT, AgentEnded, AgentFailed, SweepRun
+
+if TYPE_CHECKING:
+    from typing import BinaryIO
+
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+
+
+def main() -> None:
+    """Entry of the agent's process. Its stdin and stdout are the control channel, its stderr the user's."""
+    control_in, control_out = os.dup(0), os.dup(1)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    os.dup2(2, 1)
+    mailbox: Mailbox[object] = Mailbox()
+    for signum in _STOP_SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:
+            signal.signal(signum, lambda number, _frame: mailbox.post(Signalled(number)))
+    # Where it is ignored, the kernel reaps our children, and how they ended is never known.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        outbox = Outbox(control_out)
+    except RuntimeError as error:  # No room for a thread.
+        os.write(control_out, protocol.encode(_failure(error, "this node")) + protocol.encode(AgentEnded()))
+        return
+    left = _serve(os.fdopen(control_in, "rb"), outbox, mailbox)
+    outbox.send(AgentEnded(left))
+    outbox.drain(DRAIN_S)
+
+
+def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[int, ...]:
+    agent: Agent | None = None
+    host = "this node"
+    try:
+        received = protocol.read_record(stream, (AgentSpec, SweepRun))
+        if received is None:
+            return ()
+        order = received[0]
+        if isinstance(order, SweepRun):
+            return _sweep_run(order)
+        host = order.host
+        kernel.become_subreaper()
+        threading.Thread(target=_listen, args=(stream, mailbox), name="launcher", daemon=True).start()
+        program.check(order.program, host, os.environ.get("PATH", os.defpath))
+        agent = Agent(order, outbox, mailbox)
+        return agent.run()
+    except Exception as error:
+        outbox.send(_failure(error, host))
+    return agent.close() if agent else ()
+
+
+def _failure(error: Exception, host: str) -> AgentFailed:
+    known = error if isinstance(error, LaunchError) else limits.shortage(error, host)
+    if known:
+        return AgentFailed(known.message, known.hint, known.exit_code)
+    return AgentFailed(f"a bug in ddplaunch's agent\n{traceback.format_exc()}", "", errors.INTERNAL)
+
+
+def _sweep_run(order: SweepRun) -> tuple[int, ...]:
+    """First by cgroup, which has also what does not carry the run's mark any more."""
+    in_cgroup = cgroup.kill_run(order.run_id, time.monotonic() + 1)
+    spare = frozenset((*order.spare, os.getpid()))
+    marked = processes.sweep_run(f"{environ.RUN_ID}={order.run_id}", spare)
+    return tuple(sorted({*in_cgroup, *marked}))
+
+
+def _listen(stream: BinaryIO, mailbox: Mailbox[object]) -> None:
+    try:
+        while (received := protocol.read_record(stream, TO_AGENT)) is not None:
+            mailbox.post(received[0])
+    except (OSError, protocol.ProtocolError):
+        pass
+    mailbox.post(LauncherGone())

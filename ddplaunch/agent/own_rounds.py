@@ -1,0 +1,77 @@
+"""Where an agent's rounds come from: what every source of rounds offers, and the one for a single node."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from ddplaunch import verdict
+from ddplaunch.agent.endpoint import listen
+from ddplaunch.model import Round
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ddplaunch.model import AgentSpec, AttemptResult
+
+
+class Rounds(Protocol):
+    """One after the other: ``next``, then ``over`` with what became of it."""
+
+    def next(self) -> tuple[Round, socket.socket | None] | None:
+        """The next round, and the socket of its store on the first node; None if there is none any more."""
+
+    def over(self, result: AttemptResult) -> AttemptResult:
+        """The result as all nodes see it, with ``restarts`` set."""
+
+    @property
+    def must_stop(self) -> str:
+        """Why this node's workers must stop, though nothing happened here; empty if they need not."""
+
+    def alarm(self) -> None:
+        """A worker has failed here; the other nodes shall know at once."""
+
+    def apply(self, event: object) -> None:
+        """Take an event of the agent's mailbox that nobody else knows."""
+
+    def close(self) -> None:
+        """Leave; nothing more is asked."""
+
+
+class OwnRounds:
+    """One node: nobody to agree with."""
+
+    must_stop = ""
+
+    def __init__(self, spec: AgentSpec, local_world_size: int, must_end: Callable[[], bool]) -> None:
+        self._spec = spec
+        self._local_world_size = local_world_size
+        self._must_end = must_end
+        self._attempt = -1
+
+    def next(self) -> tuple[Round, socket.socket | None]:
+        self._attempt += 1
+        return open_round(self._spec, self._local_world_size, self._attempt)
+
+    def over(self, result: AttemptResult) -> AttemptResult:
+        hopeless = verdict.why_hopeless(verdict.first_failure(result.exits))
+        may = result.outcome == "failed" and result.attempt < self._spec.max_restarts
+        return replace(result, restarts=may and not hopeless and not self._must_end())
+
+    def alarm(self) -> None: ...
+
+    def apply(self, event: object) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def open_round(spec: AgentSpec, local_world_size: int, attempt: int) -> tuple[Round, socket.socket]:
+    """The round of a one-node job, and the socket its store will serve: bound now, so that the port is never free.
+
+    Raises:
+        LaunchError: the address is not this node's, or the port is taken.
+    """
+    address = spec.master_addr or "127.0.0.1"
+    listener = listen(spec.host, address, spec.master_port or 0)
+    return Round(attempt, attempt, 0, (local_world_size,), address, listener.getsockname()[1]), listener

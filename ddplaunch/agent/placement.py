@@ -1,0 +1,93 @@
+"""What this node contributes to a run and where its workers sit: how many, with which devices, CPUs and environment."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch import environ
+from ddplaunch.agent import devices, numa
+from ddplaunch.agent.program import StartPlan, arguments
+from ddplaunch.errors import UsageError
+from ddplaunch.records import WorkerSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from pathlib import Path
+
+    from ddplaunch.model import AgentSpec, Round
+
+
+@dataclass(frozen=True)
+class Placement:
+    """This node's part. Per-worker tuples are in order of local rank; None leaves the setting as inherited."""
+
+    local_world_size: int
+    device_variable: str
+    devices: tuple[tuple[str, ...], ...] | None
+    cpus: tuple[frozenset[int], ...] | None
+    shared_environ: dict[str, str]
+
+
+def place(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
+    """Count the devices and give each worker its own.
+
+    Raises:
+        UsageError: more workers than the named devices allow, unknown devices, no GPU where one is asked for.
+    """
+    try:
+        visible = devices.visible_devices(inherited, spec.gpus)
+        nproc = devices.resolve_nproc(spec.nproc_per_node, visible, spec.gpus_per_proc)
+        assigned = _assign(spec, visible, nproc)
+        cpus = _bind(spec, visible, nproc)
+    except ValueError as error:
+        raise UsageError(f"{error} (on {spec.host})") from None
+    # The launcher's mark of this run; two runs at once may have the same run_id.
+    mark = inherited.get(environ.RUN_ID, spec.run_id)
+    shared = environ.shared_environ(inherited, mark, nproc, len(os.sched_getaffinity(0)))
+    return Placement(nproc, devices.visibility_variable(inherited), assigned, cpus, shared)
+
+
+def _assign(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[tuple[str, ...], ...] | None:
+    if spec.virtual_local_rank:
+        # torchrun names device LOCAL_RANK where the user named none.
+        named = tuple(map(str, range(nproc))) if visible is None else visible
+        return tuple(devices.devices_of(local_rank, named, 1, nproc) for local_rank in range(nproc))
+    if spec.gpus_per_proc:
+        return tuple(devices.devices_of(i, visible or (), spec.gpus_per_proc, nproc) for i in range(nproc))
+    return (spec.gpus,) * nproc if spec.gpus else None
+
+
+def _bind(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
+    if spec.numa_binding is None:
+        return None
+    per_worker = max(1, spec.gpus_per_proc)
+    if not visible or nproc * per_worker > len(visible):
+        raise ValueError(
+            f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
+        )
+    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
+    allowed = frozenset(os.sched_getaffinity(0))
+    return tuple(numa.cpus_for(spec.numa_binding, i, addresses, allowed) for i in range(nproc))
+
+
+def worker_spec(
+    spec: AgentSpec,
+    plan: StartPlan,
+    placement: Placement,
+    round_: Round,
+    local_rank: int,
+    error_file: Path | None,
+) -> WorkerSpec:
+    """One worker as the forkserver is asked for it, with its complete environment."""
+    env = environ.worker_environ(placement.shared_environ, spec, round_, local_rank, str(error_file or ""))
+    if placement.devices is not None:
+        env[placement.device_variable] = ",".join(placement.devices[local_rank])
+    return WorkerSpec(
+        tag=f"{round_.attempt}/{local_rank}",
+        how=plan.how,
+        argv=arguments(spec, plan, local_rank),
+        env=env,
+        cpus=placement.cpus[local_rank] if placement.cpus else None,
+    )

@@ -1,0 +1,170 @@
+"""What the user asked for, as one frozen value: options -> LaunchConfig. Pure: reads no file, starts nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddplaunch.errors import UsageError
+
+Entry = Literal["script", "module", "program"]
+StartMethod = Literal["forkserver", "spawn"]
+NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+
+MAX_WORKERS_PER_NODE = 4096
+"""Beyond this a typing mistake is likelier than a machine: the kernel's default pid limit is 32,768."""
+
+MAX_SHUTDOWN_TIMEOUT_S = 7 * 86400.0
+"""Beyond this a typing mistake is likelier, and not much further the lock calls of CPython overflow."""
+
+NO_LOGS = "/dev/null"
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Which of a worker's streams a setting covers, as torchrun's bit mask: 1 stdout, 2 stderr, 3 both.
+
+    ``default`` holds for local ranks that ``by_local_rank`` does not name.
+    """
+
+    default: int = 0
+    by_local_rank: tuple[tuple[int, int], ...] = ()
+
+    def covers(self, local_rank: int, stream: Literal["stdout", "stderr"]) -> bool:
+        """Whether the setting holds for this stream of this worker."""
+        mask = dict(self.by_local_rank).get(local_rank, self.default)
+        return bool(mask & (1 if stream == "stdout" else 2))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Meeting:
+    """How the agents of several nodes meet where no launcher above them tells.
+
+    Attributes:
+        token: what the nodes of one run have in common; another run at the same endpoint has another.
+        node_rank: this node's place in the order of ranks; None for the order of arrival.
+        serves: this node serves the store; None to find out by comparing addresses.
+        local_addr: where other nodes reach this one; None for its address on the way to the endpoint.
+        join_timeout_s: how long to wait for MIN nodes; ``last_call_s`` then for more.
+        lost_after_s: a node whose heartbeat rests this long is lost.
+    """
+
+    token: str
+    min_nodes: int
+    max_nodes: int
+    node_rank: int | None
+    host: str
+    port: int
+    serves: bool | None
+    local_addr: str | None
+    join_timeout_s: float
+    last_call_s: float
+    lost_after_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """One run, as the user asked for it. Field names are the options' names; units are in the names.
+
+    Attributes:
+        script: path of the script, name of the module, or program, as ``entry`` says.
+        nproc_per_node: workers per node, a word of torchrun's (``auto``, ``cpu``, ``gpu``, ``xpu``), or None for one
+            worker per GPU and one without GPUs.
+        gpus: device ids of this node that workers may use; None for all that CUDA_VISIBLE_DEVICES allows.
+        gpus_per_proc: devices each worker sees; 0 leaves every worker the node's devices, as torchrun does.
+        python: interpreter that runs the script; None for the launcher's own.
+        signals: names of the signals that stop the job; SIGUSR1/SIGUSR2 are passed on instead unless named here.
+        log_dir: base folder of the logs; None for the default folder, ``/dev/null`` for no files.
+        meeting: where the nodes' launchers meet, one per node; needed with more than one node.
+        show_ranks: global ranks whose output reaches the console; None for all.
+        show_local_ranks: the same by local rank; where both are given a worker must be in both.
+        line_prefix: template of a console line's prefix with torchrun's ``${role_name} ${rank} ${local_rank}``, and
+            ``${host}``; None for ``[host:rank] ``.
+        verbosity: -1 quiet, 0 normal, 1 verbose.
+
+    Raises:
+        UsageError: a value or a combination that cannot be meant.
+    """
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    entry: Entry = "script"
+    min_nodes: int = 1
+    max_nodes: int = 1
+    nproc_per_node: int | str | None = None
+    gpus: tuple[str, ...] | None = None
+    gpus_per_proc: int = 0
+    virtual_local_rank: bool = False
+    pass_local_rank: bool = False
+    run_id: str | None = None
+    role: str = "default"
+    max_restarts: int = 0
+    start_method: StartMethod = "forkserver"
+    preload: tuple[str, ...] = ()
+    python: str | None = None
+    numa_binding: NumaBinding | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    meeting: Meeting | None = None
+    shutdown_timeout_s: float = 30.0
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    log_dir: str | None = None
+    redirects: Streams = field(default_factory=Streams)
+    tee: Streams = field(default_factory=Streams)
+    show_ranks: frozenset[int] | None = None
+    show_local_ranks: frozenset[int] | None = None
+    duplicate_stdout_filters: tuple[str, ...] = ()
+    duplicate_stderr_filters: tuple[str, ...] = ()
+    line_prefix: str | None = None
+    events: Literal["null", "console"] = "null"
+    verbosity: int = 0
+
+    def __post_init__(self) -> None:
+        _check_counts(self)
+        _check_combinations(self)
+
+
+def _check_counts(config: LaunchConfig) -> None:
+    nproc = config.nproc_per_node
+    if isinstance(nproc, int) and not 1 <= nproc <= MAX_WORKERS_PER_NODE:
+        raise UsageError(f"--nproc-per-node {nproc}: must be between 1 and {MAX_WORKERS_PER_NODE}")
+    if isinstance(nproc, str) and nproc not in ("auto", "cpu", "gpu", "xpu"):
+        raise UsageError(
+            f"--nproc-per-node {nproc}: must be a number or one of auto, cpu, gpu, xpu",
+            "Without the option there is one worker per GPU, or one where there is no GPU.",
+        )
+    if config.max_nodes > 1 and config.meeting is None:
+        raise UsageError(
+            f"--nnodes {config.max_nodes}: nothing says where the nodes meet",
+            "Start ddplaunch on every node, with --rdzv-backend c10d --rdzv-endpoint HOST:PORT, "
+            "or with --master-addr HOST --node-rank N.",
+        )
+    if config.max_restarts < 0:
+        raise UsageError(f"--max-restarts {config.max_restarts}: must not be negative")
+    if not 0 <= config.shutdown_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:
+        limits = f"between 0 and {MAX_SHUTDOWN_TIMEOUT_S:.0f} seconds"
+        raise UsageError(f"--shutdown-timeout {config.shutdown_timeout_s:g}: must be {limits}")
+    if config.gpus_per_proc < 0:
+        raise UsageError(f"--gpus-per-proc {config.gpus_per_proc}: must not be negative")
+    if config.master_port is not None and not 0 <= config.master_port <= 65535:
+        raise UsageError(f"--master-port {config.master_port}: must be between 0 and 65535")
+
+
+def _check_combinations(config: LaunchConfig) -> None:
+    if not config.script:
+        raise UsageError(
+            "no script: give a script, or a module with -m, or a program with --no-python",
+            "`ddplaunch --help` shows examples.",
+        )
+    if config.virtual_local_rank and config.gpus_per_proc:
+        raise UsageError("--virtual-local-rank and --gpus-per-proc exclude each other: the first means one device each")
+    if config.run_id is not None and not re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", config.run_id, re.ASCII):
+        raise UsageError(
+            f"--rdzv-id {config.run_id!r}: use letters, digits and . _ : @ + - (at most 128, no dot first)",
+            "It names the log folder.",
+        )
+    duplicates = config.duplicate_stdout_filters or config.duplicate_stderr_filters
+    if duplicates and config.log_dir == NO_LOGS:
+        raise UsageError("--duplicate-std*-filters need a log folder, and --log-dir is /dev/null")

@@ -1,0 +1,1 @@
+"""The process the user starts: starts agents, shows output, decides the verdict. Never imports torch."""

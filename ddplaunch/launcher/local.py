@@ -1,0 +1,137 @@
+"""A handle on an agent that is a child of the launcher: start it, send it records, deliver its."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+import ddplaunch
+from ddplaunch import protocol
+from ddplaunch.records import FROM_AGENT, AgentEnded, Output, SweepRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddplaunch.mailbox import Mailbox
+
+_PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
+
+_START = "import sys; sys.path[0] = sys.argv[1]; from ddplaunch.agent.main import main; main()"
+
+
+NO_ROOM_HINT = (
+    "Look at the limits of processes and files (`ulimit -u -n`, the container's pids limit) and at the memory."
+)
+
+
+@dataclass(frozen=True)
+class AgentLost:
+    """The channel from the agent ended; after AgentEnded that is how it should be."""
+
+
+class LocalHandle:
+    """One agent process on this machine, in a session of its own: the terminal's Ctrl-C reaches the launcher alone."""
+
+    def __init__(
+        self,
+        env: Mapping[str, str],
+        fds: tuple[int, ...],
+        post: Callable[[object], None],
+        output: Callable[[Output, bytes], None],
+    ) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", _START, _PACKAGE_ROOT],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            env=dict(env),
+            pass_fds=fds,
+            start_new_session=True,
+        )
+        self.pid = self._process.pid
+        self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._writer = threading.Thread(target=self._write, name="to agent", daemon=True)
+        reader = threading.Thread(target=self._listen, args=(post, output), name="from agent", daemon=True)
+        try:
+            self._writer.start()
+            reader.start()
+        except RuntimeError:
+            self.kill()
+            self._process.wait()
+            raise
+
+    def send(self, record: object) -> None:
+        """Queue a record, which never blocks; a channel that is gone is told of by AgentLost."""
+        self._outgoing.put(record)
+
+    def wake(self) -> None:
+        """Continue an agent that somebody has stopped: SIGCONT is all it can hear."""
+        self._process.send_signal(signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL the agent; the kernel then kills its workers."""
+        self._process.kill()
+
+    def close(self, timeout_s: float = 5.0) -> int:
+        """Close the channel and wait for the agent's end, by SIGKILL after ``timeout_s``. Returns its returncode."""
+        self._outgoing.put(None)
+        try:
+            returncode = self._process.wait(timeout_s)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            returncode = self._process.wait()
+        self._writer.join(timeout_s)
+        return returncode
+
+    def _write(self) -> None:
+        stdin = cast("BinaryIO", self._process.stdin)
+        with contextlib.suppress(OSError), stdin:
+            while (record := self._outgoing.get()) is not None:
+                stdin.write(protocol.encode(record))
+                stdin.flush()
+
+    def _listen(self, post: Callable[[object], None], output: Callable[[Output, bytes], None]) -> None:
+        stream = cast("BinaryIO", self._process.stdout)
+        try:
+            while (received := protocol.read_record(stream, FROM_AGENT)) is not None:
+                record, data = received
+                if isinstance(record, Output):
+                    output(record, data)
+                else:
+                    post(record)
+        except (OSError, protocol.ProtocolError):
+            self._process.kill()
+        post(AgentLost())
+
+
+def inheritable_stdin() -> int | None:
+    """The user's stdin as a descriptor an agent can inherit; None if it is closed."""
+    try:
+        return os.dup(0)
+    except OSError:
+        return None
+
+
+def sweep(mark: str, mailbox: Mailbox[object], deadline: float) -> tuple[int, ...] | None:
+    """End what carries the mark of a run whose agent is lost, by a fresh agent.
+
+    Takes all events until then. Returns the pids that could not be ended; None if the new agent was lost too.
+    """
+    try:
+        sweeper = LocalHandle(os.environ, (), mailbox.post, lambda _header, _data: None)
+    except (OSError, RuntimeError):
+        return None
+    sweeper.send(SweepRun(mark, (os.getpid(), os.getppid())))
+    left = None
+    while (event := mailbox.get(deadline)) is not None and not isinstance(event, AgentLost):
+        if isinstance(event, AgentEnded):
+            left = event.left
+    sweeper.close()
+    return left

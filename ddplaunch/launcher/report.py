@@ -1,0 +1,206 @@
+"""The page a failed run ends with, and the same as JSON. Pure but for ``write``."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch import protocol, verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.model import AttemptResult, RunResult, WorkerExit
+
+_WIDTH = 80
+_MAX_LINES = 60
+_MAX_COLUMNS = 1000
+_MAX_SEARCHED = 20_000
+
+_HINTS = (
+    (
+        r"CUDA out of memory|OutOfMemoryError",
+        "The GPU's memory is full: lower the batch size, or see who else uses it.",
+    ),
+    (r"EADDRINUSE|Address already in use", "Something else listens there: leave out --master-port, or stop it."),
+    (r"No module named", "The module is not installed for the interpreter that ran the script."),
+    (r"invalid device ordinal", "More workers than GPUs: lower --nproc-per-node, or look at CUDA_VISIBLE_DEVICES."),
+    (r"unrecognized arguments: --local[-_]rank", "Take out --pass-local-rank: this script reads LOCAL_RANK."),
+    (r"NCCL|nccl", "Set NCCL_DEBUG=INFO to hear more from NCCL."),
+    (r"DataLoader worker .* (killed|exited)", "A DataLoader worker died: often too little /dev/shm or memory."),
+    (r"Too many open files", "Raise the limit: ulimit -n."),
+    (r"No space left on device", "A disk is full, or /dev/shm is."),
+)
+
+
+def page(result: RunResult) -> str:
+    """What happened, for a person: who failed first, why, who else, where to look."""
+    attempt = result.attempts[-1] if result.attempts else None
+    first = result.first_failure
+    parts = [_rule("ddplaunch: the job failed")]
+    if first:
+        parts += [*_headline(first), *_cause(first)]
+    if attempt and attempt.note:
+        parts += ["", attempt.note]
+    if attempt:
+        parts += ["", *_others(attempt, first)]
+    parts += [*_earlier(result.attempts), *_places(result, first)]
+    parts += [f"hint:     {hint}" for hint in _hints(first)]
+    parts += [f"left:     {_left(result)}", "=" * _WIDTH]
+    return "\n".join(parts)
+
+
+def _rule(title: str) -> str:
+    return f" {title} ".center(_WIDTH, "=")
+
+
+def _headline(first: WorkerExit) -> list[str]:
+    who = f"rank {first.rank} (local_rank {first.local_rank}, pid {first.pid}) on {first.host}"
+    return [
+        f"{who} failed first,",
+        f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
+    ]
+
+
+def _clock(time_s: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"
+    except (ValueError, OverflowError, OSError):  # An error file's date is whatever its writer made it.
+        return "an unknown time"
+
+
+def how(exit_: WorkerExit) -> str:
+    """How a worker ended, in words: its exit code, or its signal and what that usually means."""
+    if exit_.out_of_memory:
+        return "SIGKILL, killed by the kernel for memory (out of memory)"
+    return verdict.describe(exit_.returncode)
+
+
+def _cause(first: WorkerExit) -> list[str]:
+    if first.error and first.error.traceback:
+        return ["", *_quoted(first.error.traceback.splitlines())]
+    lines = ["", *_quoted(first.error.message.splitlines())] if first.error else []
+    if first.tail:
+        return [*lines, "", "its last lines:", *_quoted(first.tail)]
+    return [*lines, "", "it wrote nothing that was logged."]
+
+
+def _quoted(lines: Iterable[str]) -> list[str]:
+    lines = [f"  | {printable(_cut(line))}" for line in lines]
+    if len(lines) <= _MAX_LINES:
+        return lines
+    half = _MAX_LINES // 2
+    return [*lines[:half], f"  | ... {len(lines) - 2 * half} lines, see the log", *lines[-half:]]
+
+
+def _cut(line: str) -> str:
+    return (
+        line if len(line) <= _MAX_COLUMNS else f"{line[:_MAX_COLUMNS]} ... {len(line) - _MAX_COLUMNS} more characters"
+    )
+
+
+def printable(text: str) -> str:
+    """``text`` with control characters escaped: what a worker wrote must not steer the user's terminal."""
+    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
+    failed = [exit_ for exit_ in verdict.failures(attempt.exits) if first is None or exit_.rank != first.rank]
+    lines = [f"then:     rank {e.rank} on {e.host}: {_brief(e)}" for e in failed[:8]]
+    if len(failed) > 8:
+        lines.append(f"then:     {len(failed) - 8} more ranks: {ranks(e.rank for e in failed[8:])}")
+    stopped = [exit_.rank for exit_ in attempt.exits if exit_.stopped]
+    if stopped:
+        lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
+    return lines
+
+
+def _brief(exit_: WorkerExit) -> str:
+    lines = exit_.error.message.strip().splitlines() if exit_.error else []
+    message = printable(lines[0][:160]) if lines else ""
+    return f"{how(exit_)}: {message}" if message else how(exit_)
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2, 5``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    text = ", ".join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
+def attempt_line(attempt: AttemptResult) -> str:
+    """One line on a failed attempt."""
+    first = attempt.cause or verdict.first_failure(attempt.exits)
+    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else attempt.note
+
+
+def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
+    if len(attempts) < 2:
+        return []
+    return [f"attempt {a.attempt + 1} of {len(attempts)}: {attempt_line(a)}" for a in attempts]
+
+
+def _places(result: RunResult, first: WorkerExit | None) -> list[str]:
+    lines = []
+    if first and first.log_dir:
+        lines.append(f"log:      {first.log_dir}/stderr.log")
+    if result.run_dir:
+        lines.append(f"report:   {result.run_dir}/report.json")
+    return lines
+
+
+def _hints(first: WorkerExit | None) -> list[str]:
+    if first is None:
+        return []
+    if first.out_of_memory:
+        return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
+    text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
+    found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
+    if not found and first.returncode == -9:
+        found = ["SIGKILL came from outside: somebody's kill, a job scheduler, or a container's memory limit."]
+    return found[:1]
+
+
+def _left(result: RunResult) -> str:
+    if not result.left:
+        return "nothing; every process of this run is gone"
+    return f"pids {', '.join(map(str, result.left))} could not be ended (uninterruptible sleep?)"
+
+
+def write(result: RunResult, folder: Path, text: str) -> None:
+    """Leave report.json and, of a failure, report.txt in the run's folder. A full disk is passed over."""
+    with contextlib.suppress(OSError):
+        _write_whole(folder / "report.json", json.dumps(protocol.to_json(result), indent=2) + "\n")
+        if text:
+            _write_whole(folder / "report.txt", text + "\n")
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """All of it or no file at all: half a report is worse than none."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def reply(first: WorkerExit | None, path: str) -> None:
+    """Tell the process above, as torchrun does: the first failure's error file with its exit code added to it."""
+    if first is None or not path or first.error is None:
+        return
+    extra = {"py_callstack": first.error.traceback, "timestamp": str(int(first.time_s))}
+    message = {"message": first.error.message, "errorCode": first.returncode, "extraInfo": extra}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}))

@@ -1,0 +1,85 @@
+"""The queue of events of one process: many threads post, the main thread alone takes."""
+
+from __future__ import annotations
+
+import os
+import queue
+import signal
+import threading
+import time
+import weakref
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+E = TypeVar("E")
+
+
+class _Wake:
+    """No event: the main thread shall come to itself, so that Python runs its signal handlers."""
+
+
+class Mailbox(Generic[E]):
+    """Events in the order they were posted; posting never blocks and is safe in a signal handler.
+
+    ``SimpleQueue.put`` is reentrant (documented), so a handler that interrupts a ``put`` of the same thread does not
+    deadlock, which ``queue.Queue`` would.
+
+    Python runs signal handlers in the main thread only, and nothing interrupts that thread's wait when the kernel
+    gives the signal to another one, as it does after SIGCONT or for the second of two. ``signal.set_wakeup_fd`` sees
+    those too.
+    """
+
+    def __init__(self) -> None:
+        self._queue: queue.SimpleQueue[E | _Wake] = queue.SimpleQueue()
+        self._wakeup_fd: int | None = None
+
+    def post(self, event: E) -> None:
+        """Append an event; any thread, also inside a signal handler."""
+        self._queue.put(event)
+
+    def get(self, deadline: float | None = None) -> E | None:
+        """Wait for the next event; main thread only. None once ``deadline`` (``time.monotonic()``) has passed."""
+        if threading.current_thread() is not threading.main_thread():
+            return self._get(deadline)
+        if self._wakeup_fd is None:
+            self._wakeup_fd = self._listen_for_signals()
+        before = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
+        try:
+            return self._get(deadline)
+        finally:
+            signal.set_wakeup_fd(before)
+
+    def _get(self, deadline: float | None) -> E | None:
+        while True:
+            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            try:
+                event = self._queue.get(timeout=timeout_s)
+            except queue.Empty:
+                return None
+            if not isinstance(event, _Wake):
+                return event
+
+    def _listen_for_signals(self) -> int:
+        """A descriptor for ``set_wakeup_fd``; closed with this mailbox, which ends its thread. -1 without room."""
+        try:
+            reader, writer = os.pipe()
+        except OSError:
+            return -1
+        os.set_blocking(writer, False)
+        thread = threading.Thread(target=_wake, args=(reader, self._queue.put), name="signals", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:
+            os.close(reader)
+            os.close(writer)
+            return -1
+        weakref.finalize(self, os.close, writer).atexit = False
+        return writer
+
+
+def _wake(reader: int, put: Callable[[_Wake], None]) -> None:
+    while os.read(reader, 64):
+        put(_Wake())
+    os.close(reader)

@@ -1,0 +1,206 @@
+"""The text of an option -> its checked value. Pure; what cannot be meant is a UsageError that names the option."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+
+from ddplaunch.config import Streams
+from ddplaunch.errors import UsageError
+
+MAX_RANK = 1_000_000
+
+RDZV_CONF_KEYS = (
+    *("join_timeout", "last_call_timeout", "close_timeout", "timeout", "read_timeout"),
+    *("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
+    *("store_type", "is_host", "rank", "protocol", "etcd_prefix"),
+    *("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert"),
+)
+"""What any of torchrun's rendezvous backends reads from --rdzv-conf."""
+
+
+def parse_whole(text: str, option: str) -> int:
+    """A whole number.
+
+    Raises:
+        UsageError: anything else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise UsageError(f"{option} {text}: must be a whole number") from None
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """A time in seconds; the sign is for others to judge.
+
+    Raises:
+        UsageError: not a number, or not a finite one.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise UsageError(f"{option} {text}: must be a number of seconds")
+    return seconds
+
+
+def parse_nproc(text: str | None) -> int | str | None:
+    """A number, or the word as it is; ``LaunchConfig`` knows the words."""
+    try:
+        return text if text is None else int(text)
+    except ValueError:
+        return text
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """``N`` or ``MIN:MAX`` as a pair.
+
+    Raises:
+        UsageError: anything else, or not 0 < MIN <= MAX.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if not match:
+        raise UsageError(f"--nnodes {text}: must be N or MIN:MAX")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if not 0 < low <= high:
+        raise UsageError(f"--nnodes {text}: must be 0 < MIN <= MAX")
+    return low, high
+
+
+def parse_streams(text: str, option: str) -> Streams:
+    """Torchrun's ``-r``/``-t`` grammar: ``0``..``3``, or ``LOCAL_RANK:MASK,...`` (ranks of any length).
+
+    Raises:
+        UsageError: anything else, or a local rank named twice.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return Streams(default=int(text))
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise UsageError(f"{option} {text}: must be 0, 1, 2 or 3, or a list like 0:1,12:3 (local rank:mask)")
+    pairs = tuple((int(rank), int(mask)) for rank, mask in (part.split(":") for part in text.split(",")))
+    if len(dict(pairs)) < len(pairs):
+        raise UsageError(f"{option} {text}: names a local rank twice")
+    return Streams(by_local_rank=pairs)
+
+
+def parse_ranks(text: str, option: str) -> frozenset[int] | None:
+    """``0,4-7`` as a set of ranks; an empty text means no filter.
+
+    Raises:
+        UsageError: anything else.
+    """
+    if not text.strip():
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= MAX_RANK:
+            raise UsageError(f"{option} {text}: must be ranks like 0,4-7")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)
+
+
+_NOT_FOR_US = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+"""Two that cannot be caught, and the one that every worker's end sends."""
+
+
+def parse_signals(text: str) -> tuple[str, ...]:
+    """Comma-separated signal names, as torchrun's ``--signals-to-handle``.
+
+    Raises:
+        UsageError: a name this system does not know, or one that cannot be caught.
+    """
+    names = tuple(filter(None, (name.strip().upper() for name in text.split(","))))
+    for name in names or ("an empty list",):
+        if name not in signal.Signals.__members__ or signal.Signals[name] in _NOT_FOR_US:
+            raise UsageError(f"--signals-to-handle {text}: {name} is not a signal that can be handled")
+    return names
+
+
+def parse_needles(text: str) -> tuple[str, ...]:
+    """Comma-separated texts of the duplicate filters; ``,,`` is a comma in a text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
+def parse_names(text: str, option: str, pattern: str, what: str) -> tuple[str, ...]:
+    """Comma-separated names, none empty and none twice; ``what`` says with an example what ``pattern`` matches.
+
+    Raises:
+        UsageError: anything else.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not re.fullmatch(pattern, name):
+            raise UsageError(f"{option} {text}: must be {what}")
+        if names.count(name) > 1:
+            raise UsageError(f"{option} {text}: names {name} twice")
+    return names
+
+
+def parse_gpus(text: str | None) -> tuple[str, ...] | None:
+    """Device ids as CUDA_VISIBLE_DEVICES has them: numbers, or UUIDs of GPUs and MIG slices.
+
+    Raises:
+        UsageError: anything else, none, or one named twice.
+    """
+    pattern = r"\d+|(GPU|MIG)-[\w/-]+"
+    return None if text is None else parse_names(text, "--gpus", pattern, "device ids like 2,4,7")
+
+
+def parse_preload(text: str | None) -> tuple[str, ...]:
+    """Names of modules to import once, in order.
+
+    Raises:
+        UsageError: not a module's name, none, or one named twice.
+    """
+    pattern = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+    return () if text is None else parse_names(text, "--preload", pattern, "modules like numpy,datasets")
+
+
+def parse_host(text: str, option: str) -> str:
+    """A host name or an address, IPv6 without its brackets.
+
+    Raises:
+        UsageError: anything else.
+    """
+    host = text.strip()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    # "%" is not in torchrun's pattern: it separates the zone of a link-local address (fe80::1%eth0).
+    if not re.fullmatch(r"[\w.:%-]+", host):
+        raise UsageError(f"{option} {text}: must be a host name, an IPv4 address or an IPv6 address")
+    return host
+
+
+def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
+    """``HOST[:PORT]`` or ``[IPV6]:PORT`` as torchrun reads it: the last colon outside brackets starts the port.
+
+    Raises:
+        UsageError: anything else.
+    """
+    match = re.fullmatch(r"(\[[^]]*\]|.*?)(?::([^]:]*))?", text.strip())
+    host, port = (match[1], match[2]) if match else ("", None)
+    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
+        raise UsageError(f"{option} {text}: the port must be a number between 0 and 65535")
+    return parse_host(host, f"{option} {text}: host"), None if port is None else int(port)
+
+
+def parse_rdzv_conf(text: str) -> dict[str, str]:
+    """``KEY=VALUE,...`` with the keys that torchrun's rendezvous backends know; the last one wins.
+
+    Raises:
+        UsageError: an empty key or value, or an unknown key.
+    """
+    conf: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else ():
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if not key or not value:
+            raise UsageError(f"--rdzv-conf {text}: must be a list like join_timeout=600,last_call_timeout=30")
+        if key not in RDZV_CONF_KEYS:
+            raise UsageError(f"--rdzv-conf {text}: unknown key {key}", f"Known: {', '.join(sorted(RDZV_CONF_KEYS))}.")
+        conf[key] = value
+    return conf

@@ -1,0 +1,1 @@
+"""The process that holds the workers' c10d store. Imports torch."""

@@ -1,0 +1,208 @@
+"""Decides on rounds: who takes part, in which order, when all must stop, and what follows. Pure: no clock, no store.
+
+Lives in the rendezvous process of the node that owns the endpoint. Every message of a node is one call of
+``receive``; what that returns is sent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+from ddplaunch import verdict
+from ddplaunch.model import Round
+from ddplaunch.rounds import (
+    Gathered,
+    ListenForStore,
+    NodeEnded,
+    NodeGone,
+    NodeJoined,
+    RoundFormed,
+    RoundOver,
+    RunClosed,
+    StopRound,
+    StoreListens,
+    WorkerFailed,
+)
+
+if TYPE_CHECKING:
+    from ddplaunch.model import WorkerExit
+
+Phase = Literal["gathering", "listening", "running", "stopping", "over"]
+
+
+@dataclass(frozen=True)
+class Sent:
+    """A record for one node."""
+
+    node_index: int
+    record: object
+
+
+@dataclass
+class Coordinator:
+    """The state of a run's rounds; ``serves`` is the node this runs on.
+
+    ``seats`` are the node indices in rank order: a node keeps its seat over the rounds, and one that comes for a lost
+    node takes that node's.
+    """
+
+    serves: int
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    attempt: int = 0
+    restarts: int = 0
+    phase: Phase = "gathering"
+    seats: list[int] = field(default_factory=list)
+    _waiting: dict[int, NodeJoined] = field(default_factory=dict)
+    _hosts: dict[int, str] = field(default_factory=dict)
+    _running: set[int] = field(default_factory=set)
+    _leaving: set[int] = field(default_factory=set)
+    _lost: set[int] = field(default_factory=set)
+    _ends: list[NodeEnded] = field(default_factory=list)
+    _alarms: list[int] = field(default_factory=list)
+    _reason: str = ""
+
+    def receive(self, message: object) -> list[Sent]:
+        """Take one message of a node and return what must be sent."""
+        match message:
+            case NodeJoined():
+                return self._joined(message)
+            case StoreListens(attempt=attempt) if self.phase == "listening" and attempt == self.attempt:
+                return self._start(message)
+            case WorkerFailed(node_index=index, attempt=attempt) if self._runs(index, attempt):
+                self._alarms.append(index)
+                return self._stop("")
+            case NodeEnded(node_index=index, attempt=attempt) if self._runs(index, attempt):
+                return self._ended(message)
+            case NodeGone(node_index=index):
+                return self._gone(index)
+        return []
+
+    def last_call(self) -> list[Sent]:
+        """Nobody more has come in time: start with those that are there, if they are enough."""
+        return self._form() if self.has_enough else []
+
+    @property
+    def has_enough(self) -> bool:
+        """MIN nodes wait, fewer than MAX: the last call runs."""
+        return self.phase == "gathering" and len(self._waiting) >= self.min_nodes
+
+    def _runs(self, node_index: int, attempt: int) -> bool:
+        return attempt == self.attempt and node_index in self._running
+
+    # Gathering.
+
+    def _joined(self, message: NodeJoined) -> list[Sent]:
+        self._waiting[message.node_index] = message
+        self._hosts[message.node_index] = message.host
+        self._lost.discard(message.node_index)
+        if self.phase == "over":
+            over = RoundOver(self.attempt, restarts=False, failed=True, reason="the run was over when this node came")
+            return [Sent(message.node_index, over)]
+        if self.phase == "running" and len(self.seats) < self.max_nodes:
+            return self._stop(f"{message.host} joins")
+        if self.phase != "gathering":
+            return []
+        return self._form() if len(self._waiting) >= self.max_nodes else self._tell_gathered()
+
+    def _tell_gathered(self) -> list[Sent]:
+        hosts = tuple(joined.host for joined in self._waiting.values())
+        gathered = Gathered(hosts, max(0, self.min_nodes - len(hosts)))
+        return [Sent(index, gathered) for index in self._waiting]
+
+    def _form(self) -> list[Sent]:
+        """Seat the nodes: who had a seat keeps it, newcomers fill the gaps, and gaps that stay are closed."""
+        newcomers = sorted(index for index in self._waiting if index not in self.seats)
+        seated = []
+        for seat in self.seats:
+            if seat in self._waiting:
+                seated.append(seat)
+            elif newcomers:
+                seated.append(newcomers.pop(0))
+        self.seats = [*seated, *newcomers][: self.max_nodes]
+        self.phase = "listening"
+        return [Sent(self.seats[0], ListenForStore(self.attempt))]
+
+    def _start(self, store: StoreListens) -> list[Sent]:
+        sizes = tuple(self._waiting.pop(index).local_world_size for index in self.seats)
+        self._running, self._ends, self._reason, self.phase = set(self.seats), [], "", "running"
+        self._alarms = []
+        rounds = (
+            Round(self.attempt, self.restarts, node_rank, sizes, store.address, store.port)
+            for node_rank in range(len(sizes))
+        )
+        return [Sent(index, RoundFormed(round_)) for index, round_ in zip(self.seats, rounds, strict=True)]
+
+    # Ending.
+
+    def _stop(self, reason: str) -> list[Sent]:
+        if self.phase != "running":
+            return []
+        self.phase, self._reason = "stopping", reason
+        return [Sent(index, StopRound(self.attempt)) for index in self.seats if index in self._running]
+
+    def _ended(self, message: NodeEnded) -> list[Sent]:
+        self._running.discard(message.node_index)
+        self._ends.append(message)
+        host = self._hosts[message.node_index]
+        sent = self._stop(f"{host} was told to stop" if message.stopped else "") if _is_bad(message) else []
+        return [*sent, *self._over()]
+
+    def _gone(self, node_index: int) -> list[Sent]:
+        if self.phase == "over":
+            self._leaving.discard(node_index)
+            return [] if self._leaving else [Sent(self.serves, RunClosed())]
+        self._waiting.pop(node_index, None)
+        if self.phase == "listening" and node_index in self.seats:
+            self.phase = "gathering"
+            return self._tell_gathered()
+        if node_index not in self.seats or self.phase == "gathering":
+            return []
+        self._running.discard(node_index)
+        self._lost.add(node_index)
+        reason = f"{self._hosts[node_index]} (node {self.seats.index(node_index)}) is lost"
+        sent = self._stop(reason)
+        self._reason = self._reason or reason
+        return [*sent, *self._over()]
+
+    def _over(self) -> list[Sent]:
+        """Once no node runs: the verdict, to all that took part and to those that wait."""
+        if self._running or self.phase not in ("running", "stopping"):
+            return []
+        over = self._decide()
+        told = list(dict.fromkeys([*self.seats, *([] if over.restarts else self._waiting)]))
+        if over.restarts:
+            self.phase = "gathering"
+            self.attempt += 1
+            self.restarts += over.failed
+        else:
+            self.phase = "over"
+            self._leaving = set(told) - self._lost - {self.serves}
+        closed = [] if over.restarts or self._leaving else [Sent(self.serves, RunClosed())]
+        return [*(Sent(index, over) for index in told), *closed]
+
+    def _decide(self) -> RoundOver:
+        failed = any(end.failed for end in self._ends)
+        stopped = any(end.stopped for end in self._ends)
+        hopeless = any(end.hopeless for end in self._ends)
+        cause = self._cause()
+        if stopped or not (failed or self._reason):
+            return RoundOver(self.attempt, restarts=False, failed=failed or stopped, reason=self._reason, cause=cause)
+        if failed:
+            again = self.restarts < self.max_restarts and not hopeless
+            return RoundOver(self.attempt, restarts=again, failed=True, reason=self._reason, cause=cause)
+        again = self.min_nodes < self.max_nodes or "joins" in self._reason
+        return RoundOver(self.attempt, restarts=again, failed=not again, reason=self._reason)
+
+    def _cause(self) -> WorkerExit | None:
+        """The job's first failure, by the order in which the nodes' alarms came here: no two clocks are compared."""
+        order = {index: place for place, index in reversed(list(enumerate(self._alarms)))}
+        ends = sorted((end for end in self._ends if end.cause), key=lambda end: order.get(end.node_index, len(order)))
+        causes = [end.cause for end in ends if end.cause]
+        return min(causes, key=verdict.is_consequence, default=None)
+
+
+def _is_bad(end: NodeEnded) -> bool:
+    return end.failed or end.stopped

@@ -1,0 +1,155 @@
+"""What nodes and the coordinator of their rounds tell each other; records that travel through the rendezvous store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddplaunch.model import Round, WorkerExit
+
+# From a node to the coordinator.
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    """A node is ready for the next round."""
+
+    node_index: int
+    host: str
+    local_world_size: int
+
+
+@dataclass(frozen=True)
+class StoreListens:
+    """The first node of round ``attempt`` has bound the socket of the workers' store."""
+
+    attempt: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """A worker has failed, and its node is stopping the others. Sent at once: the other nodes shall stop too."""
+
+    node_index: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    """All workers of a node are gone.
+
+    Attributes:
+        failed: one of them failed by itself, or the node could not run them.
+        stopped: somebody stopped this node; the run shall not go on.
+        hopeless: a restart cannot help.
+        cause: this node's first failure, if a worker's.
+    """
+
+    node_index: int
+    attempt: int
+    failed: bool = False
+    stopped: bool = False
+    hopeless: bool = False
+    cause: WorkerExit | None = None
+
+
+@dataclass(frozen=True)
+class NodeGone:
+    """A node is lost, or has heard that the run is over, and leaves."""
+
+    node_index: int
+
+
+# From the coordinator to a node.
+
+
+@dataclass(frozen=True)
+class Gathered:
+    """Who waits for the round, by host, in order of arrival, and how many more it needs."""
+
+    hosts: tuple[str, ...]
+    missing: int
+
+
+@dataclass(frozen=True)
+class ListenForStore:
+    """You are the first node of round ``attempt``: bind the socket of the workers' store and say where."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RoundFormed:
+    """Start your workers."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class StopRound:
+    """Stop your workers of round ``attempt``: something happened on another node."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RoundOver:
+    """All nodes have stopped, and this is the verdict of all.
+
+    ``restarts``: another round follows, join it. ``reason`` tells what ended the round where no worker's failure,
+    ``cause``, did.
+    """
+
+    attempt: int
+    restarts: bool
+    failed: bool
+    reason: str = ""
+    cause: WorkerExit | None = None
+
+
+@dataclass(frozen=True)
+class RunClosed:
+    """To the node that serves: all others have heard the verdict, the store is not needed any more."""
+
+
+# Between an agent and its node's member of the rendezvous.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSpec:
+    """How a node takes part. ``node_index`` None asks for the next free one; ``node_id`` is the node's alone."""
+
+    token: str
+    node_id: str
+    node_index: int | None
+    address: str
+    port: int
+    serves: bool
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    connect_timeout_s: float
+    last_call_s: float
+    lost_after_s: float
+
+
+@dataclass(frozen=True)
+class MemberReady:
+    """The node is connected to the rendezvous, as ``node_index``."""
+
+    node_index: int
+
+
+@dataclass(frozen=True)
+class RendezvousLost:
+    """The store cannot be reached, or not any more; ``refused`` if it would not have this node."""
+
+    reason: str
+    refused: bool = False
+
+
+FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeGone)
+TO_NODE = (Gathered, ListenForStore, RoundFormed, StopRound, RoundOver, RunClosed)
+FROM_MEMBER = (MemberReady, RendezvousLost, *TO_NODE)
+TO_MEMBER = (MemberSpec, *FROM_NODE)

@@ -1,0 +1,187 @@
+"""Runs the user's script or module in a fresh ``__main__``, as ``python -u`` would, and records its uncaught exception.
+
+Runs in the worker, in a fork of the forkserver or in an interpreter of its own. Must not import torch: a script
+that does not use it shall not pay for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import json
+import os
+import runpy
+import signal
+import sys
+import time
+import traceback
+from importlib.machinery import SourceFileLoader
+from typing import TYPE_CHECKING, Literal, NoReturn
+
+from ddplaunch import kernel
+
+if TYPE_CHECKING:
+    from types import CodeType, TracebackType
+
+MAX_MESSAGE_CHARS = 20_000
+MAX_TRACEBACK_CHARS = 200_000
+
+exit_code: int | None = None
+"""How this process will end, as ``subprocess`` has it: minus the signal's number; None while the script runs."""
+
+
+def run(how: Literal["script", "module"], argv: tuple[str, ...]) -> None:
+    """Run ``argv`` (script path or module name first) and return, or leave by the exception that ends the process.
+
+    The caller is the interpreter's outermost frame, so that its normal shutdown follows: threads, atexit, exit code.
+    """
+    error_file, pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+        faulthandler.enable()
+    prepare = _prepare_script if how == "script" else _prepare_module
+    target = prepare(argv)
+    kernel.set_command_line(sys.orig_argv, os.environ)
+    del argv, how, prepare
+    global exit_code
+    try:
+        if isinstance(target, str):
+            runpy._run_module_as_main(target)  # type: ignore[attr-defined]
+        else:
+            target()
+        exit_code = 0
+        return
+    except SystemExit as end:
+        exit_code = _code_of(end)
+        raise
+    except BaseException as error:
+        uncaught = error
+    # Not in the handler, where the user's hook would find an exception being handled.
+    _end_by(uncaught, error_file if pid == os.getpid() else "")
+
+
+def _end_by(error: BaseException, error_file: str) -> NoReturn:
+    """End as the interpreter does after an uncaught exception, but with no frame of ours in its traceback."""
+    global exit_code
+    error.__traceback__ = _own_traceback(error)
+    if not isinstance(error, KeyboardInterrupt):
+        record(error, error_file)
+    try:
+        _show(error)
+    except SystemExit as end:
+        exit_code = _code_of(end)
+        raise
+    if type(error) is KeyboardInterrupt:
+        exit_code = -signal.SIGINT
+        # Raised on, unseen, so that the interpreter dies by SIGINT as it always does (bpo-1054041).
+        sys.excepthook = lambda *_: None
+        raise error
+    exit_code = 1
+    raise SystemExit(1)
+
+
+def _code_of(end: SystemExit) -> int:
+    """As the interpreter: nothing is 0, a number the low byte of a C long, anything else is printed and 1."""
+    if end.code is None:
+        return 0
+    if not isinstance(end.code, int):
+        return 1
+    return end.code & 0xFF if -(1 << 63) <= end.code < 1 << 63 else 0xFF
+
+
+class _Script:
+    """The compiled script; a class so that the frame below ``run`` is the script's own module frame."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+
+    def __call__(self) -> None:
+        exec(self._code(), sys.modules["__main__"].__dict__)
+
+    def _code(self) -> CodeType:
+        with open(self._path, "rb") as file:
+            return compile(file.read(), self._path, "exec", dont_inherit=True)
+
+
+def _prepare_script(argv: tuple[str, ...]) -> _Script:
+    path = _absolute(argv[0])
+    sys.argv = list(argv)
+    sys.orig_argv = [sys.executable, "-u", *argv]
+    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    _reset_main(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+    return _Script(path)
+
+
+def _prepare_module(argv: tuple[str, ...]) -> str:
+    sys.argv = ["-m", *argv[1:]]
+    sys.orig_argv = [sys.executable, "-u", "-m", *argv]
+    _set_first_path(os.getcwd())
+    _reset_main()
+    return argv[0]
+
+
+def _absolute(path: str) -> str:
+    # As CPython's _Py_abspath: joined, not normalised.
+    return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
+
+
+def _set_first_path(folder: str) -> None:
+    if not getattr(sys.flags, "safe_path", False):  # -P, new in Python 3.11
+        sys.path[0] = folder
+
+
+def _reset_main(**attributes: object) -> None:
+    names = sys.modules["__main__"].__dict__
+    for name in [name for name in names if not (name.startswith("__") and name.endswith("__"))]:
+        del names[name]
+    names.update(attributes)
+
+
+def _own_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback without our frames, which come first."""
+    frames = error.__traceback__
+    while frames and frames.tb_frame.f_code.co_filename == run.__code__.co_filename:
+        frames = frames.tb_next
+    return frames
+
+
+def _show(error: BaseException) -> None:
+    """As CPython's PyErr_PrintEx: remembered, then given to the hook, whose own failure is shown with both."""
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    if sys.version_info >= (3, 12):
+        sys.last_exc = error
+    try:
+        # The default hook prints the exception's own traceback, whatever it is given (PyErr_Display).
+        sys.excepthook(type(error), error, error.__traceback__)
+        return
+    except SystemExit:
+        raise
+    except BaseException as failure:
+        hook_error = failure
+    hook_error.__traceback__ = _own_traceback(hook_error)
+    for title, shown in (("Error in sys.excepthook", hook_error), ("\nOriginal exception was", error)):
+        print(f"{title}:", file=sys.stderr)
+        sys.__excepthook__(type(shown), shown, shown.__traceback__)
+
+
+def record(error: BaseException, path: str) -> None:
+    """Write ``error`` to the worker's error file in torch's schema, unless ``@record`` has done so already.
+
+    Never raises: a full disk must not replace the user's own exception.
+    """
+    if not path:
+        return
+    with contextlib.suppress(Exception):
+        stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+        message = {
+            "message": f"{type(error).__name__}: {_text(error)}"[:MAX_MESSAGE_CHARS],
+            "extraInfo": {"py_callstack": stack[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(time.time()))},
+        }
+        with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
+            json.dump({"message": message}, file)
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        return "(its message could not be formatted)"

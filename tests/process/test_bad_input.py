@@ -1,0 +1,318 @@
+"""What cannot work is told in a message that says what, where and what to do; what others wrote breaks nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import resource
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.cgroups import inside, limited
+from tests.support.runs import PROGRAMS, Finished, run, start
+
+EXIT_WITH = PROGRAMS / "exit_with.py"
+SPAWN = ("--start-method", "spawn")
+
+USAGE = 2
+NOT_READY = 82
+RENDEZVOUS = 83
+NODE_LOST = 84
+
+BY_NOBODY = ("setpriv", "--bounding-set=-dac_override,-dac_read_search", "--")
+"""Root without the right to read everything: what a file's permissions say holds for it too."""
+
+
+def assert_refused(finished: Finished, code: int, *texts: str) -> None:
+    """Ended before any worker ran, with one message and one hint."""
+    assert finished.returncode == code, finished.err
+    for text in texts:
+        assert re.search(text, finished.err), finished.err
+    assert finished.err.count("ddplaunch: error: ") == 1
+    assert "\n  hint: " in finished.err
+    assert "Traceback" not in finished.err
+    assert "ready" not in finished.out
+
+
+# The script.
+
+
+def test_a_script_that_is_not_there_is_told_with_where_it_was_looked_for(start_method: str, tmp_path: Path) -> None:
+    finished = run("--start-method", start_method, "nope.py", cwd=tmp_path)
+    assert_refused(finished, NOT_READY, "nope.py: no such file on ", f"looked for in {tmp_path}")
+
+
+def test_a_folder_is_not_a_script(tmp_path: Path) -> None:
+    assert_refused(run(tmp_path), NOT_READY, "is a directory on .*\n  hint: Give the script itself")
+
+
+def test_a_folder_with_a_main_is_a_script(start_method: str, tmp_path: Path) -> None:
+    (tmp_path / "__main__.py").write_text("print('from the folder')")
+    finished = run("--start-method", start_method, tmp_path)
+    assert (finished.returncode, finished.out) == (0, "from the folder\n")
+
+
+def test_a_script_that_cannot_be_read_is_told(tmp_path: Path) -> None:
+    script = tmp_path / "secret.py"
+    script.write_text("print('ready')")
+    script.chmod(0)
+    finished = run(script, under=BY_NOBODY if os.getuid() == 0 else ())
+    assert_refused(finished, NOT_READY, "secret.py: Permission denied on .*\n  hint: Check the file's permissions")
+
+
+def test_a_script_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo.py")
+    assert_refused(run(tmp_path / "fifo.py"), NOT_READY, "fifo.py: is not a regular file on ")
+
+
+def test_a_module_that_is_not_there_fails_in_the_worker_as_with_python(start_method: str) -> None:
+    finished = run("--start-method", start_method, "-m", "no_such_module_at_all")
+    assert finished.returncode == 1
+    assert "No module named no_such_module_at_all" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("program", "text"),
+    [
+        ("no-such-program", "no-such-program: no such program on .*, or it is not executable"),
+        (
+            "./not_executable",
+            "./not_executable: no such program on .*, or it is not executable\n  hint: .*x permission",
+        ),
+    ],
+)
+def test_a_program_that_cannot_be_run_is_told(tmp_path: Path, program: str, text: str) -> None:
+    (tmp_path / "not_executable").write_text("#!/bin/sh\n")
+    assert_refused(run("--no-python", program, cwd=tmp_path), NOT_READY, text)
+
+
+def test_a_program_the_kernel_cannot_start_is_told_by_its_worker(tmp_path: Path) -> None:
+    (tmp_path / "prog").write_bytes(b"\x7fELF, but not really")
+    (tmp_path / "prog").chmod(0o755)
+    finished = run("--no-python", "--nproc-per-node", "2", "./prog", cwd=tmp_path)
+    assert finished.returncode == 126
+    assert "cannot run ./prog: Exec format error" in finished.err
+
+
+def test_an_interpreter_that_is_not_there_is_told() -> None:
+    finished = run(EXIT_WITH, env={"PYTHON_EXEC": "/no/such/python"})
+    assert_refused(finished, NOT_READY, "/no/such/python: no such interpreter on .*\n  hint: Check PYTHON_EXEC")
+
+
+def test_a_module_to_preload_that_is_not_there_is_told() -> None:
+    finished = run("--preload", "no_such_module_at_all", EXIT_WITH)
+    assert finished.returncode == NOT_READY
+    assert re.search(r"error: \S+: no_such_module_at_all cannot be imported", finished.err)
+    assert "hint: Take it out of --preload, or install it." in finished.err
+    assert "ddplaunch/" not in finished.err.replace("state/ddplaunch/", "")
+
+
+# Numbers.
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "1000000", "two", "gpu"])
+def test_a_number_of_workers_that_cannot_be_is_refused(number: str) -> None:
+    if number == "gpu" and os.path.exists("/dev/nvidiactl"):
+        pytest.skip("there are GPUs here")
+    finished = run("--nproc-per-node", number, EXIT_WITH)
+    assert finished.returncode == USAGE
+    assert "Traceback" not in finished.err
+    assert "ready" not in finished.out
+
+
+# Addresses.
+
+
+def test_a_port_that_is_taken_is_told() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        finished = run("--master-addr", "127.0.0.1", "--master-port", str(port), EXIT_WITH)
+    assert_refused(finished, RENDEZVOUS, f"cannot listen at 127.0.0.1:{port}: Address already in use", "free port")
+
+
+@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 70])
+def test_an_address_that_is_not_this_machines_is_told(address: str) -> None:
+    finished = run("--master-addr", address, "--master-port", "0", EXIT_WITH)
+    assert_refused(finished, RENDEZVOUS, f"cannot listen at {re.escape(address)}:0: ")
+
+
+def test_two_runs_at_once_with_the_same_options_do_not_touch_each_other() -> None:
+    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--rdzv-id", "twin")
+    runs = [start(*options, PROGRAMS / "print_signals.py") for _ in range(2)]
+    for running in runs:
+        running.wait_for(r"ready \(pid", 2)
+    # The sweep after a lost agent looks for the run's mark: the other run must have another.
+    os.kill(runs[0].agent_pid(), signal.SIGKILL)
+    lost = runs[0].finish()
+    assert lost.returncode == NODE_LOST
+    runs[1].signal(signal.SIGTERM)
+    stopped = runs[1].finish()
+    assert (stopped.returncode, stopped.out.count("got SIGTERM"), stopped.out.count("bye")) == (143, 2, 2)
+    assert {lost.run_dir.name, stopped.run_dir.name} == {"twin", "twin.2"}
+
+
+# Error files.
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("missing", None),
+        ("empty", "cannot be understood"),
+        ("truncated", "cannot be understood"),
+        ("huge", r"1073741824 bytes, which is too many"),
+        ("not JSON", "cannot be understood"),
+        ("not an object", "cannot be understood"),
+        ("another schema", r"a.*None"),
+        ("deep", "cannot be understood"),
+        ("invalid UTF-8", "cannot be understood"),
+        ("control characters", "wiped"),
+        ("symlink", "cannot be read"),
+        ("FIFO", "not a regular file"),
+        ("directory", "not a regular file"),
+    ],
+)
+def test_a_bad_error_file_is_told_of_and_breaks_nothing(kind: str, message: str | None) -> None:
+    finished = run(*SPAWN, PROGRAMS / "leave_error_file.py", kind)
+    assert finished.returncode == 3, finished.err
+    error = finished.report["first_failure"]["error"]
+    assert error is None if message is None else re.search(message, error["message"])
+    assert "Traceback" not in finished.err
+    assert not re.search("[\x07\x1b\x9b]", finished.err), "a worker must not steer the user's terminal"
+
+
+def test_an_error_file_that_cannot_be_read_is_told_of() -> None:
+    under = BY_NOBODY if os.getuid() == 0 else ()
+    finished = run(*SPAWN, PROGRAMS / "leave_error_file.py", "unreadable", under=under)
+    assert finished.returncode == 3
+    assert "cannot be read: Permission denied" in finished.report["first_failure"]["error"]["message"]
+
+
+def test_very_much_said_by_very_many_is_cut_and_the_first_failure_is_kept() -> None:
+    finished = run(*SPAWN, "--nproc-per-node", "24", PROGRAMS / "leave_error_file.py", "large")
+    # The first may be told to stop on its way out, because of the second: then its exception counts, as 1.
+    assert finished.returncode in (3, 1), finished.err[-2000:]
+    exits = finished.report["attempts"][0]["exits"]
+    assert len(exits) == 24
+    assert len(finished.report["first_failure"]["error"]["traceback"]) > 100_000
+    assert all(exit_["error"]["message"] == "large" for exit_ in exits if exit_["error"])
+
+
+# Arguments and environment.
+
+AWKWARD = [
+    b"two words",
+    b'it\'s "quoted"',
+    b"$(reboot) `reboot` ; & | > /tmp/x * ? ~ \\",
+    b"new\nline\ttab\r",
+    "Grüße, 世界 🎉".encode(),
+    b"invalid \xff\xfe UTF-8 \xc3",
+    b"-v",
+    b"--nproc-per-node",
+    b"",
+    b"\x01\x7f",
+    b"x" * 100_000,
+]
+
+
+@pytest.mark.parametrize(
+    ("start_method", "how"),
+    [
+        ("spawn", "script"),
+        ("spawn", "module"),
+        ("spawn", "program"),
+        ("forkserver", "script"),
+        ("forkserver", "module"),
+    ],
+)
+def test_arguments_and_environment_reach_the_worker_byte_for_byte(start_method: str, how: str, tmp_path: Path) -> None:
+    target = tmp_path / "dump"
+    program = tmp_path / "dump_input"
+    program.write_text(f"#!{os.path.realpath('/proc/self/exe')}\n" + (PROGRAMS / "dump_input.py").read_text())
+    program.chmod(0o755)
+    what = {
+        "script": (PROGRAMS / "dump_input.py",),
+        "module": ("-m", "tests.support.programs.dump_input"),
+        "program": ("--no-python", program),
+    }[how]
+    arguments = [os.fsdecode(argument) for argument in AWKWARD]
+    env = {f"DUMP_{number}": argument for number, argument in enumerate(arguments)}
+    finished = run("--start-method", start_method, *what, *arguments, env={**env, "DUMP_TO": str(target)})
+    assert finished.returncode == 0, finished.err
+    got = json.loads(target.read_text())
+    assert [bytes.fromhex(argument) for argument in got["arguments"]] == AWKWARD
+    assert [bytes.fromhex(got["environ"][f"DUMP_{number}"]) for number in range(len(AWKWARD))] == AWKWARD
+
+
+def test_secrets_of_the_environment_stay_out_of_command_lines_logs_and_report() -> None:
+    running = start(*SPAWN, "--nproc-per-node", "2", EXIT_WITH, env={"API_TOKEN": "hunter2hunter2"})
+    running.wait_for(r"ready \(pid", 2)
+    shown = b"".join(Path(f"/proc/{pid}/cmdline").read_bytes() for pid in os.listdir("/proc") if pid.isdigit())
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    kept = "".join(path.read_text() for path in finished.run_dir.rglob("*") if path.is_file())
+    assert "hunter2hunter2" not in shown.decode("utf-8", "replace") + kept + finished.out + finished.err
+
+
+# What the process is started with.
+
+
+def test_a_start_with_ignored_child_signals_still_learns_how_workers_end(start_method: str) -> None:
+    finished = run(
+        *("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "1=code:7"),
+        preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )
+    assert finished.returncode == 7, finished.err
+
+
+def test_a_start_with_blocked_signals_still_stops(start_method: str) -> None:
+    running = start(
+        *("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH),
+        preexec_fn=lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}),
+    )
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 143
+
+
+# Limits.
+
+
+def test_too_few_open_files_are_told_before_anything_starts() -> None:
+    finished = run(
+        *("--nproc-per-node", "40", EXIT_WITH),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+    )
+    assert_refused(finished, NOT_READY, "40 workers on .* need 192 open files, and the limit is 64", "`ulimit -n 192`")
+
+
+def test_a_low_soft_limit_of_open_files_is_raised_for_us_and_not_for_the_workers(start_method: str) -> None:
+    finished = run(
+        *("--start-method", start_method, "--nproc-per-node", "12", PROGRAMS / "show_limits.py"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 4096)),
+    )
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count("open files (64, 4096)") == 12
+
+
+@pytest.mark.parametrize("limit", [6, 9, 11, 13, 20, 39])
+def test_few_open_files_never_show_a_traceback(limit: int) -> None:
+    finished = run(
+        *("-v", *SPAWN, "--nproc-per-node", "2", EXIT_WITH, "*=code:0"),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit)),
+    )
+    assert finished.returncode in (0, NOT_READY, NODE_LOST), finished.err
+    assert "bug in ddplaunch" not in finished.err
+
+
+@pytest.mark.parametrize("limit", [2, 3, 4, 6, 7, 9, 12, 16, 20])
+def test_few_processes_end_in_a_message(limit: int) -> None:
+    with limited("pids", max=limit) as folder:
+        finished = run(*SPAWN, "--nproc-per-node", "4", EXIT_WITH, "*=code:0", under=inside(folder))
+    assert finished.returncode in (NOT_READY, NODE_LOST), finished.err
+    assert "bug in ddplaunch" not in finished.err
+    assert "Traceback" not in finished.err

@@ -1,0 +1,251 @@
+"""Workers get exactly torchrun's environment and nobody else's; every difference is in ``DIFFERS``."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch import environ
+from tests.support.processes import command_line
+from tests.support.runs import PROGRAMS, Finished, environment, run, start
+
+DUMP = PROGRAMS / "dump_environ.py"
+
+FORMATS = {
+    "RANK": "[01]",
+    "LOCAL_RANK": "[01]",
+    "WORLD_SIZE": "2",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "0",
+    "GROUP_WORLD_SIZE": "1",
+    "ROLE_NAME": "default",
+    "ROLE_RANK": "[01]",
+    "ROLE_WORLD_SIZE": "2",
+    "MASTER_ADDR": r"[\w.]+",
+    "MASTER_PORT": r"\d{4,5}",
+    "TORCHELASTIC_RESTART_COUNT": "0",
+    "TORCHELASTIC_MAX_RESTARTS": "0",
+    "TORCHELASTIC_RUN_ID": r"[\w-]+",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_ERROR_FILE": r"/.*/attempt_0/[01]/error\.json",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "OMP_NUM_THREADS": r"\d+",
+}
+"""Of what both launchers set."""
+
+DIFFERS = {
+    environ.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",
+}
+
+
+def dumped(folder: Path) -> list[dict[str, Any]]:
+    """What the workers wrote, by rank."""
+    return [json.loads(path.read_text()) for path in sorted(folder.glob("*.json"), key=lambda path: int(path.stem))]
+
+
+def environs(*options: str, folder: Path, env: dict[str, str] | None = None) -> list[dict[str, str]]:
+    """The environments of the workers of one run, by rank; exec'd ones, which are the faster to start."""
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    finished = run("--start-method", "spawn", *options, DUMP, folder, env=env)
+    assert finished.returncode == 0, finished.err
+    return [seen["environ"] for seen in dumped(folder)]
+
+
+def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str | None]:
+    """What ``after`` has otherwise; None for what it lacks."""
+    return {name: after.get(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
+
+
+def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
+    given = {"SENTINEL": "in\u00e9rited \udcff", "EMPTY": "", "PET_NPROC_PER_NODE": "7"}
+    base = environment(given)
+    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
+    ours.mkdir()
+    theirs.mkdir()
+    assert run("--start-method", start_method, "--nproc-per-node", "2", DUMP, ours, env=given).returncode == 0
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--log-dir", str(tmp_path)]
+    subprocess.run([*torchrun, DUMP, theirs], env=base, capture_output=True, check=True, timeout=60)
+    for us, them in zip(dumped(ours), dumped(theirs), strict=True):
+        ours_set, theirs_set = changed(base, us["environ"]), changed(base, them["environ"])
+        assert (ours_set.keys() ^ theirs_set.keys()) <= DIFFERS.keys()
+        assert FORMATS.keys() == ours_set.keys() & theirs_set.keys()
+        for name, pattern in FORMATS.items():
+            assert re.fullmatch(pattern, str(ours_set[name])), name
+            assert re.fullmatch(pattern, str(theirs_set[name])), name
+        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
+            assert ours_set[name] == theirs_set[name]
+
+
+def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:
+    for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", "--gpus", "0,1", folder=tmp_path / "dump"):
+        assert changed(environment(), seen).keys() == environ.NAMES.keys()
+
+
+def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None:
+    options = ("--nproc-per-node", "3", "--rdzv-id", "my.run", "--role", "trainer", "--max-restarts", "4")
+    seen = environs(*options, "--log-dir", "/dev/null", folder=tmp_path / "dump")
+    for rank, env in enumerate(seen):
+        assert [env[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")] == [str(rank)] * 3
+        assert [env[name] for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE", "ROLE_WORLD_SIZE")] == ["3"] * 3
+        assert env["TORCHELASTIC_RUN_ID"] == "my.run"
+        assert env["ROLE_NAME"] == "trainer"
+        assert env["TORCHELASTIC_MAX_RESTARTS"] == "4"
+        assert env["TORCHELASTIC_ERROR_FILE"] == ""
+    assert len({env["MASTER_PORT"] for env in seen}) == 1
+
+
+# CPUs.
+
+
+def test_the_cpus_are_shared_out_unless_the_user_has_said_otherwise(tmp_path: Path) -> None:
+    folder, cpus = tmp_path / "dump", len(os.sched_getaffinity(0))
+    shared = environs("--nproc-per-node", "2", folder=folder)
+    assert [env["OMP_NUM_THREADS"] for env in shared] == [str(max(1, cpus // 2))] * 2
+    given = environs("--nproc-per-node", "2", folder=folder, env={"OMP_NUM_THREADS": "5"})
+    assert [env["OMP_NUM_THREADS"] for env in given] == ["5", "5"]
+    (alone,) = environs("--nproc-per-node", "1", folder=folder)
+    assert "OMP_NUM_THREADS" not in alone
+
+
+def test_only_the_cpus_the_node_may_use_are_counted(tmp_path: Path) -> None:
+    cpu = min(os.sched_getaffinity(0))
+    options = ("--start-method", "spawn", "--nproc-per-node", "2")
+    finished = run(*options, DUMP, tmp_path, under=("taskset", "-c", str(cpu)))
+    assert finished.returncode == 0, finished.err
+    assert [(seen["cpus"], seen["environ"]["OMP_NUM_THREADS"]) for seen in dumped(tmp_path)] == [(1, "1")] * 2
+
+
+# Devices.
+
+FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "local_ranks", "visible"),
+    [
+        ("--nproc-per-node 2", FOUR, "01", ["0,1,2,3"] * 2),
+        ("--nproc-per-node 2", {}, "01", [None, None]),
+        ("", FOUR, "0123", ["0,1,2,3"] * 4),
+        ("", {"CUDA_VISIBLE_DEVICES": "GPU-6f,GPU-70"}, "01", ["GPU-6f,GPU-70"] * 2),
+        ("", {"CUDA_VISIBLE_DEVICES": ""}, "0", [""]),
+        ("--gpus 1,3", FOUR, "01", ["1,3"] * 2),
+        ("--gpus 3,1", {}, "01", ["3,1"] * 2),
+        ("--gpus-per-proc 2", FOUR, "01", ["0,1", "2,3"]),
+        ("--gpus 3,2,0 --gpus-per-proc 1", FOUR, "012", ["3", "2", "0"]),
+        ("--gpus-per-proc 2 --nproc-per-node 1", FOUR, "0", ["0,1"]),
+        ("--virtual-local-rank", {"CUDA_VISIBLE_DEVICES": "4,2"}, "00", ["4", "2"]),
+        ("--virtual-local-rank --gpus 7,5", {}, "00", ["7", "5"]),
+        ("--virtual-local-rank --nproc-per-node 2", {}, "00", ["0", "1"]),
+    ],
+)
+def test_each_worker_sees_the_devices_it_was_given(
+    options: str, env: dict[str, str], local_ranks: str, visible: list[str | None], tmp_path: Path
+) -> None:
+    seen = environs(*options.split(), folder=tmp_path / "dump", env=env)
+    assert [env["LOCAL_RANK"] for env in seen] == list(local_ranks)
+    assert [env.get("CUDA_VISIBLE_DEVICES") for env in seen] == visible
+    assert [env["RANK"] for env in seen] == [str(rank) for rank in range(len(seen))]
+
+
+def test_a_forked_worker_sees_its_own_device_before_the_script_runs(tmp_path: Path) -> None:
+    finished = run("--virtual-local-rank", DUMP, tmp_path, env={"CUDA_VISIBLE_DEVICES": "6,4"})
+    assert finished.returncode == 0, finished.err
+    seen = [seen["environ"] for seen in dumped(tmp_path)]
+    assert [(env["LOCAL_RANK"], env["CUDA_VISIBLE_DEVICES"]) for env in seen] == [("0", "6"), ("0", "4")]
+
+
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ("--gpus 1,9", "GPU 9 is not among those"),
+        ("--gpus-per-proc 3 --nproc-per-node 2", "2 x 3 = 6 GPUs"),
+        ("--gpus-per-proc 5", "1 x 5 = 5 GPUs"),
+        ("--virtual-local-rank --nproc-per-node 5", "5 x 1 = 5 GPUs"),
+    ],
+)
+def test_devices_that_are_not_there_are_a_usage_error(options: str, complaint: str, tmp_path: Path) -> None:
+    finished = run(*options.split(), DUMP, tmp_path, env=FOUR)
+    assert finished.returncode == 2
+    assert complaint in finished.err
+    assert "Traceback" not in finished.err
+
+
+def test_without_python_a_program_gets_the_same_environment() -> None:
+    finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})
+    seen = dict(line.split("=", 1) for line in finished.out.rstrip("\n").split("\0") if line)
+    expected = environ.NAMES.keys() - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    assert changed(environment({"SENTINEL": "two\nlines"}), seen).keys() == expected
+
+
+# Arguments, interpreter.
+
+
+def test_the_old_argument_comes_first_and_is_the_real_local_rank(start_method: str, tmp_path: Path) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--pass-local-rank", "--virtual-local-rank")
+    finished = run(*options, DUMP, tmp_path, "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}")
+    assert finished.returncode == 0, finished.err
+    given = [str(tmp_path), "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}"]
+    assert [seen["argv"] for seen in dumped(tmp_path)] == [["--local-rank=0", *given], ["--local-rank=1", *given]]
+
+
+def test_another_interpreter_runs_the_script(tmp_path: Path) -> None:
+    other = tmp_path / "other-python"
+    other.write_text(f'#!/bin/sh\nSEEN_BY="$*" exec {sys.executable} "$@"\n')
+    other.chmod(0o755)
+    finished = run("-v", "--nproc-per-node", "1", DUMP, tmp_path, "x", env={"PYTHON_EXEC": str(other)})
+    assert finished.returncode == 0, finished.err
+    assert dumped(tmp_path)[0]["environ"]["SEEN_BY"] == f"-u {DUMP} {tmp_path} x"
+    assert re.search(r"started by exec: .*other-python is not the interpreter", finished.err)
+
+
+# The store.
+
+
+def test_the_store_is_there_before_the_workers_and_on_loopback_only(start_method: str, tmp_path: Path) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", DUMP, tmp_path)
+    assert finished.returncode == 0, finished.err
+    for seen in dumped(tmp_path):
+        assert seen["environ"]["MASTER_ADDR"] == "127.0.0.1"
+        assert seen["listeners"] == ["0100007F"]
+
+
+@pytest.mark.parametrize("init_method", ["env", "tcp"])
+def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method: str, init_method: str) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    finished = run(*options, PROGRAMS / "init_groups.py", init_method)
+    assert finished.returncode == 0, finished.err
+    assert said_by_each_rank(finished) == [
+        ["sum 3 of rank 0/2", "elastic True local rank 0"],
+        ["sum 3 of rank 1/2", "elastic True local rank 1"],
+    ]
+
+
+def said_by_each_rank(finished: Finished) -> list[list[str]]:
+    files = sorted(finished.run_dir.glob("attempt_0/*/stdout.log"))
+    return [file.read_text().splitlines() for file in files]
+
+
+# Secrets.
+
+
+def test_what_is_in_the_environment_is_on_no_command_line(start_method: str, tmp_path: Path) -> None:
+    secret = "hunter2-" + "x" * 20
+    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    running = start(*options, DUMP, tmp_path, "wait", env={"API_TOKEN": secret})
+    running.wait_for("ready", 2)
+    lines = [command_line(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()]
+    assert sum("dump_environ.py" in line for line in lines) >= 3
+    assert not any(secret in line for line in lines)
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 128 + signal.SIGTERM

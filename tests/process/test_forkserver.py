@@ -1,0 +1,199 @@
+"""The forkserver imports once and stays harmless: no thread, no GPU, nothing shared; else workers are exec'd."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import command_line, is_alive
+from tests.support.runs import PROGRAMS, Finished, Running, run, start
+
+READY = PROGRAMS / "dump_environ.py"
+
+
+def modules(folder: Path, **sources: str) -> dict[str, str]:
+    """Python modules in ``folder``, and the environment that finds them."""
+    folder.mkdir(exist_ok=True)
+    for name, source in sources.items():
+        (folder / f"{name}.py").write_text(source)
+    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), str(PROGRAMS.parents[2]))))}
+
+
+def outputs(finished: Finished, attempt: int = 0) -> list[str]:
+    return [file.read_text() for file in sorted(finished.run_dir.glob(f"attempt_{attempt}/*/stdout.log"))]
+
+
+# Why not to fork.
+
+
+def reasons(finished: Finished) -> list[str]:
+    return re.findall(r"^ddplaunch: workers are started by exec: (.*)$", finished.err, re.MULTILINE)
+
+
+THREAD = """
+import threading
+threading.Thread(target=threading.Event().wait, daemon=True).start()
+"""
+GPU = """
+import os
+file = os.open({path!r}, os.O_RDONLY)
+"""
+
+
+def test_a_thread_left_by_an_import_means_exec(tmp_path: Path) -> None:
+    env = modules(tmp_path / "modules", starts_thread=THREAD)
+    finished = run("-v", "--preload", "starts_thread", "--nproc-per-node", "2", READY, tmp_path, env=env)
+    assert finished.returncode == 0, finished.err
+    assert reasons(finished) == ["the imports left 1 more threads running"]
+    assert len(outputs(finished)) == 2
+
+
+def test_an_open_gpu_means_exec(tmp_path: Path) -> None:
+    device = "/dev/nvidia0"
+    if os.path.exists(device):
+        pytest.skip("this machine's own GPU would be opened")
+    env = modules(tmp_path / "modules", opens_gpu=GPU.format(path=device))
+    os.mknod(device, 0o600 | 0o020000, os.makedev(1, 3))
+    try:
+        finished = run("-v", "--preload", "opens_gpu", "--nproc-per-node", "1", READY, tmp_path, env=env)
+    finally:
+        os.unlink(device)
+    assert finished.returncode == 0, finished.err
+    assert reasons(finished) == [f"the imports opened {device}"]
+
+
+@pytest.mark.parametrize("name", ["CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID"])
+def test_a_profiler_means_exec(name: str, tmp_path: Path) -> None:
+    finished = run("-v", "--nproc-per-node", "1", READY, tmp_path, env={name: "/lib/profiler.so"})
+    assert finished.returncode == 0, finished.err
+    assert reasons(finished) == [f"{name} is set: a profiler wants to be there from the start"]
+
+
+def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_too_late(tmp_path: Path) -> None:
+    script = tmp_path / "early.py"
+    script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())\n")
+    finished = run("-v", "--nproc-per-node", "2", script, env={"OMP_NUM_THREADS": "2"})
+    assert outputs(finished) == ["1\n", "1\n"]
+    assert reasons(finished) == [f"{script} sets OMP_NUM_THREADS, which torch reads when it is imported"]
+
+
+def test_nothing_is_said_where_workers_are_forked_or_exec_was_asked_for(start_method: str, tmp_path: Path) -> None:
+    finished = run("-v", "--start-method", start_method, "--nproc-per-node", "1", READY, tmp_path)
+    assert finished.returncode == 0, finished.err
+    assert reasons(finished) == []
+
+
+# What is imported, and how often.
+
+COUNTED = """
+import os
+with open(os.path.join(os.path.dirname(__file__), "imports"), "a") as file:
+    file.write(f"{__name__} {os.getpid()}\\n")
+IMPORTED_BY = os.getpid()
+changes = 0
+os.environ["SET_BY_IMPORT"] = "yes"
+os.environ["CHANGED_BY_IMPORT"] = "yes"
+os.environ["RANK"] = "99"
+"""
+
+
+def test_what_is_preloaded_is_imported_once_and_changed_for_one_rank_only(tmp_path: Path) -> None:
+    env = modules(tmp_path / "modules", counted=COUNTED, also=COUNTED)
+    options = ("--preload", "also,counted", "--nproc-per-node", "2", "--max-restarts", "1")
+    finished = run(*options, PROGRAMS / "shares_module.py", tmp_path, env={**env, "CHANGED_BY_IMPORT": "no"})
+    assert finished.returncode == 0, finished.err
+    imports = (tmp_path / "modules/imports").read_text().splitlines()
+    assert [line.split()[0] for line in imports] == ["also", "counted"]
+    forkserver = imports[0].split()[1]
+    for attempt in (0, 1):
+        first, second = outputs(finished, attempt)
+        assert first.startswith(f"imported by {forkserver}, changed 0 times")
+        assert second.startswith(f"imported by {forkserver}, changed 0 times")
+        assert second.endswith("afterwards 0, json.decoder, True, yes, yes\n")
+
+
+@pytest.mark.parametrize(
+    ("source", "complaint"),
+    [
+        (None, "No module named 'not_there'"),
+        ("raise RuntimeError('no licence')", "RuntimeError: no licence"),
+        ("import sys; sys.exit(3)", "SystemExit: 3"),
+        ("x = (", "SyntaxError: '(' was never closed"),
+    ],
+)
+def test_a_preload_that_cannot_be_imported_is_told_with_its_reason(
+    source: str | None, complaint: str, tmp_path: Path
+) -> None:
+    env = modules(tmp_path / "modules", **({"not_there": source} if source else {}))
+    finished = run("--preload", "not_there", "--nproc-per-node", "2", READY, tmp_path, env=env)
+    assert finished.returncode == 82
+    assert "not_there cannot be imported" in finished.err
+    assert complaint in finished.err
+    assert "Take it out of --preload" in finished.err
+    assert "ddplaunch/worker" not in finished.err
+    assert not list(tmp_path.glob("*.json"))
+
+
+def test_what_the_script_seems_to_need_is_not_required(tmp_path: Path) -> None:
+    script = tmp_path / "optional.py"
+    script.write_text("try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n")
+    assert outputs(run("--nproc-per-node", "1", script)) == ["without\n"]
+    script.write_text("import torch.no_such_part\n")
+    finished = run("--nproc-per-node", "1", script)
+    assert finished.returncode == 1
+    assert 'optional.py", line 1, in <module>' in finished.report["first_failure"]["error"]["traceback"]
+
+
+def test_a_module_beside_the_script_that_hides_another_is_found_as_by_python(tmp_path: Path) -> None:
+    (tmp_path / "yaml.py").write_text("MINE = True\n")
+    (tmp_path / "script.py").write_text("import yaml\nprint(yaml.MINE)\n")
+    assert outputs(run("--nproc-per-node", "1", tmp_path / "script.py")) == ["True\n"]
+
+
+# What it leaves alone.
+
+
+def libraries(pid: int) -> str:
+    return Path(f"/proc/{pid}/maps").read_text()
+
+
+def threads(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/task"))
+
+
+def stop(running: Running) -> None:
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 128 + signal.SIGTERM
+
+
+def test_torch_is_in_the_forkserver_and_neither_in_launcher_nor_agent(tmp_path: Path) -> None:
+    options, env = ("--nproc-per-node", "2"), {"OMP_NUM_THREADS": "4"}
+    running = start(*options, READY, tmp_path, "wait", "--lr", "1e-3", env=env)
+    workers = [int(match[1]) for match in running.wait_for(r"ready \(pid: (\d+)\)", 2)]
+    launcher, agent, forkserver, store = running.pid, running.agent_pid(), running.forkserver_pid(), running.store_pid()
+    assert "libtorch" in libraries(forkserver)
+    assert "libtorch" not in libraries(launcher)
+    assert "libtorch" not in libraries(agent)
+    opened = [os.readlink(f"/proc/{forkserver}/fd/{fd}") for fd in os.listdir(f"/proc/{forkserver}/fd")]
+    assert not [link for link in opened if link.startswith(("/dev/nvidia", "/dev/kfd", "/dev/dri"))]
+    assert "libcuda.so" not in libraries(forkserver)
+    # After a fork OpenBLAS's own threads are gone until they are needed.
+    assert threads(forkserver) == 1
+    for worker in workers:
+        assert command_line(worker).endswith(f"-u {READY} {tmp_path} wait --lr 1e-3")
+        with open(f"/proc/{worker}/environ") as file:
+            assert "LOCAL_RANK=" in file.read()
+    assert re.fullmatch(r"ddplaunch store \S+", command_line(store))
+    stop(running)
+    assert not any(map(is_alive, (agent, forkserver, store, *workers)))
+
+
+def test_matrices_are_multiplied_in_forks_with_many_threads(tmp_path: Path) -> None:
+    for options in (("--nproc-per-node", "2"), ("--nproc-per-node", "1", "--preload", "numpy")):
+        finished = run(*options, PROGRAMS / "multiply.py", env={"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"})
+        assert finished.returncode == 0, finished.err
+        assert all(text.endswith("multiplied\n") for text in outputs(finished))

@@ -1,0 +1,209 @@
+"""Launchers started by hand, one per node, meet at an endpoint and run one job: torchrun's own way, on one machine.
+
+What torchrun promises in test_run.py 2, 7 and 8, local_elastic_agent_test.py (restart, elastic, heterogeneous sums) and
+its defects D1-D3 and D7 (``torchrun.md``) is stated here as ours.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import Finished, Running, start
+
+SUM = """
+import os, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+if os.environ.get("DIE") == os.environ["RANK"] and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    os.kill(os.getpid(), 9)
+total = torch.ones(1)
+dist.all_reduce(total)
+names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_RESTART_COUNT".split()
+print("sum", int(total), *(os.environ[name] for name in names))
+dist.destroy_process_group()
+"""
+
+WAIT = """
+import os, signal, sys, time
+print("runs", os.environ["RANK"], os.environ["WORLD_SIZE"], os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+if os.environ.get("RAISE") == os.environ["RANK"]:
+    raise ValueError("no")
+if os.environ.get("QUICK") and int(os.environ["GROUP_RANK"]) == 0:
+    sys.exit(0)
+signal.pause()
+"""
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "job.py"
+
+
+def node(port: int, script: Path, *options: str, env: dict[str, str] | None = None) -> Running:
+    """One node's launcher; its folder of logs is its own."""
+    endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
+    return start(*endpoint, *options, script, env={"OMP_NUM_THREADS": "1", **(env or {})})
+
+
+def sums(finished: list[Finished]) -> list[str]:
+    return sorted(line.split("sum ")[1] for done in finished for line in done.out.splitlines() if "sum " in line)
+
+
+def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script: Path):
+    script.write_text(SUM)
+    nodes = [node(port, script, "--nnodes", "2", "--nproc-per-node", str(count)) for count in (1, 3)]
+    finished = [each.finish() for each in nodes]
+    assert [done.returncode for done in finished] == [0, 0]
+    lines = [line.split() for line in sums(finished)]
+    assert [line[1] for line in lines] == ["0", "1", "2", "3"]
+    assert {(line[0], line[3], line[6]) for line in lines} == {("4", "4", "2")}
+    by_node = {(line[5], line[4]) for line in lines}
+    assert by_node in ({("0", "1"), ("1", "3")}, {("0", "3"), ("1", "1")})
+
+
+def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port: int, script: Path):
+    script.write_text(SUM)
+    options = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1")
+    finished = [each.finish() for each in [node(port, script, *options, env={"DIE": "3"}) for _ in range(2)]]
+    assert [done.returncode for done in finished] == [0, 0]
+    assert {line.split()[-1] for line in sums(finished)} == {"1"}
+    assert all("restart 1 of 1" in done.err for done in finished)
+
+
+def test_a_failure_on_one_node_is_the_verdict_of_all(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "2")
+    finished = [each.finish() for each in [node(port, script, *options, env={"RAISE": "3"}) for _ in range(2)]]
+    assert [done.returncode for done in finished] == [1, 1]
+    assert all("rank 3 " in done.err and "ValueError: no" in done.err for done in finished)
+    assert {done.report["first_failure"]["rank"] for done in finished} == {3}
+
+
+def test_node_rank_decides_the_order(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    second = start(*options, "--node-rank", "1", script)
+    first = start(*options, "--node-rank", "0", script)
+    first.wait_for(r"runs 0 2")
+    second.wait_for(r"runs 1 2")
+    first.signal(signal.SIGTERM)
+    assert first.finish().returncode == 128 + signal.SIGTERM
+    other = second.finish()
+    assert other.returncode == 84
+    assert "was told to stop" in other.err
+
+
+def test_a_lost_node_ends_a_job_of_fixed_size_and_is_named(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-conf", "keep_alive_interval=0.5")
+    first = node(port, script, *options)
+    first.wait_for("waiting at")
+    second = node(port, script, *options)
+    for each in (first, second):
+        each.wait_for("runs")
+    os.kill(second.agent_pid(), signal.SIGKILL)
+    assert second.finish().returncode == 84
+    done = first.finish()
+    assert done.returncode == 84
+    assert "(node 1) is lost" in done.err
+
+
+def test_the_end_of_the_serving_node_ends_the_job_and_says_so(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1")
+    first = node(port, script, *options)
+    first.wait_for("waiting at")
+    second = node(port, script, *options)
+    for each in (first, second):
+        each.wait_for("runs")
+    os.kill(first.agent_pid(), signal.SIGKILL)
+    first.finish()
+    done = second.finish()
+    assert done.returncode == 84
+    assert f"the rendezvous at 127.0.0.1:{port} is lost" in done.err
+
+
+def test_elastic_a_node_leaves_and_another_comes_without_using_up_restarts(port: int, script: Path):
+    script.write_text(WAIT)
+    conf = "last_call_timeout=1,keep_alive_interval=0.5"
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-conf", conf)
+    first = node(port, script, *options)
+    first.wait_for(r"runs 0 1 0")
+    second = node(port, script, *options)
+    first.wait_for(r"runs 0 2 0")
+    second.wait_for(r"runs 1 2 0")
+    os.kill(second.agent_pid(), signal.SIGKILL)
+    second.finish()
+    first.wait_for(r"runs 0 1 0", count=2)
+    first.signal(signal.SIGTERM)
+    assert first.finish().returncode == 128 + signal.SIGTERM
+
+
+def test_a_node_that_ends_early_waits_for_the_verdict_of_the_others(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0")
+    env = {"QUICK": "1", "RAISE": "1"}
+    finished = [each.finish() for each in [node(port, script, *options, env=env) for _ in range(2)]]
+    assert [done.returncode for done in finished] == [1, 1]
+
+
+def test_nodes_that_do_not_come_are_waited_for_no_longer_than_asked(port: int, script: Path):
+    script.write_text(WAIT)
+    done = node(port, script, "--nnodes", "3", "--nproc-per-node", "1", "--rdzv-conf", "join_timeout=3").finish()
+    assert done.returncode == 83
+    assert "only these nodes have come" in done.err
+    assert "3 are needed" in done.err
+
+
+def test_two_runs_at_one_endpoint_never_mix(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1")
+    ours = node(port, script, *options, "--rdzv-id", "ours")
+    ours.wait_for("waiting at")
+    theirs = node(port, script, *options, "--rdzv-id", "theirs").finish()
+    assert theirs.returncode == 83
+    assert "another run" in theirs.err
+    ours.signal(signal.SIGINT)
+    assert ours.finish().returncode == 130
+
+
+def test_a_node_rank_can_be_taken_once_only(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "0")
+    first = node(port, script, *options)
+    first.wait_for("waiting at")
+    second = node(port, script, *options).finish()
+    assert second.returncode == 83
+    assert "node rank 0 is taken" in second.err
+    first.signal(signal.SIGINT)
+    first.finish()
+
+
+def test_an_endpoint_that_nobody_serves_or_knows_is_named(script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
+    unknown = start(*options, "--rdzv-endpoint", "no.such.host.invalid:1", script).finish()
+    assert unknown.returncode == 83
+    assert "no.such.host.invalid:1" in unknown.err
+    conf = ("--rdzv-conf", "is_host=0,join_timeout=2")
+    nobody = start(*options, "--rdzv-endpoint", "127.0.0.1:9", *conf, script).finish()
+    assert nobody.returncode == 83
+    assert "127.0.0.1:9" in nobody.err
+
+
+def test_ctrl_c_works_while_waiting_for_nodes(port: int, script: Path):
+    script.write_text(WAIT)
+    waiting = node(port, script, "--nnodes", "2", "--nproc-per-node", "1")
+    waiting.wait_for("waiting at")
+    waiting.signal(signal.SIGINT)
+    assert waiting.finish().returncode == 130

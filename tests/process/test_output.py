@@ -1,0 +1,404 @@
+"""What workers write is on the console and in their files: whole, in order, in time, on the right stream."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+import subprocess
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import peak_mb, wait_until
+from tests.support.runs import PROGRAMS, Finished, run, start
+from tests.support.screen import Screen
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+WRITE, FLOOD, EXIT_WITH = PROGRAMS / "write.py", PROGRAMS / "flood.py", PROGRAMS / "exit_with.py"
+SPAWN = ("--start-method", "spawn")
+"""Where it does not matter how workers start: nothing then imports torch."""
+
+TWO = (*SPAWN, "--nproc-per-node", "2")
+ALONE = (*SPAWN, "--nproc-per-node", "1")
+BARE = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "${rank}| "}
+"""A prefix that does not hold this machine's name."""
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    screen = Screen()
+    yield screen
+    screen.close()
+
+
+def log(finished: Finished, rank: int, stream: str = "stdout", attempt: int = 0) -> bytes:
+    return (finished.run_dir / f"attempt_{attempt}" / str(rank) / f"{stream}.log").read_bytes()
+
+
+def of_rank(console: bytes, rank: int) -> bytes:
+    """The lines of one rank, without their prefixes."""
+    prefix = f"{rank}| ".encode()
+    lines = console.splitlines(keepends=True)
+    return b"".join(line.removeprefix(prefix) for line in lines if line.startswith(prefix))
+
+
+# Bytes.
+
+
+def test_every_byte_is_in_the_file_and_every_line_whole_on_the_console(start_method: str, tmp_path: Path) -> None:
+    """2 MB lines, invalid UTF-8, NUL, CR LF, no final newline, an empty line; on both streams of two ranks."""
+    actions = (r"out:first\n", "big:2000000", r"out:\xff\xfe\x00\n\n", r"err:caf\xe9\r\n", r"err:last", r"out:end")
+    with open(tmp_path / "out", "wb") as out:
+        finished = run("--start-method", start_method, "--nproc-per-node", "2", WRITE, *actions, stdout=out, env=BARE)
+    assert finished.returncode == 0
+    console = (tmp_path / "out").read_bytes()
+    for rank in range(2):
+        expected = b"first\n" + str(rank).encode() * 1_999_999 + b"\n\xff\xfe\x00\n\nend"
+        assert log(finished, rank) == expected
+        assert log(finished, rank, "stderr") == b"caf\xe9\r\nlast"
+        assert of_rank(console, rank).removesuffix(b"\n") == expected
+        assert f"{rank}| caf�" in finished.err
+        assert f"{rank}| last" in finished.err
+
+
+def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(start_method: str, tmp_path: Path) -> None:
+    workers, lines = 4, 50_000
+    with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
+        options = ("--start-method", start_method, "--nproc-per-node", str(workers), "--log-dir", tmp_path / "logs")
+        finished = run(*options, FLOOD, str(lines), "60", stdout=out, stderr=err, env=BARE)
+    assert finished.returncode == 0
+    numbers = re.compile(rb"(\d):(\d{8}) (x{40}|error)\n")
+    for name, stream, count in (("out", "stdout", lines), ("err", "stderr", lines // 10)):
+        console = (tmp_path / name).read_bytes()
+        shown = 0
+        for rank in range(workers):
+            expected = [b"%d:%08d" % (rank, number) for number in range(0, lines, lines // count)]
+            for text in (
+                of_rank(console, rank),
+                next((tmp_path / "logs").glob(f"*/*/{rank}/{stream}.log")).read_bytes(),
+            ):
+                found = [b"%b:%b" % (match[1], match[2]) for match in numbers.finditer(text)]
+                assert found == expected
+                assert text.count(b"\n") == count, "nothing but whole lines"
+            shown += count
+        ours = [line for line in console.splitlines() if not re.match(rb"\d\| ", line)]
+        assert console.count(b"\n") == shown + len(ours)
+        assert all(line.startswith(b"ddplaunch: ") for line in ours)
+
+
+def test_lines_of_many_megabytes_do_not_fill_the_memory(tmp_path: Path) -> None:
+    nbytes, go = 50_000_000, tmp_path / "go"
+    actions = (f"big:{nbytes}", r"err:written\n", f"until:{go}")
+    with open(tmp_path / "out", "wb") as out:
+        running = start(*TWO, "--log-dir", tmp_path, "--rdzv-id", "job", WRITE, *actions, stdout=out, env=BARE)
+        running.wait_for(r"\| written", 2)
+        logs = [tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
+        wait_until(lambda: all(log.stat().st_size == nbytes for log in logs), 60)
+        for pid in (running.pid, running.agent_pid()):
+            assert peak_mb(pid) < 200
+        go.touch()
+        finished = running.finish()
+        assert finished.returncode == 0
+    console = (tmp_path / "out").read_bytes()
+    for rank in range(2):
+        prefix = f"{rank}| ".encode()
+        shown = console.count(str(rank).encode()) - console.count(prefix)
+        # On a machine that is far too busy the console may fall behind; then that is said, and the file has all.
+        assert shown == nbytes - 1 or "lines not shown" in finished.err
+
+
+# In time.
+
+
+def test_prompts_and_progress_bars_appear_while_the_worker_goes_on(start_method: str, tmp_path: Path) -> None:
+    """Each worker waits, after its half line, until the half line was seen."""
+    go = [tmp_path / f"go{number}" for number in range(3)]
+    actions = [r"0/out:ready? ", f"0/until:{go[0]}", r"0/out:yes\n", r"0/out:\r 10%%", f"0/until:{go[1]}"]
+    actions += [r"0/out:\r 20%%", f"0/until:{go[2]}", r"0/out:\n", f"1/until:{go[2]}", r"1/out:whole line\n"]
+    path = tmp_path / "out"
+    with open(path, "wb") as out:
+        running = start("--start-method", start_method, "--nproc-per-node", "2", WRITE, *actions, stdout=out, env=BARE)
+        wait_until(lambda: path.read_bytes() == b"0| ready? ", 60)
+        go[0].touch()
+        wait_until(lambda: path.read_bytes().endswith(b" 10%%"), 60)
+        go[1].touch()
+        wait_until(lambda: path.read_bytes().endswith(b" 20%%"), 60)
+        go[2].touch()
+        assert running.finish().returncode == 0
+    shown = path.read_bytes()
+    assert shown.startswith(b"0| ready? yes\n0| \r0|  10%%\r0|  20%%")
+    assert b"1| whole line\n" in shown
+
+
+# Which stream, whose lines.
+
+
+def test_stdout_goes_to_stdout_and_stderr_to_stderr() -> None:
+    finished = run(*TWO, WRITE, r"out:result\n", r"err:warning\n", env=BARE)
+    assert sorted(finished.out.splitlines()) == ["0| result", "1| result"]
+    assert sorted(line for line in finished.err.splitlines() if "|" in line) == ["0| warning", "1| warning"]
+
+
+@pytest.mark.parametrize(
+    ("options", "out", "err"),
+    [
+        (("-r", "3"), "", ""),
+        (("-r", "1"), "", "0 1 2"),
+        (("-r", "3", "-t", "2"), "", "0 1 2"),
+        (("-r", "0:1,2:3"), "1", "0 1"),
+        (("--redirects", "3", "--tee", "1:3"), "1", "1"),
+        (("--local-ranks-filter", "0,2"), "0 2", "0 2"),
+        (("--ranks-filter", "1-9"), "1 2", "1 2"),
+        (("--ranks-filter", "0,1", "--local-ranks-filter", "1-2"), "1", "1"),
+    ],
+    ids=" ".join,
+)
+def test_masks_and_filters_choose_what_the_console_shows_and_files_have_it_all(
+    options: tuple[str, ...], out: str, err: str
+) -> None:
+    finished = run(*SPAWN, "--nproc-per-node", "3", *options, WRITE, r"out:O\n", r"err:E\n", env=BARE)
+    assert finished.returncode == 0
+    assert sorted(re.findall(r"^(\d)\| O$", finished.out, re.MULTILINE)) == out.split()
+    assert sorted(re.findall(r"^(\d)\| E$", finished.err, re.MULTILINE)) == err.split()
+    for rank in range(3):
+        assert (log(finished, rank), log(finished, rank, "stderr")) == (b"O\n", b"E\n")
+
+
+def test_local_ranks_of_two_digits_can_be_named(tmp_path: Path) -> None:
+    finished = run(*SPAWN, "--nproc-per-node", "12", "-r", "10:1,11:3", WRITE, r"out:O\n", r"err:E\n", env=BARE)
+    assert finished.returncode == 0
+    assert sorted(map(int, re.findall(r"^(\d+)\| O$", finished.out, re.MULTILINE))) == list(range(10))
+    assert sorted(map(int, re.findall(r"^(\d+)\| E$", finished.err, re.MULTILINE))) == list(range(11))
+    assert log(finished, 11) == b"O\n"
+
+
+def test_lines_with_a_needle_are_copied_to_the_filtered_files() -> None:
+    options = ("--duplicate-stdout-filters", "loss,a,,b", "--duplicate-stderr-filters", "Error", "--role", "trainer")
+    actions = (r"out:loss 1\nother\nx a,b y\n", r"err:Error: no\nwarning\n", "1/out:last loss")
+    finished = run(*TWO, *options, WRITE, *actions, env=BARE)
+    folder = finished.run_dir / "attempt_0"
+    copied = sorted((folder / "filtered_stdout.log").read_text().splitlines())
+    expected = [f"[trainer{rank}]:{line}" for rank in range(2) for line in ("loss 1", "x a,b y")]
+    assert copied == sorted([*expected, "[trainer1]:last loss"])
+    errors = sorted((folder / "filtered_stderr.log").read_text().splitlines())
+    assert errors == ["[trainer0]:Error: no", "[trainer1]:Error: no"]
+
+
+# Prefixes.
+
+
+def test_each_line_names_the_host_and_the_rank() -> None:
+    finished = run(*TWO, WRITE, r"out:a\nb\n")
+    host = os.uname().nodename.split(".")[0]
+    expected = [f"[{host}:{rank}] {line}" for rank in range(2) for line in "ab"]
+    assert sorted(finished.out.splitlines()) == expected
+
+
+def test_torchruns_prefix_template_is_used_also_for_a_lone_worker() -> None:
+    template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${local_rank} ${rank} ${other}>"}
+    finished = run(*ALONE, "--role", "r", WRITE, r"out:a\n", env=template)
+    assert finished.out == "<r 0 0 ${other}>a\n"
+
+
+def test_a_lone_worker_has_no_prefix_and_a_file(start_method: str) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "1", WRITE, r"out:a\nb\r", "err:c")
+    assert finished.returncode == 0
+    assert finished.out == "a\nb\r\n"  # The last newline is the helper's.
+    assert "\nc\n" in finished.err
+    assert (log(finished, 0), log(finished, 0, "stderr")) == (b"a\nb\r", b"c")
+
+
+def test_colour_is_for_terminals_that_want_it(screen: Screen) -> None:
+    assert screen.start(*TWO, WRITE, r"out:O\n").finish().returncode == 0
+    assert re.search(rb"\x1b\[\d+m\[[^]]+:1\] \x1b\[0mO\n", screen.shown)
+    before = len(screen.shown)
+    assert screen.start(*TWO, WRITE, r"out:O\n", env={"NO_COLOR": "1"}).finish().returncode == 0
+    wait_until(lambda: screen.shown[before:].count(b"O\n") == 2)
+    assert b"\x1b" not in screen.shown[before:]
+    assert "\x1b" not in run(*TWO, WRITE, r"out:O\n").out
+
+
+# The terminal itself.
+
+
+def test_a_lone_worker_gets_the_terminal_itself(start_method: str, screen: Screen) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "1")
+    running = screen.start(*options, WRITE, "tty:", "out:name? ", "ask:")
+    screen.wait_for(b"terminals: [True, True, True]\nname? ")
+    screen.type(b"Ada\n")
+    screen.wait_for(b"got 'Ada\\n'")
+    assert running.finish().returncode == 0
+
+
+def test_a_lone_worker_can_be_debugged(start_method: str, screen: Screen, tmp_path: Path) -> None:
+    script = tmp_path / "bug.py"
+    script.write_text("answer = 6 * 7\nbreakpoint()\nprint('went on')\n")
+    running = screen.start("--start-method", start_method, "--nproc-per-node", "1", script)
+    screen.wait_for(b"(Pdb) ")
+    screen.type(b"p answer + 1\n")
+    screen.wait_for(b"\n43\n")
+    screen.type(b"continue\n")
+    screen.wait_for(b"went on")
+    assert running.finish().returncode == 0
+
+
+def test_several_workers_share_the_terminal_by_lines(screen: Screen) -> None:
+    running = screen.start(*TWO, WRITE, "tty:", "0/ask:", env={**BARE, "NO_COLOR": "1"})
+    screen.wait_for(b"0| terminals: [True, False, False]\n")
+    screen.wait_for(b"1| terminals: [True, False, False]\n")
+    screen.type(b"Ada\n")
+    screen.wait_for(b"0| got 'Ada\\n'")
+    assert running.finish().returncode == 0
+
+
+def test_a_stream_of_a_lone_worker_that_is_no_terminal_is_logged(screen: Screen, tmp_path: Path) -> None:
+    with open(tmp_path / "out", "wb") as out:
+        options = (*ALONE, "--log-dir", tmp_path / "logs", "--rdzv-id", "job")
+        running = screen.start(*options, WRITE, "tty:", r"err:to the terminal\n", stdout=out)
+        assert running.finish().returncode == 0
+    assert (tmp_path / "out").read_bytes() == b"terminals: [True, False, True]\n"
+    assert (tmp_path / "logs/job/attempt_0/0/stdout.log").read_bytes() == b"terminals: [True, False, True]\n"
+    screen.wait_for(b"to the terminal\n")
+
+
+@pytest.mark.parametrize("option", ["--tee=3", "--redirects=3", "--local-ranks-filter=0"])
+def test_who_asks_for_files_gets_them_on_a_terminal_too(screen: Screen, option: str, tmp_path: Path) -> None:
+    options = (*ALONE, "--log-dir", tmp_path, "--rdzv-id", "job", option)
+    assert screen.start(*options, WRITE, "tty:").finish().returncode == 0
+    assert b"[True, False, False]" in (tmp_path / "job/attempt_0/0/stdout.log").read_bytes()
+    shown = b"terminals: [True, False, False]\n" in screen.close()
+    assert shown == (option != "--redirects=3")
+
+
+# Log folders.
+
+
+def test_the_default_folder_is_private_and_said_once(tmp_path: Path) -> None:
+    finished = run(*TWO, WRITE, r"out:a\n")
+    assert finished.run_dir.parent == tmp_path / "state" / "ddplaunch"
+    assert finished.err.count(str(finished.run_dir)) == 1
+    assert stat.S_IMODE(finished.run_dir.stat().st_mode) == 0o700
+    for path in finished.run_dir.rglob("*.log"):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert {path.name for path in finished.run_dir.iterdir()} == {".ddplaunch-run", "attempt_0", "report.json"}
+
+
+def test_a_given_folder_holds_a_folder_per_run_and_attempt(tmp_path: Path) -> None:
+    options = (*TWO, "--log-dir", "logs", "--rdzv-id", "job", "--max-restarts", "1")
+    runs = [run(*options, EXIT_WITH, "0=code:3,code:0", "1=code:0", cwd=tmp_path) for _ in range(2)]
+    assert [finished.returncode for finished in runs] == [0, 0]
+    assert [finished.run_dir for finished in runs] == [tmp_path / "logs" / "job", tmp_path / "logs" / "job.2"]
+    for finished in runs:
+        for attempt in range(2):
+            assert log(finished, 0, attempt=attempt).startswith(b"ready")
+
+
+def test_without_files_the_console_has_all_and_nothing_is_made(tmp_path: Path) -> None:
+    finished = run(*TWO, "--log-dir", "/dev/null", WRITE, r"out:a\n", env=BARE, cwd=tmp_path)
+    assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]
+    assert "no logs are kept" in finished.err
+    assert not (tmp_path / "state").exists()
+
+
+def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    finished = run(*TWO, "--log-dir", path, WRITE, r"out:a\n")
+    assert finished.returncode == 2
+    assert str(path) in finished.err
+    assert "Traceback" not in finished.err
+    assert finished.out == ""
+
+
+def test_a_log_folder_deleted_during_the_run_stops_nothing(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    options = (*TWO, "--log-dir", tmp_path / "logs", "--rdzv-id", "job")
+    running = start(*options, WRITE, r"out:before\n", f"until:{go}", r"out:after\n", env=BARE)
+    running.wait_for(r"\| before", 2)
+    subprocess.run(["rm", "-r", str(tmp_path / "logs")], check=True)
+    go.touch()
+    finished = running.finish()
+    assert finished.returncode == 0
+    assert finished.out.count("| after") == 2
+    assert "Traceback" not in finished.err
+
+
+def test_a_restart_after_the_log_folder_was_deleted_works(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    options = (*TWO, "--log-dir", tmp_path / "logs", "--rdzv-id", "job", "--max-restarts", "1")
+    running = start(*options, EXIT_WITH, f"*=+{go}+code:3,code:0")
+    running.wait_for("ready", 2)
+    subprocess.run(["rm", "-r", str(tmp_path / "logs")], check=True)
+    go.touch()
+    finished = running.finish()
+    assert finished.returncode == 0
+    assert "Traceback" not in finished.err
+
+
+# The end.
+
+
+def test_a_console_that_is_closed_early_does_not_end_the_job(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    running = start(*TWO, "--log-dir", tmp_path, "--rdzv-id", "job", FLOOD, "50000", "60", stdout=writer)
+    os.close(writer)
+    assert os.read(reader, 10)
+    os.close(reader)  # As `| head -1` does.
+    assert running.finish().returncode == 0
+    for rank in range(2):
+        assert (tmp_path / f"job/attempt_0/{rank}/stdout.log").read_bytes().count(b"\n") == 50_000
+
+
+def test_what_a_worker_wrote_just_before_its_end_comes_before_the_page(start_method: str) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "0=text:the reason", env=BARE)
+    assert finished.returncode == 1
+    assert finished.err.index("0| the reason") < finished.err.index("the job failed")
+    assert "its last lines:\n  | the reason\n" in finished.err
+
+
+def test_a_background_process_that_holds_stdout_loses_no_line_and_delays_no_end(tmp_path: Path) -> None:
+    script = tmp_path / "leaves.sh"
+    script.write_text("#!/bin/sh\nsetsid sleep 3600 &\necho last words\n")
+    script.chmod(0o755)
+    started = time.monotonic()
+    finished = run(*TWO, "--no-python", script, env=BARE)
+    assert time.monotonic() - started < 30
+    assert sorted(finished.out.splitlines()) == ["0| last words", "1| last words"]
+
+
+def test_the_process_above_finds_the_first_failure_in_its_error_file(start_method: str, tmp_path: Path) -> None:
+    path = tmp_path / "above.json"
+    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    finished = run(*options, EXIT_WITH, "1=raise:the cause", env={"TORCHELASTIC_ERROR_FILE": str(path)})
+    assert finished.returncode == 1
+    message = json.loads(path.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("RuntimeError: the cause", 1)
+    assert "in main" in message["extraInfo"]["py_callstack"]
+    assert abs(int(message["extraInfo"]["timestamp"]) - time.time()) < 300
+    assert (finished.run_dir / "attempt_0" / "1" / "error.json").exists()
+
+
+def test_events_are_printed_as_json_lines_where_asked_for() -> None:
+    finished = run(*TWO, "--event-log-handler", "console", EXIT_WITH, "1=code:5")
+    assert finished.returncode == 5
+    lines = [json.loads(line) for line in finished.err.splitlines() if line.startswith("{")]
+    states = {line["metadata"]["global_rank"]: line["metadata"]["state"] for line in lines}
+    assert states == {0: "TERMINATED", 1: "FAILED"}
+
+
+def test_closed_standard_streams_do_no_harm(tmp_path: Path, start_method: str) -> None:
+    """What a shell's ``<&- >&- 2>&-`` leaves: three descriptors that the next files opened would take."""
+    options = (*TWO, "--log-dir", tmp_path, "--rdzv-id", "job", "--start-method", start_method)
+    under = ("sh", "-c", '"$@" <&- >&- 2>&-', "sh")
+    finished = run(*options, WRITE, r"out:a\n", r"err:b\n", "ask:", under=under)
+    assert finished.returncode == 0
+    folder = tmp_path / "job" / "attempt_0" / "0"
+    assert (folder / "stdout.log").read_bytes() == b"a\ngot ''\n"
+    assert (folder / "stderr.log").read_bytes() == b"b\n"
+    assert (tmp_path / "job" / ".ddplaunch-run").read_bytes() == b""

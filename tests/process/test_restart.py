@@ -1,0 +1,128 @@
+"""After a failure all workers start again, as often as allowed, with a fresh store; nothing of an attempt stays."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.runs import PROGRAMS, Finished, run, start
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+EXIT_WITH = PROGRAMS / "exit_with.py"
+ALLREDUCE = PROGRAMS / "allreduce.py"
+
+
+def assert_recovered(finished: Finished, victim: int, signum: int) -> None:
+    assert finished.returncode == 0, finished.err
+    first, second = finished.report["attempts"]
+    assert (first["outcome"], first["restarts"]) == ("failed", True)
+    assert (second["outcome"], second["restarts"]) == ("succeeded", False)
+    assert [exit_["rank"] for exit_ in first["exits"] if exit_["returncode"] == -signum] == [victim]
+    assert finished.out.count("sum 3 in attempt 1") == 2
+
+
+@pytest.mark.parametrize(
+    ("start_method", "repetition"), [*zip(["forkserver"] * 17 + ["spawn"] * 3, range(20), strict=True)]
+)
+def test_a_gloo_job_in_which_a_rank_dies_once_recovers(start_method: str, repetition: int) -> None:
+    victim, signum = repetition % 2, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[repetition % 3]
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1")
+    finished = run(*options, ALLREDUCE, "40", f"{victim}:{int(signum)}")
+    assert_recovered(finished, victim, signum)
+
+
+def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "2")
+    finished = run(*options, EXIT_WITH, "1=code:3,raise:again,code:0", "0=wait,wait,code:0")
+    assert finished.returncode == 0, finished.err
+    texts = [(finished.run_dir / f"attempt_{attempt}" / "1" / "stdout.log").read_text() for attempt in range(3)]
+    found = [re.search(r"attempt (\d) of (\d), port (\d+)\n", text) for text in texts]
+    assert [match[1] for match in found if match] == ["0", "1", "2"]
+    assert [match[2] for match in found if match] == ["2", "2", "2"]
+    assert len({match[3] for match in found if match}) == 3, "the port of a store that is gone may be taken by now"
+    assert (finished.run_dir / "attempt_1/1/error.json").exists()
+    assert not (finished.run_dir / "attempt_2/1/error.json").exists()
+    assert re.search(r"rank 1 on \S+: exit code 3; restart 1 of 2\n", finished.err)
+    assert re.search(r"rank 1 on \S+: exit code 1: RuntimeError: again; restart 2 of 2\n", finished.err)
+
+
+def test_a_given_port_is_used_by_every_attempt(unused_port: int) -> None:
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    finished = run(*options, "--master-port", str(unused_port), ALLREDUCE, "40", "1:9")
+    assert_recovered(finished, 1, signal.SIGKILL)
+    assert finished.out.count(f"port {unused_port}\n") == 4
+
+
+@pytest.fixture
+def unused_port() -> int:
+    """A port nobody listened on just now."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
+    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "2")
+    finished = run(*options, EXIT_WITH, "0=code:3,code:4,code:5,code:0")
+    assert finished.returncode == 5
+    attempts = finished.report["attempts"]
+    assert [attempt["exits"][0]["returncode"] for attempt in attempts] == [3, 4, 5]
+    assert [attempt["restarts"] for attempt in attempts] == [True, True, False]
+    for number, code in enumerate((3, 4, 5), 1):
+        assert re.search(rf"attempt {number} of 3: rank 0 on \S+: exit code {code}\n", finished.err)
+
+
+def test_a_job_that_succeeds_is_not_started_again() -> None:
+    finished = run("--start-method", "spawn", "--max-restarts", "3", EXIT_WITH, "0=code:0")
+    assert (finished.returncode, len(finished.report["attempts"])) == (0, 1)
+
+
+def test_a_stop_between_two_attempts_is_not_lost() -> None:
+    codes = ",".join(["code:1"] * 400)
+    for _ in range(3):
+        running = start("--start-method", "spawn", "--max-restarts", "399", EXIT_WITH, f"0={codes}")
+        running.wait_for("restart 4 of 399")
+        running.signal(signal.SIGINT)
+        finished = running.finish()
+        assert finished.returncode == 130, finished.err
+        assert finished.report["attempts"][-1]["outcome"] in ("stopped", "failed")
+
+
+def test_thirty_attempts_leak_neither_files_nor_threads(start_method: str, tmp_path: Path) -> None:
+    """Compared at the same point of an early and of the last attempt: all workers up."""
+    go_on = tmp_path / "go-on"
+    ends = ["code:1"] * 3 + [f"+{go_on}+code:1"] + ["code:1"] * 26 + ["wait"]
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "30")
+    running = start(*options, EXIT_WITH, f"0={','.join(ends)}", f"1={','.join(['wait'] * 31)}")
+    running.wait_for("attempt 3 of 30", 2)
+    watched = (running.pid, running.agent_pid(), running.forkserver_pid())
+    early = [settled_use(pid) for pid in watched]
+    go_on.touch()
+    running.wait_for("attempt 30 of 30", 2)
+    wait_until(lambda: all(use(pid) <= before + 1 for pid, before in zip(watched, early, strict=True)), 20)
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 143
+
+
+def use(pid: int) -> int:
+    """Open files and threads of a process together."""
+    return len(os.listdir(f"/proc/{pid}/fd")) + len(os.listdir(f"/proc/{pid}/task"))
+
+
+def settled_use(pid: int) -> int:
+    """Once it has stayed the same for a while: what an attempt's start needs for a moment is gone by then."""
+    same: list[int] = []
+
+    def settled() -> bool:
+        same.append(use(pid))
+        return len(same) > 20 and len(set(same[-20:])) == 1
+
+    wait_until(settled)
+    return same[-1]

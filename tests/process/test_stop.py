@@ -1,0 +1,223 @@
+"""Asked to stop, in whatever phase and however often, a run ends in time, with the documented code, told once."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.processes import catches, wait_until
+from tests.support.runs import PROGRAMS, Finished, Running, start
+from tests.support.terminal import CTRL_BACKSLASH, CTRL_C, terminal
+
+STOPS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
+PRINT_SIGNALS = PROGRAMS / "print_signals.py"
+IGNORE = PROGRAMS / "ignore_sigterm.py"
+
+
+def number(name: str) -> int:
+    return int(signal.Signals[name])
+
+
+def assert_stopped(finished: Finished, name: str) -> None:
+    """Ended by the signal ``name``, as documented, and nothing of ours looks like a bug."""
+    assert finished.returncode == 128 + number(name), finished.err
+    assert "Traceback" not in finished.err
+    assert finished.report["signal"] == name
+    assert finished.report["outcome"] == "stopped"
+    assert "stopped; every process of this run is gone" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("start_method", "name"),
+    [*(("spawn", name) for name in STOPS), ("forkserver", "SIGTERM"), ("forkserver", "SIGINT")],
+)
+def test_each_stop_signal_reaches_every_worker_once_and_ends_the_run(start_method: str, name: str) -> None:
+    running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(number(name))
+    finished = running.finish()
+    assert_stopped(finished, name)
+    assert sorted(re.findall(r"^\[\S+:\d\] (?:got.*|bye)$", finished.out, re.MULTILINE)) == sorted(
+        f"[{host_of(finished)}:{rank}] {text}" for rank in (0, 1) for text in (f"got {name}", "bye")
+    )
+
+
+def host_of(finished: Finished) -> str:
+    match = re.search(r"workers? on (\S+),", finished.err)
+    assert match
+    return match[1]
+
+
+def when_launcher_listens(running: Running) -> None:
+    wait_until(lambda: catches(running.pid, signal.SIGTERM))
+
+
+def when_torch_is_imported(running: Running) -> None:
+    running.forkserver_pid()
+
+
+def when_workers_start(running: Running) -> None:
+    running.wait_for(r"(ready|child) \(pid")
+
+
+def when_workers_run(running: Running) -> None:
+    running.wait_for(r"ready \(pid", 8)
+
+
+PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, when_workers_run)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[Running], None]) -> None:
+    running = start("--start-method", start_method, "--nproc-per-node", "8", PRINT_SIGNALS)
+    phase(running)
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    assert finished.returncode == 143, finished.err
+    assert "Traceback" not in finished.err + finished.out
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("times", [2, 3])
+def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], None], times: int) -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "8", "--shutdown-timeout", "600", IGNORE)
+    phase(running)
+    for count in range(1, times + 1):
+        running.signal(signal.SIGTERM)
+        # Two of a kind that come at once are one to the kernel. Before any worker runs, the first may be the last.
+        with contextlib.suppress(TimeoutError):
+            running.wait_for("stopping the workers", count)
+    finished = running.finish(30)
+    assert finished.returncode == 143, finished.err
+    assert "Traceback" not in finished.err + finished.out
+
+
+def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_grace(start_method: str) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--shutdown-timeout", "1")
+    running = start(*options, IGNORE)
+    running.wait_for(r"(ready|child) \(pid", 4)
+    asked_s = time.monotonic()
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    assert 1 <= time.monotonic() - asked_s < 10
+    assert_stopped(finished, "SIGTERM")
+    assert [exit_["returncode"] for exit_ in finished.report["attempts"][0]["exits"]] == [-9, -9]
+
+
+def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "60")
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGINT)
+    running.wait_for("got SIGINT", 2)
+    running.signal(signal.SIGINT)
+    finished = running.finish(20)
+    assert_stopped(finished, "SIGINT")
+    assert finished.out.count("got SIGINT") == 2
+
+
+def test_the_grace_holds_when_another_rank_has_failed_too() -> None:
+    script = PROGRAMS / "tidy_up.py"
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "20", script, "1.5")
+    finished = running.finish()
+    assert finished.returncode == 4
+    assert "tidied up" in finished.out
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "0.5", script, "60")
+    finished = running.finish(20)
+    assert finished.returncode == 4
+    assert "tidied up" not in finished.out
+
+
+def test_a_worker_that_is_stopped_is_continued_so_that_it_hears_the_signal() -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+    pid = int(running.wait_for(r":0\] ready \(pid: (\d+)")[0][1])
+    running.wait_for(r"ready \(pid", 2)
+    os.kill(pid, signal.SIGSTOP)
+    running.signal(signal.SIGTERM)
+    finished = running.finish(20)
+    assert_stopped(finished, "SIGTERM")
+    assert finished.out.count("got SIGTERM") == 2
+
+
+def test_stopped_workers_that_ignore_the_signal_are_killed_after_the_grace() -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "1", "--shutdown-timeout", "0.5", IGNORE, "stop")
+    running.wait_for(r"(ready|child) \(pid", 2)
+    running.signal(signal.SIGTERM)
+    assert_stopped(running.finish(20), "SIGTERM")
+
+
+def test_user_signals_are_passed_on_once_and_stop_nothing(start_method: str) -> None:
+    running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS)
+    running.wait_for(r"ready \(pid", 2)
+    for name in ("SIGUSR1", "SIGUSR2", "SIGUSR1"):
+        running.signal(number(name))
+        running.wait_for(f"got {name}", 2)
+    wait_until(lambda: sum("got SIGUSR1" in line for line in running.lines) == 4)
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    assert_stopped(finished, "SIGTERM")
+    assert finished.out.count("got SIGUSR1") == 4
+    assert finished.out.count("got SIGUSR2") == 2
+
+
+def test_a_user_signal_that_is_named_a_stop_signal_stops() -> None:
+    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--signals-to-handle", "SIGUSR1,SIGTERM")
+    running = start(*options, PROGRAMS / "exit_with.py")
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGUSR1)
+    assert_stopped(running.finish(), "SIGUSR1")
+
+
+def test_hang_up_is_ignored_under_nohup(start_method: str) -> None:
+    running = start(
+        *("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS),
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+    )
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGHUP)
+    running.signal(signal.SIGUSR1)
+    running.wait_for("got SIGUSR1", 2)
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    assert_stopped(finished, "SIGTERM")
+    assert "got SIGHUP" not in finished.out
+
+
+@pytest.mark.parametrize(("keys", "name"), [(CTRL_C, "SIGINT"), (CTRL_BACKSLASH, "SIGQUIT")])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_the_keys_that_stop_at_a_terminal_reach_every_worker_once(keys: bytes, name: str, workers: int) -> None:
+    with terminal() as screen:
+        running = screen.start("--start-method", "spawn", "--nproc-per-node", str(workers), PRINT_SIGNALS, "0.2")
+        running.wait_for(r"ready \(pid", workers)
+        screen.type(keys)
+        assert running.finish().returncode == 128 + number(name)
+        assert sum(f"got {name}" in line for line in running.lines) == workers
+
+
+def test_closing_the_terminal_ends_the_run() -> None:
+    with terminal() as screen:
+        running = screen.start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+        running.wait_for(r"ready \(pid", 2)
+        screen.close()
+        assert running.finish().returncode == 129
+
+
+def test_an_agent_that_is_stopped_is_continued_so_that_it_hears_of_the_stop() -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
+    running.wait_for(r"ready \(pid", 2)
+    os.kill(running.agent_pid(), signal.SIGSTOP)
+    running.signal(signal.SIGINT)
+    assert_stopped(running.finish(20), "SIGINT")
+
+
+def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders() -> None:
+    running = start("--start-method", "spawn", PRINT_SIGNALS, *["x" * 100_000] * 4)
+    os.kill(running.agent_pid(), signal.SIGSTOP)
+    wait_until(lambda: catches(running.pid, signal.SIGTERM))
+    running.signal(signal.SIGTERM)
+    assert running.finish(20).returncode == 143

@@ -1,0 +1,159 @@
+"""However a worker ends, the launcher's exit code, the page and the report say exactly that, and name the culprit."""
+
+from __future__ import annotations
+
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cgroups import inside, limited
+from tests.support.runs import PROGRAMS, Finished, run, start
+
+EXIT_WITH = PROGRAMS / "exit_with.py"
+
+CODES = (1, 2, 3, 7, 42, 64, 80, 84, 99, 100, 126, 127, 128, 129, 130, 137, 139, 143, 200, 254, 255)
+
+_HARMLESS = {signal.SIGCHLD, signal.SIGCONT, signal.SIGURG, signal.SIGWINCH}
+_STOPPING = {signal.SIGSTOP, signal.SIGTSTP, signal.SIGTTIN, signal.SIGTTOU}
+_REAL_TIME = {int(signal.SIGRTMIN), int(signal.SIGRTMIN) + 7, int(signal.SIGRTMAX)}
+DEADLY = tuple(
+    number
+    for number in sorted(signal.valid_signals() - _HARMLESS - _STOPPING)
+    if number < signal.SIGRTMIN or number in _REAL_TIME
+)
+"""All that end a process, and three real-time signals, one of which has no name in Python."""
+
+
+def failure(finished: Finished) -> dict[str, Any]:
+    """The report's first failure."""
+    first = finished.report["first_failure"]
+    assert isinstance(first, dict), finished.err
+    return first
+
+
+def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) -> None:
+    ends = [*(f"code:{code}" for code in CODES), *(f"signal:{int(number)}" for number in DEADLY)]
+    options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(ends) - 1))
+    finished = run(*options, EXIT_WITH, "0=" + ",".join(ends), timeout_s=120)
+    returncodes = [attempt["exits"][0]["returncode"] for attempt in finished.report["attempts"]]
+    assert returncodes == [*CODES, *(-int(number) for number in DEADLY)]
+    assert finished.returncode == 128 + DEADLY[-1]
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "page"),
+    [
+        ("code:7", 7, "failed first,\nat .*: exit code 7"),
+        ("code:255", 255, "exit code 255"),
+        ("signal:9", 137, "SIGKILL"),
+        ("signal:15", 143, "SIGTERM"),
+        ("signal:64", 192, "SIGRTMAX"),
+        ("text:no data in /here", 1, r"exit code 1\n\nits last lines:\n(?s:.*)no data in /here"),
+        ("raise:wrong shape", 1, r"exit code 1\n\n  \| Traceback(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape"),
+        ("segfault", 139, r"SIGSEGV\n(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
+    ],
+)
+def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
+    start_method: str, end: str, code: int, page: str
+) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, f"1={end}")
+    assert finished.returncode == code
+    assert re.search(r"rank 1 \(local_rank 1, pid \d+\)", finished.err)
+    assert re.search(page, finished.err)
+    assert "stopped:  rank 0" in finished.err
+    if end != "segfault":  # There faulthandler prints the whole stack.
+        assert "ddplaunch/worker" not in finished.err + finished.out, "our own frames are not the user's business"
+    assert (failure(finished)["rank"], finished.report["exit_code"]) == (1, code)
+
+
+def test_an_exception_is_recorded_without_the_record_decorator(start_method: str) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "0=raise:wrong shape")
+    error = failure(finished)["error"]
+    assert error["message"] == "RuntimeError: wrong shape"
+    assert error["traceback"].startswith("Traceback (most recent call last):\n")
+    assert "exit_with.py" in error["traceback"]
+
+
+def test_two_ranks_that_fail_together_are_both_told_of(start_method: str, tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    running = start(
+        *("--start-method", start_method, "--nproc-per-node", "4", EXIT_WITH),
+        *(f"1=+{go}+raise:one", f"3=+{go}+code:9"),
+    )
+    running.wait_for(r"ready \(pid", 4)
+    go.touch()
+    finished = running.finish()
+    first, code = failure(finished), finished.returncode
+    assert (first["rank"], code) in ((1, 1), (3, 9))
+    ends = {exit_["rank"]: exit_ for exit_ in finished.report["attempts"][0]["exits"]}
+    assert [rank for rank, exit_ in ends.items() if exit_["stopped"]] in ([0, 2], [0, 1, 2], [0, 2, 3])
+    assert finished.err.count("failed first") == 1
+
+
+def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method: str) -> None:
+    finished = run("--start-method", start_method, "--nproc-per-node", "24", EXIT_WITH, "0=code:5")
+    assert finished.returncode == 5
+    assert failure(finished)["rank"] == 0
+    ends = finished.report["attempts"][0]["exits"]
+    assert len(ends) == 24
+    assert all(exit_["stopped"] for exit_ in ends[1:])
+
+
+def test_the_killed_rank_is_named_not_those_that_lost_their_peer() -> None:
+    for repetition in range(5):
+        victim = repetition % 3
+        finished = run("--nproc-per-node", "3", PROGRAMS / "allreduce.py", "2000", f"{victim}:9")
+        assert failure(finished)["rank"] == victim, finished.err
+        assert failure(finished)["returncode"] == -9
+        assert finished.returncode == 137
+
+
+def test_a_rank_whose_death_is_seen_after_its_peers_complaint_is_the_culprit(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    options = ("--start-method", "spawn", "--nproc-per-node", "3")
+    running = start(*options, EXIT_WITH, f"0=+{go}+raise:Connection reset by peer", "2=when-told:9")
+    running.wait_for("waits to be told")
+    go.touch()
+    finished = running.finish()
+    assert (failure(finished)["rank"], finished.returncode) == (2, 137)
+    assert re.search(r"then:     rank 0 on \S+: exit code 1: RuntimeError: Connection reset by peer", finished.err)
+    assert "stopped:  rank 1 (" in finished.err
+
+
+def test_a_rank_that_dies_of_another_signal_when_the_user_stops_the_run_has_not_failed() -> None:
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=when-told:11")
+    running.wait_for("waits to be told")
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGTERM)
+    finished = running.finish()
+    assert (finished.returncode, finished.report["outcome"]) == (143, "stopped")
+
+
+def test_a_script_that_cannot_be_parsed_is_not_tried_again(start_method: str, tmp_path: Path) -> None:
+    script = tmp_path / "typo.py"
+    script.write_text("def train(:\n    pass\n")
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "3", script)
+    assert finished.returncode == 1
+    assert len(finished.report["attempts"]) == 1
+    assert "not restarted: the script cannot be parsed" in finished.err
+    assert re.search(r'File ".*typo.py", line 1\n', finished.err)
+
+
+def test_a_worker_killed_for_memory_is_named_as_such() -> None:
+    limits = {"limit_in_bytes": 600 << 20, "memsw.limit_in_bytes": 600 << 20, "max": 600 << 20, "swap.max": 0}
+    with limited("memory", **limits) as folder:
+        options = ("--start-method", "spawn", "--nproc-per-node", "2")
+        finished = run(*options, PROGRAMS / "eat_memory.py", under=inside(folder))
+    assert finished.returncode == 137, finished.err
+    assert (failure(finished)["rank"], failure(finished)["out_of_memory"]) == (1, True)
+    assert "SIGKILL, killed by the kernel for memory (out of memory)" in finished.err
+    assert "hint:     Use less memory per worker" in finished.err
+
+
+def test_a_worker_killed_by_somebody_is_not_said_to_have_eaten_all_memory() -> None:
+    finished = run("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=signal:9")
+    assert not failure(finished)["out_of_memory"]
+    assert "hint:     SIGKILL came from outside" in finished.err

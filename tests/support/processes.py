@@ -1,0 +1,101 @@
+"""Processes seen from outside: is one alive, which carry a mark, wait for something with a bound."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+
+
+def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
+    """Poll ``condition`` until it is truthy and return its value.
+
+    Raises:
+        TimeoutError: it never was within ``timeout_s``.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(what or f"{condition} not met within {timeout_s} s")
+        time.sleep(0.01)
+
+
+def state(pid: int) -> str:
+    """The one-letter state of ``pid`` in /proc, or an empty text if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""
+
+
+def is_alive(pid: int) -> bool:
+    """A zombie counts as gone: where PID 1 does not reap, that is all that can be had."""
+    return state(pid) not in ("", "Z", "X")
+
+
+def pids_with(mark: str) -> list[int]:
+    """Live processes, but this one, whose environment at their start held ``mark`` (``NAME=value``)."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit() and int(entry) != os.getpid():
+            try:
+                environ = Path(f"/proc/{entry}/environ").read_bytes()
+            except OSError:
+                continue
+            if mark.encode() in environ.split(b"\0") and is_alive(int(entry)):
+                found.append(int(entry))
+    return found
+
+
+def command_line(pid: int) -> str:
+    """The command line of ``pid`` with spaces, or an empty text if it is gone."""
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode("utf-8", "replace").strip()
+    except OSError:
+        return ""
+
+
+def children(pid: int) -> list[int]:
+    """Direct children of ``pid``, zombies left out."""
+    found = []
+    for entry in os.listdir("/proc"):
+        if entry.isdigit():
+            try:
+                fields = Path(f"/proc/{entry}/stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid and fields[0] not in ("Z", "X"):
+                found.append(int(entry))
+    return sorted(found)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether ``pid`` has a handler for ``signum``."""
+    return _in_mask(pid, "SigCgt", signum)
+
+
+def ignores(pid: int, signum: int) -> bool:
+    """Whether ``pid`` ignores ``signum``."""
+    return _in_mask(pid, "SigIgn", signum)
+
+
+def _in_mask(pid: int, name: str, signum: int) -> bool:
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    except OSError:
+        return False
+    mask = next((int(line.split()[1], 16) for line in lines if line.startswith(f"{name}:")), 0)
+    return bool(mask >> (signum - 1) & 1)
+
+
+def peak_mb(pid: int) -> int:
+    """The most memory this process has had at once."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("VmHWM:")).split()[1]) // 1024

@@ -1,0 +1,30 @@
+"""All-reduces over gloo for ``STEPS`` steps; in attempt 0 one rank may die in the middle.
+
+``allreduce.py STEPS [RANK:SIGNAL]``.
+"""
+
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+
+
+def main() -> None:
+    steps = int(sys.argv[1])
+    victim, _, signum = (sys.argv[2] if len(sys.argv) > 2 else "-1:0").partition(":")
+    print(f"ready (pid: {os.getpid()}) port {os.environ['MASTER_PORT']}", flush=True)
+    dist.init_process_group("gloo")
+    rank, attempt = dist.get_rank(), int(os.environ["TORCHELASTIC_RESTART_COUNT"])
+    for step in range(steps):
+        if attempt == 0 and rank == int(victim) and step == steps // 2:
+            os.kill(os.getpid(), int(signum))
+        value = torch.ones(4) * (rank + 1)
+        dist.all_reduce(value)
+        assert value[0] == sum(range(1, dist.get_world_size() + 1)), value
+    print(f"sum {int(value[0])} in attempt {attempt}", flush=True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,321 @@
+"""What the screen shows: whole lines with their owner in front, in whatever pieces they come, and how many it lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import resource
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.launcher import console
+from ddplaunch.launcher.console import Console, Style
+from ddplaunch.records import Output
+from tests.support.processes import wait_until
+
+STALL_S = 10.0
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+
+def style(**fields: Any) -> Style:
+    defaults: dict[str, Any] = {
+        "host": "node1",
+        "role": "trainer",
+        "template": "[${host}:${rank}] ",
+        "colour": {"stdout": False, "stderr": False},
+        "log_hint": lambda header: f"/logs/{header.local_rank}/{header.stream}.log",
+    }
+    return Style(**{**defaults, **fields})
+
+
+def out(rank: int, lost_lines: int = 0) -> Output:
+    return Output(rank, rank, "stdout", 0, lost_lines)
+
+
+def err(rank: int) -> Output:
+    return Output(rank, rank, "stderr", 0)
+
+
+class Screens:
+    """A console whose stdout and stderr are two files, or one."""
+
+    def __init__(self, folder: Path, one: bool = False, **fields: Any) -> None:
+        self._paths = [folder / "screen", folder / ("screen" if one else "other")]
+        fds = [os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_TRUNC) for path in self._paths]
+        self.console = Console(style(**fields), *fds)
+
+    def shown(self, *pieces: tuple[Output, bytes] | str) -> bytes:
+        """What stdout's screen holds after these pieces; a text is a message of ours."""
+        for piece in pieces:
+            if isinstance(piece, str):
+                self.console.say(piece)
+            else:
+                self.console.output(*piece)
+        self.console.drain(lambda: False, STALL_S)
+        return self._paths[0].read_bytes()
+
+    def errors(self) -> bytes:
+        return self._paths[1].read_bytes()
+
+
+@pytest.fixture
+def screens(tmp_path: Path) -> Screens:
+    return Screens(tmp_path)
+
+
+@pytest.fixture
+def stuck_pipe() -> Iterator[tuple[int, int]]:
+    """A pipe that nobody reads yet: (reader, writer)."""
+    reader, writer = os.pipe()
+    yield reader, writer
+    # The console's thread may still hang in a write; the end of the reader wakes it, and it keeps no descriptor.
+    os.close(reader)
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def read_all(fd: int, until: bytes) -> bytes:
+    """Read until ``until`` was seen."""
+    data = bytearray()
+    while until not in data[-len(until) - (1 << 16) :]:
+        data += os.read(fd, 1 << 16)
+    return bytes(data)
+
+
+# Prefixes.
+
+
+def test_every_line_begins_with_the_host_and_the_global_rank(screens: Screens) -> None:
+    pieces = [(out(3), b"one\n\nthree\n"), (out(12), b"other\n")]
+    assert screens.shown(*pieces) == b"[node1:3] one\n[node1:3] \n[node1:3] three\n[node1:12] other\n"
+
+
+def test_a_template_knows_torchruns_macros_and_the_host_and_keeps_others(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, template="${role_name}/$rank/${local_rank}@${host} $unknown ${} $$|")
+    shown = screens.shown((Output(5, 1, "stdout", 0), b"x\n"))
+    assert shown == b"trainer/5/1@node1 $unknown ${} $|x\n"
+
+
+def test_colour_marks_the_prefix_alone_and_only_on_the_stream_that_has_it(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, colour={"stdout": True, "stderr": False})
+    shown = screens.shown((out(0), b"a\n"), (out(1), b"b\n"), (err(0), b"c\n"))
+    assert re.fullmatch(rb"\x1b\[36m\[node1:0\] \x1b\[0ma\n\x1b\[32m\[node1:1\] \x1b\[0mb\n", shown)
+    assert screens.errors() == b"[node1:0] c\n"
+
+
+def test_stdout_goes_to_stdout_and_stderr_and_our_own_words_to_stderr(screens: Screens) -> None:
+    assert screens.shown((out(0), b"result\n"), (err(0), b"warning\n"), "ours") == b"[node1:0] result\n"
+    assert screens.errors() == b"[node1:0] warning\nours\n"
+
+
+def test_a_lone_workers_bytes_stay_as_they_are(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, one=True)
+    screens.console.no_prefix()
+    pieces = [(out(0), b"50%\r"), (err(0), b"warn"), (out(0), b"\xff\x00\r\n"), (err(0), b"ing\n")]
+    assert screens.shown(*pieces) == b"50%\rwarn\xff\x00\r\ning\n"
+
+
+# Unfinished lines.
+
+
+def test_an_unfinished_line_goes_on_where_it_stopped(screens: Screens) -> None:
+    assert screens.shown((out(0), b"name"), (out(0), b"? ")) == b"[node1:0] name? "
+    assert screens.shown((out(0), b"Ada\nnext\n")) == b"[node1:0] name? Ada\n[node1:0] next\n"
+
+
+def test_another_ranks_line_starts_on_a_line_of_its_own(screens: Screens) -> None:
+    pieces = [(out(0), b"half"), (out(1), b"whole\n"), (out(0), b" rest\n")]
+    assert screens.shown(*pieces) == b"[node1:0] half\n[node1:1] whole\n[node1:0]  rest\n"
+
+
+def test_our_own_words_start_on_a_line_of_their_own(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, one=True)
+    pieces = [(out(0), b"half"), "ours", (out(0), b" rest\n"), "ours"]
+    assert screens.shown(*pieces) == b"[node1:0] half\nours\n[node1:0]  rest\nours\n"
+
+
+def test_streams_that_share_a_terminal_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, one=True)
+    assert screens.shown((out(0), b"half"), (err(0), b"E\n")) == b"[node1:0] half\n[node1:0] E\n"
+
+
+def test_streams_on_two_screens_do_not_disturb_each_other(screens: Screens) -> None:
+    assert screens.shown((out(0), b"half"), (err(0), b"E\n"), (out(0), b" rest\n")) == b"[node1:0] half rest\n"
+
+
+# Carriage returns.
+
+
+def test_a_progress_bar_is_written_over_with_its_prefix(screens: Screens) -> None:
+    pieces = [(out(0), b"1%\r2%\r"), (out(0), b"3%\r"), (out(0), b"done\n")]
+    assert screens.shown(*pieces) == b"[node1:0] 1%\r[node1:0] 2%\r[node1:0] 3%\r[node1:0] done\n"
+
+
+def test_another_ranks_progress_does_not_overwrite_this_ones(screens: Screens) -> None:
+    assert screens.shown((out(0), b"1%\r"), (out(1), b"5%\r")) == b"[node1:0] 1%\r\n[node1:1] 5%\r"
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [(b"a\r\nb\r\n",), (b"a\r", b"\nb\r\n"), (b"a\r\nb\r", b"\n"), (b"a", b"\r\nb", b"\r\n")],
+    ids=["whole", "cut", "cut at the end", "in bits"],
+)
+def test_crlf_is_one_line_end_wherever_it_is_cut(screens: Screens, pieces: tuple[bytes, ...]) -> None:
+    assert screens.shown(*((out(0), piece) for piece in pieces)) == b"[node1:0] a\r\n[node1:0] b\r\n"
+
+
+@settings(deadline=None)  # The machine may be busy.
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))
+def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_else(data: bytes) -> None:
+    prefixed = console._prefixed(data, b"<>")
+    assert prefixed.replace(b"<>", b"") == data
+    ends = len(re.findall(rb"\r\n|\r|\n", data))
+    assert prefixed.count(b"<>") == ends - data.endswith((b"\r", b"\n"))
+    assert prefixed.count(b"<>") == len(re.findall(rb"(?:\r\n|\r|\n)<>", prefixed))
+
+
+# What cannot be shown.
+
+
+def test_lines_that_the_agent_had_to_drop_are_said_where_they_are_missing(screens: Screens) -> None:
+    shown = screens.shown((out(0), b"a"), (out(0, lost_lines=1204), b"b\n"), (out(1, lost_lines=2), b""))
+    first, second = b"... 1,204 lines not shown, see /logs/0", b"... 2 lines not shown, see /logs/1"
+    assert shown == b"[node1:0] a\n%b/stdout.log\n[node1:0] b\n%b/stdout.log\n" % (first, second)
+
+
+def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
+    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reader, writer = stuck_pipe
+    monkeypatch.setattr(console, "_QUEUE_BYTES", 1 << 20)
+    shown = Console(style(), writer, writer)
+    chunks, lines_each = 400, 100
+    for number in range(chunks):
+        text = "".join(f"{number * lines_each + line:08d} {'x' * 50}\n" for line in range(lines_each))
+        shown.output(out(number % 2), text.encode())
+    assert shown._stdout._queued_bytes < 2 << 20, "the queue is bounded"
+    shown.say("the end")
+    data = read_all(reader, b"the end\n")
+    shown.drain(lambda: False, STALL_S)  # What was lost last is counted behind all that was queued.
+    os.write(writer, b"EOF")
+    data += read_all(reader, b"EOF")
+    assert not re.search(rb"^(?!\[node1:[01]\] \d{8} x{50}$|\.\.\. |the end$|EOF)", data, re.MULTILINE)
+    lost = sum(int(count.replace(b",", b"")) for count in re.findall(rb"\.\.\. ([\d,]+) lines", data))
+    assert lost > 0
+    assert data.count(b" xxx") + lost == chunks * lines_each
+    for rank in (b"0", b"1"):
+        numbers = re.findall(rb"\[node1:%s\] (\d+)" % rank, data)
+        assert numbers == sorted(numbers), "in the worker's order"
+
+
+def test_short_pieces_do_not_fill_the_memory_either(
+    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_QUEUE_BYTES", 1 << 20)
+    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    shown.output(out(0), b"x" * (1 << 18) + b"\n")
+    for _ in range(20_000):
+        shown.output(out(0), b".\n")
+    assert len(shown._stdout._queue) < 4000
+    assert sum(header.lost_lines for header in shown._stdout._lost.values()) > 16_000
+
+
+def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:
+    errors = tmp_path / "errors"
+    shown = Console(style(), stuck_pipe[1], os.open(errors, os.O_WRONLY | os.O_CREAT))
+    shown.output(out(0), b"x" * (1 << 18) + b"\n")
+    wait_until(lambda: shown._stdout.written)
+    shown.output(out(0), b"a\nb\n")
+    shown.output(out(1), b"c\n")
+    shown.say("the failure page")
+    shown.drain(lambda: False, 0.2)
+    said = b"... 3 lines not shown, see /logs/0/stdout.log\n... 1 lines not shown, see /logs/1/stdout.log\n"
+    assert errors.read_bytes() == b"the failure page\n" + said
+
+
+def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing_at_all(
+    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console, "_LAST_WORDS_S", 0.1)
+    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    shown.output(out(0), b"x" * (1 << 18))
+    shown.drain(lambda: False, 0.2)  # pytest's own timeout is the bound
+
+
+def test_a_second_signal_ends_the_wait_for_a_stuck_terminal(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:
+    shown = Console(style(), stuck_pipe[1], os.open(tmp_path / "errors", os.O_WRONLY | os.O_CREAT))
+    shown.output(out(0), b"x" * (1 << 18))
+    asked = iter([False, False, True])
+    shown.drain(lambda: next(asked), STALL_S)
+    assert next(asked, None) is None, "it was asked each time"
+
+
+def test_a_closed_stdout_is_no_reason_to_stop_and_stderr_goes_on(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    errors = tmp_path / "errors"
+    shown = Console(style(), writer, os.open(errors, os.O_WRONLY | os.O_CREAT))
+    for _ in range(3):
+        shown.output(out(0), b"nobody reads this\n")
+    shown.output(err(0), b"but this\n")
+    shown.drain(lambda: False, STALL_S)
+    assert errors.read_bytes() == b"[node1:0] but this\n"
+
+
+def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
+    tmp_path: Path, small_files: Callable[[int], None]
+) -> None:
+    screen, errors = tmp_path / "screen", tmp_path / "errors"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    shown = Console(style(), os.open(screen, flags), os.open(errors, flags))
+    small_files(200)
+    for _ in range(3):
+        shown.output(out(0), b"x" * 300 + b"\n")
+        shown.drain(lambda: False, STALL_S)
+    small_files(resource.RLIM_INFINITY)
+    shown.output(out(0), b"there is room again\n")
+    shown.drain(lambda: False, STALL_S)
+    assert screen.read_bytes().endswith(b"[node1:0] there is room again\n")
+    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written: File too large; the job goes on\n"
+
+
+def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None:
+    screen = tmp_path / "screen"
+    reader, writer = os.pipe()
+    for fd in (reader, writer):
+        os.close(fd)
+    shown = Console(style(), os.open(screen, os.O_WRONLY | os.O_CREAT), writer)
+    shown.say("to nobody")
+    shown.output(out(0), b"line\n")
+    shown.drain(lambda: False, STALL_S)
+    assert screen.read_bytes() == b"[node1:0] line\n"
+
+
+def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple[int, int]) -> None:
+    reader, writer = stuck_pipe
+    os.set_blocking(writer, False)
+    shown = Console(style(), writer, writer)
+    text = b"".join(b"%07d\n" % number for number in range(60_000))
+    shown.output(out(0), text)
+    shown.say("the end")
+    data = read_all(reader, b"the end\n")
+    assert data.replace(b"[node1:0] ", b"") == text + b"the end\n"
+
+
+def test_messages_that_are_not_utf8_are_escaped(screens: Screens) -> None:
+    with contextlib.suppress(UnicodeEncodeError):
+        screens.shown("file \udcff")
+    assert screens.errors() == b"file \\udcff\n"

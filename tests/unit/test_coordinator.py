@@ -1,0 +1,192 @@
+"""Rounds are decided right whatever the order of events: scripted histories through the real coordinator."""
+
+from __future__ import annotations
+
+from ddplaunch.model import WorkerError, WorkerExit
+from ddplaunch.rendezvous.coordinator import Coordinator, Sent
+from ddplaunch.rounds import (
+    Gathered,
+    ListenForStore,
+    NodeEnded,
+    NodeGone,
+    NodeJoined,
+    RoundFormed,
+    RoundOver,
+    RunClosed,
+    StopRound,
+    StoreListens,
+    WorkerFailed,
+)
+
+
+def join(index: int, size: int = 2) -> NodeJoined:
+    return NodeJoined(index, f"host{index}", size)
+
+
+def exit_(rank: int, message: str = "ValueError: no") -> WorkerExit:
+    error = WorkerError(message, "", 0.0)
+    return WorkerExit(rank, 0, "host", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
+
+
+def records(sent: list[Sent], kind: type) -> dict[int, object]:
+    return {message.node_index: message.record for message in sent if isinstance(message.record, kind)}
+
+
+def started(coordinator: Coordinator, *indices: int) -> list[Sent]:
+    """Let nodes join and the first of them listen."""
+    sent = [message for index in indices for message in coordinator.receive(join(index))]
+    first = next(message for message in sent if isinstance(message.record, ListenForStore))
+    assert first.node_index == coordinator.seats[0]
+    return coordinator.receive(StoreListens(coordinator.attempt, "10.0.0.1", 1234))
+
+
+def ended(coordinator: Coordinator, *ends: NodeEnded) -> list[Sent]:
+    return [message for end in ends for message in coordinator.receive(end)]
+
+
+def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
+    rounds = records(started(Coordinator(0, 3, 3, 0), 2, 0, 1), RoundFormed)
+    assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 1: 1, 2: 2}
+    assert {formed.round.master_port for formed in rounds.values()} == {1234}
+
+
+def test_who_waits_hears_who_else_does():
+    coordinator = Coordinator(0, 2, 2, 0)
+    assert coordinator.receive(join(1)) == [Sent(1, Gathered(("host1",), 1))]
+
+
+def test_different_worker_counts_give_contiguous_ranks():
+    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator.receive(join(0, size=1))
+    coordinator.receive(join(1, size=3))
+    rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
+    assert [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()] == [
+        (0, 1, 4),
+        (1, 3, 4),
+    ]
+
+
+def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    assert ended(coordinator, NodeEnded(0, 0)) == []
+    assert ended(coordinator, NodeEnded(1, 0)) == [Sent(i, RoundOver(0, restarts=False, failed=False)) for i in (0, 1)]
+    assert coordinator.receive(NodeGone(1)) == [Sent(0, RunClosed())]
+
+
+def test_a_failure_stops_every_node_at_once_and_ends_the_run():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    assert set(records(coordinator.receive(WorkerFailed(1, 0)), StopRound)) == {0, 1}
+    cause = exit_(2)
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundOver)
+    assert over == {i: RoundOver(0, restarts=False, failed=True, cause=cause) for i in (0, 1)}
+
+
+def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_all():
+    coordinator = Coordinator(0, 2, 2, 1)
+    started(coordinator, 0, 1)
+    over = records(ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0)), RoundOver)
+    assert all(record.restarts for record in over.values())
+    rounds = records(started(coordinator, 1, 0), RoundFormed)
+    assert {(r.round.attempt, r.round.restarts) for r in rounds.values()} == {(1, 1)}
+    over = records(ended(coordinator, NodeEnded(0, 1, failed=True), NodeEnded(1, 1)), RoundOver)
+    assert not any(record.restarts for record in over.values())
+
+
+def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
+    coordinator = Coordinator(0, 1, 1, 5)
+    started(coordinator, 0)
+    (over,) = records(ended(coordinator, NodeEnded(0, 0, failed=True, hopeless=True)), RoundOver).values()
+    assert not over.restarts
+
+
+def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():
+    coordinator = Coordinator(0, 3, 3, 0)
+    started(coordinator, 0, 1, 2)
+    for index in (2, 0, 1):
+        coordinator.receive(WorkerFailed(index, 0))
+    ends = [
+        NodeEnded(1, 0, failed=True, cause=exit_(1)),
+        NodeEnded(0, 0, failed=True, cause=exit_(0)),
+        NodeEnded(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
+    ]
+    over = records(ended(coordinator, *ends), RoundOver)
+    assert over[0].cause.rank == 0
+
+
+def test_a_lost_node_ends_a_run_of_fixed_size_and_is_named():
+    coordinator = Coordinator(0, 2, 2, 3)
+    started(coordinator, 0, 1)
+    assert set(records(coordinator.receive(NodeGone(1)), StopRound)) == {0}
+    sent = ended(coordinator, NodeEnded(0, 0))
+    assert records(sent, RoundOver)[0] == RoundOver(0, restarts=False, failed=True, reason="host1 (node 1) is lost")
+    assert Sent(0, RunClosed()) in sent
+
+
+def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
+    coordinator = Coordinator(0, 1, 2, 0)
+    started(coordinator, 0, 1)
+    coordinator.receive(NodeGone(1))
+    assert records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0].restarts
+    coordinator.receive(join(0))
+    assert coordinator.has_enough
+    coordinator.last_call()
+    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    assert (rounds[0].round.restarts, rounds[0].round.world_size) == (0, 2)
+
+
+def test_a_replacement_takes_the_lost_nodes_rank_and_the_others_keep_theirs():
+    coordinator = Coordinator(0, 2, 3, 0)
+    started(coordinator, 0, 1, 2)
+    coordinator.receive(NodeGone(1))
+    ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0))
+    rounds = records(started(coordinator, 2, 0, 7), RoundFormed)
+    assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 7: 1, 2: 2}
+
+
+def test_a_node_that_comes_later_starts_a_larger_round():
+    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator.receive(join(0))
+    coordinator.last_call()
+    coordinator.receive(StoreListens(0, "a", 1))
+    assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
+    assert records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0].restarts
+    coordinator.receive(join(0))
+    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    assert {formed.round.world_size for formed in rounds.values()} == {4}
+
+
+def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
+    coordinator = Coordinator(0, 1, 2, 3)
+    started(coordinator, 0, 1)
+    assert records(coordinator.receive(NodeEnded(1, 0, stopped=True)), StopRound)
+    over = records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0]
+    assert (over.restarts, over.reason) == (False, "host1 was told to stop")
+
+
+def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others():
+    coordinator = Coordinator(1, 2, 2, 0)
+    coordinator.receive(join(0))
+    coordinator.receive(join(1))
+    coordinator.receive(NodeGone(0))
+    rounds = records(started(coordinator, 2), RoundFormed)
+    assert set(rounds) == {1, 2}
+
+
+def test_late_messages_of_an_earlier_round_change_nothing():
+    coordinator = Coordinator(0, 2, 2, 1)
+    started(coordinator, 0, 1)
+    ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0))
+    started(coordinator, 0, 1)
+    assert coordinator.receive(WorkerFailed(1, 0)) == []
+    assert coordinator.receive(NodeEnded(1, 0, failed=True)) == []
+    assert coordinator.receive(StoreListens(0, "old", 1)) == []
+
+
+def test_a_node_that_comes_after_the_end_is_told_so():
+    coordinator = Coordinator(0, 1, 1, 0)
+    started(coordinator, 0)
+    ended(coordinator, NodeEnded(0, 0))
+    (sent,) = coordinator.receive(join(5))
+    assert "over" in sent.record.reason

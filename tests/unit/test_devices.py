@@ -1,0 +1,307 @@
+"""Devices: what the node's files say is what is counted, and what the user allowed is what workers get."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent import devices
+
+EIGHT = tuple("01234567")
+UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-11111111-2222-3333-4444-555555555555")
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def nvidia_node(root: Path, *addresses: str) -> str:
+    for minor, address in enumerate(addresses):
+        uuid = UUIDS[minor] if minor < len(UUIDS) else "GPU-????????-????-????-????-????????????"
+        text = f"Model: \t\t NVIDIA H100\nGPU UUID: \t {uuid}\nDevice Minor: \t {minor}\nGPU Excluded:\t No\n"
+        write(root / "proc/driver/nvidia/gpus" / address / "information", text)
+    return str(root)
+
+
+def amd_node(root: Path, *properties: str) -> str:
+    for number, text in enumerate(properties):
+        write(root / "sys/class/kfd/kfd/topology/nodes" / str(number) / "properties", text)
+    return str(root)
+
+
+def amd_gpu(location: int, domain: int = 0) -> str:
+    return f"cpu_cores_count 0\nsimd_count 304\nlocation_id {location}\ndomain {domain}\nunique_id 9\n"
+
+
+AMD_CPU = "cpu_cores_count 64\nsimd_count 0\nlocation_id 0\n"
+
+
+@pytest.fixture
+def eight_gpus(tmp_path: Path) -> str:
+    return nvidia_node(tmp_path, *(f"0000:{bus:02x}:00.0" for bus in range(16, 24)))
+
+
+@pytest.fixture
+def two_amd_gpus(tmp_path: Path) -> str:
+    return amd_node(tmp_path, AMD_CPU, amd_gpu(0x2300), amd_gpu(0x0300, domain=1))
+
+
+# What is there
+
+
+def test_a_node_without_drivers_has_no_gpu(tmp_path: Path) -> None:
+    assert devices.gpu_count(str(tmp_path)) == 0
+    assert devices.gpu_pci_addresses(str(tmp_path)) == ()
+
+
+def test_nvidia_gpus_come_in_pci_order_in_lower_case(tmp_path: Path) -> None:
+    root = nvidia_node(tmp_path, "0001:00:00.0", "0000:E3:00.0", "0000:1b:00.0", "10000:01:00.0")
+    assert devices.gpu_pci_addresses(root) == ("0000:1b:00.0", "0000:e3:00.0", "0001:00:00.0", "10000:01:00.0")
+
+
+def test_a_gpu_that_the_jobs_device_cgroup_forbids_is_not_counted(
+    eight_gpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for minor in range(7):  # the eighth device file is not made before CUDA first runs
+        write(Path(eight_gpus, f"dev/nvidia{minor}"), "")
+    monkeypatch.setattr(os, "access", lambda path, mode: str(path)[-1] in "23")
+    assert devices.gpu_pci_addresses(eight_gpus) == ("0000:12:00.0", "0000:13:00.0", "0000:17:00.0")
+
+
+def test_amd_gpus_are_the_kfd_nodes_with_simds_in_their_order(two_amd_gpus: str) -> None:
+    assert devices.gpu_pci_addresses(two_amd_gpus) == ("0000:23:00.0", "0001:03:00.0")
+
+
+def test_the_tenth_kfd_node_comes_after_the_ninth(tmp_path: Path) -> None:
+    root = amd_node(tmp_path, AMD_CPU, AMD_CPU, *(amd_gpu(bus << 8) for bus in range(1, 11)))
+    assert devices.gpu_pci_addresses(root) == tuple(f"0000:{bus:02x}:00.0" for bus in range(1, 11))
+
+
+def test_partitions_of_one_amd_gpu_count_each_and_share_its_address(tmp_path: Path) -> None:
+    root = amd_node(tmp_path, amd_gpu(0x2300), amd_gpu(0x2300 | 1 << 28))
+    assert devices.gpu_pci_addresses(root) == ("0000:23:00.0", "0000:23:00.0")
+
+
+def test_a_kfd_node_that_cannot_be_read_is_no_gpu(two_amd_gpus: str) -> None:
+    properties = Path(two_amd_gpus, "sys/class/kfd/kfd/topology/nodes/1/properties")
+    properties.unlink()
+    properties.mkdir()
+    assert devices.gpu_count(two_amd_gpus) == 1
+
+
+class FakeNvml(SimpleNamespace):
+    """NVML of a node with the given buses; refuses anything else that is asked of it."""
+
+    def __init__(self, *buses: int, error: Exception | None = None) -> None:
+        super().__init__(buses=buses, error=error, calls=[])
+
+    def nvmlInit(self) -> None:
+        self.calls.append("init")
+        if self.error:
+            raise self.error
+
+    def nvmlDeviceGetCount(self) -> int:
+        return len(self.buses)
+
+    def nvmlDeviceGetHandleByIndex(self, index: int) -> int:
+        return int(self.buses[index])
+
+    def nvmlDeviceGetPciInfo(self, handle: int) -> SimpleNamespace:
+        return SimpleNamespace(domain=0, bus=handle, device=0)
+
+    def nvmlShutdown(self) -> None:
+        self.calls.append("shutdown")
+
+
+@pytest.fixture
+def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
+    fake = FakeNvml(0x17, 0xE3)
+    monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(devices, "_nvml_addresses", devices._nvml_addresses.__wrapped__)
+    return fake
+
+
+def test_nvml_is_asked_where_it_is_installed(nvml: FakeNvml) -> None:
+    assert devices.gpu_pci_addresses() == ("0000:17:00.0", "0000:e3:00.0")
+    assert nvml.calls == ["init", "shutdown"]
+
+
+def test_an_nvml_that_fails_is_as_good_as_none(nvml: FakeNvml) -> None:
+    nvml.error = RuntimeError("driver/library version mismatch")
+    assert devices._nvml_addresses() == ()
+
+
+def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(eight_gpus: str) -> None:
+    assert devices.pci_address("7", eight_gpus) == "0000:17:00.0"
+    assert devices.pci_address(UUIDS[1], eight_gpus) == "0000:11:00.0"
+    assert devices.pci_address("GPU-8932", eight_gpus) == "0000:10:00.0"
+
+
+@pytest.mark.parametrize("device", ["8", "GPU-", "GPU-9", "MIG-8932f937"])
+def test_a_gpu_whose_place_is_not_known_is_named(eight_gpus: str, device: str) -> None:
+    with pytest.raises(ValueError, match=f"where GPU {device} sits on the PCI bus is not known"):
+        devices.pci_address(device, eight_gpus)
+
+
+# What workers may use
+
+
+def test_all_gpus_are_visible_where_nobody_says_otherwise(eight_gpus: str) -> None:
+    assert devices.visible_devices({}, None, eight_gpus) == EIGHT
+
+
+def test_nothing_is_said_about_devices_on_a_node_without_any(tmp_path: Path) -> None:
+    assert devices.visible_devices({}, None, str(tmp_path)) is None
+
+
+@pytest.mark.parametrize(
+    ("value", "seen"),
+    [
+        ("2,4,7", ("2", "4", "7")),
+        ("7, 0", ("7", "0")),
+        ("03", ("3",)),
+        ("", ()),
+        ("-1", ()),
+        ("NoDevFiles", ()),
+        ("0,2,-1,1", ("0", "2")),
+        ("0,8,1", ("0",)),
+        ("0,,1", ("0",)),
+        ("1,1", ()),
+        (",".join(UUIDS), UUIDS),
+        ("MIG-GPU-8932f937/1/0", ("MIG-GPU-8932f937/1/0",)),
+    ],
+)
+def test_cuda_visible_devices_is_read_as_cuda_reads_it(eight_gpus: str, value: str, seen: tuple[str, ...]) -> None:
+    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": value}, None, eight_gpus) == seen
+
+
+def test_cuda_visible_devices_is_believed_where_gpus_cannot_be_counted(tmp_path: Path) -> None:
+    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "0,5"}, None, str(tmp_path)) == ("0", "5")
+
+
+def test_requested_gpus_are_used_in_the_order_they_are_given(eight_gpus: str) -> None:
+    assert devices.visible_devices({}, ("7", "02", UUIDS[0]), eight_gpus) == ("7", "2", UUIDS[0])
+
+
+def test_requested_gpus_are_physical_indices_also_beside_cuda_visible_devices(eight_gpus: str) -> None:
+    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "4,5,6"}, ("6", "4"), eight_gpus) == ("6", "4")
+
+
+def test_requested_gpus_are_believed_where_none_can_be_counted(tmp_path: Path) -> None:
+    assert devices.visible_devices({}, ("0", "9"), str(tmp_path)) == ("0", "9")
+
+
+@pytest.mark.parametrize(
+    ("requested", "environ", "message"),
+    [
+        (("0", "x"), {}, "'x' is neither a GPU's index nor its uuid"),
+        (("-1",), {}, "'-1' is neither"),
+        (("",), {}, "'' is neither"),
+        (("٣",), {}, "'٣' is neither"),
+        (("8",), {}, "no GPU 8 on this node: it has 8, counted from 0"),
+        (("1", "01"), {}, "names GPU 1 more than once"),
+        (("3",), {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 3 is not among those that 'CUDA_VISIBLE_DEVICES=0,1' leaves"),
+        (("0",), {"CUDA_VISIBLE_DEVICES": ""}, "GPU 0 is not among those that 'CUDA_VISIBLE_DEVICES=' leaves"),
+    ],
+)
+def test_a_request_that_cannot_be_met_is_refused_by_name(
+    eight_gpus: str, requested: tuple[str, ...], environ: dict[str, str], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        devices.visible_devices(environ, requested, eight_gpus)
+
+
+@pytest.mark.parametrize(
+    ("environ", "variable", "seen"),
+    [
+        ({}, "HIP_VISIBLE_DEVICES", ("0", "1")),
+        ({"HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES", ("1",)),
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "CUDA_VISIBLE_DEVICES", ("1",)),
+        ({"CUDA_VISIBLE_DEVICES": "0", "HIP_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES", ("1",)),
+        ({"ROCR_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES", ("0",)),
+        ({"ROCR_VISIBLE_DEVICES": "1", "CUDA_VISIBLE_DEVICES": "1"}, "HIP_VISIBLE_DEVICES", ("0",)),
+    ],
+)
+def test_amd_nodes_go_by_the_variable_that_hip_and_torch_obey(
+    two_amd_gpus: str, environ: dict[str, str], variable: str, seen: tuple[str, ...]
+) -> None:
+    assert devices.visibility_variable(environ, two_amd_gpus) == variable
+    assert devices.visible_devices(environ, None, two_amd_gpus) == seen
+
+
+def test_amds_variables_mean_nothing_on_other_nodes(eight_gpus: str) -> None:
+    environ = {"HIP_VISIBLE_DEVICES": "1", "ROCR_VISIBLE_DEVICES": "1"}
+    assert devices.visibility_variable(environ, eight_gpus) == "CUDA_VISIBLE_DEVICES"
+    assert devices.visible_devices(environ, None, eight_gpus) == EIGHT
+
+
+# How many workers, and which devices each gets
+
+
+@pytest.mark.parametrize(
+    ("nproc", "visible", "gpus_per_proc", "count"),
+    [
+        (None, EIGHT, 0, 8),
+        (None, EIGHT, 1, 8),
+        (None, EIGHT, 3, 2),
+        (None, ("0",), 2, 1),
+        (None, (), 1, 1),
+        (None, None, 0, 1),
+        (5, EIGHT, 1, 5),
+        ("gpu", EIGHT, 2, 4),
+        ("auto", EIGHT, 1, 8),
+        ("auto", None, 0, 3),
+        ("cpu", EIGHT, 1, 3),
+    ],
+)
+def test_the_number_of_workers_follows_the_word(
+    nproc: int | str | None,
+    visible: tuple[str, ...] | None,
+    gpus_per_proc: int,
+    count: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 5})
+    assert devices.resolve_nproc(nproc, visible, gpus_per_proc, str(tmp_path)) == count
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [("gpu", "has no gpu that"), ("xpu", "has no xpu that"), ("tpu", "'tpu' is neither a number nor auto, cpu")],
+)
+def test_a_word_that_gives_no_worker_is_refused(word: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=message):
+        devices.resolve_nproc(word, (), 1, str(tmp_path))
+
+
+def test_xpus_are_the_render_nodes_with_intels_drivers(tmp_path: Path) -> None:
+    for number, driver in enumerate(["i915", "xe", "amdgpu"], start=128):
+        write(tmp_path / f"dev/dri/renderD{number}", "")
+        (tmp_path / "drivers" / driver).mkdir(parents=True)
+        device = tmp_path / f"sys/class/drm/renderD{number}/device"
+        device.mkdir(parents=True)
+        (device / "driver").symlink_to(tmp_path / "drivers" / driver)
+    assert devices.resolve_nproc("xpu", None, 1, str(tmp_path)) == 2
+    assert devices.resolve_nproc("auto", None, 1, str(tmp_path)) == len(os.sched_getaffinity(0))
+
+
+def test_each_worker_gets_its_run_of_neighbouring_devices() -> None:
+    visible = ("7", "2", "4", "0", "1")
+    assert [devices.devices_of(i, visible, 2, 2) for i in range(2)] == [("7", "2"), ("4", "0")]
+
+
+def test_a_worker_without_a_share_of_its_own_gets_all_devices() -> None:
+    assert devices.devices_of(6, ("3", "1"), 0, 8) == ("3", "1")
+
+
+def test_too_few_devices_are_told_in_numbers() -> None:
+    with pytest.raises(ValueError, match=r"3 x 2 = 6 GPUs .* are needed, but 5 can be used \(0,1,2,3,4\)"):
+        devices.devices_of(0, tuple("01234"), 2, 3)
+    with pytest.raises(ValueError, match=r"but 0 can be used \(none\)"):
+        devices.devices_of(0, (), 1, 1)

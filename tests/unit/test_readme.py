@@ -1,0 +1,52 @@
+"""README and the program say the same."""
+
+from __future__ import annotations
+
+import re
+import shlex
+
+import pytest
+
+from ddplaunch import cli, environ, errors
+from ddplaunch.config import LaunchConfig
+from tests.support.runs import ROOT
+
+README = (ROOT / "README.md").read_text()
+
+
+def section(title: str) -> str:
+    return README.split(f"## {title}\n", 1)[1].split("\n## ", 1)[0]
+
+
+def test_every_option_in_the_readme_is_one_of_ours_or_of_the_example_script():
+    ours = {name for option in cli.command.params for name in option.opts if name.startswith("--")} | {"--help"}
+    example = {
+        f"--{name}" for name in re.findall(r'"--([a-z-]+)"', (ROOT / "scripts/examples/train_digits.py").read_text())
+    }
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--lr", "--resume", "--epochs"}
+    assert named - ours - example == set()
+
+
+def test_the_environment_table_is_the_one_in_the_code():
+    rows = re.findall(r"^\| ([A-Z_]+) \| (.*) \|$", section("Environment of a worker"), re.MULTILINE)
+    assert dict(rows) == environ.NAMES
+
+
+def test_every_exit_code_of_our_own_is_in_the_table():
+    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    table = {int(code) for code in re.findall(r"^\| (\d+) \|", section("Exit codes"), re.MULTILINE)}
+    assert codes <= table
+
+
+def examples() -> list[str]:
+    blocks = re.findall(r"^(?:ddplaunch|python -m ddplaunch) .*$", section("Examples"), re.MULTILINE)
+    assert len(blocks) >= 8
+    return blocks
+
+
+@pytest.mark.parametrize("line", examples())
+def test_every_example_is_understood(line: str, monkeypatch: pytest.MonkeyPatch):
+    arguments = shlex.split(line, comments=True)
+    arguments = arguments[arguments.index("ddplaunch") + 1 :]
+    config = cli.command.main(arguments, prog_name="ddplaunch", standalone_mode=False)
+    assert isinstance(config, LaunchConfig)

@@ -1,0 +1,164 @@
+"""A run's folder is private, its own, and the newest 20 are kept; nothing that goes on or is not ours is deleted."""
+
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.errors import UsageError
+from ddplaunch.launcher import run_folder
+
+ROOT = Path(run_folder.__file__).parents[2]
+
+CREATE = "import sys, pathlib; from ddplaunch.launcher.run_folder import create, prune;"
+"""Locks are held by processes, so other runs are other processes here."""
+
+
+def other_run(code: str, *arguments: object) -> subprocess.Popen[str]:
+    command = [sys.executable, "-c", CREATE + code, *map(str, arguments)]
+    return subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+
+
+def old_run(base: Path, name: str, age_s: float) -> Path:
+    """A run that has ended."""
+    folder = base / name
+    folder.mkdir(parents=True)
+    lock = folder / run_folder._LOCK
+    lock.touch()
+    os.utime(lock, (1e9 - age_s, 1e9 - age_s))
+    (folder / "attempt_0" / "0").mkdir(parents=True)
+    (folder / "attempt_0" / "0" / "stdout.log").write_text("x")
+    return folder
+
+
+def test_the_folder_is_private_whatever_the_umask(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = run_folder.create(tmp_path / "state" / "ddplaunch", "run")
+    finally:
+        os.umask(before)
+    assert folder == tmp_path / "state" / "ddplaunch" / "run"
+    for path in (folder, folder.parent):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o700
+
+
+def test_run_ids_sort_by_time_and_differ() -> None:
+    ids = [run_folder.new_run_id() for _ in range(50)]
+    assert len(set(ids)) == 50
+    assert [name[:15] for name in ids] == sorted(name[:15] for name in ids)
+
+
+def test_a_taken_run_id_gets_a_number(tmp_path: Path) -> None:
+    (tmp_path / "job.3").write_text("a file")
+    names = [run_folder.create(tmp_path, "job").name for _ in range(3)]
+    assert names == ["job", "job.2", "job.4"]
+
+
+def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -> None:
+    code = "print('ready', flush=True); input(); print(create(pathlib.Path(sys.argv[1]), 'job').name)"
+    runs = [other_run(code, tmp_path / "base") for _ in range(6)]
+    for run in runs:
+        assert run.stdout
+        assert run.stdout.readline() == "ready\n"
+    for run in runs:
+        assert run.stdin
+        run.stdin.write("\n")
+        run.stdin.flush()
+    names = {run.communicate(timeout=60)[0].strip() for run in runs}
+    assert names == {"job", "job.2", "job.3", "job.4", "job.5", "job.6"}
+
+
+def test_the_newest_twenty_runs_are_kept(tmp_path: Path) -> None:
+    runs = [old_run(tmp_path, f"run{number:02d}", age_s=100 - number) for number in range(25)]
+    run_folder.prune(tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == [run.name for run in runs[5:]]
+
+
+def test_a_run_that_goes_on_is_kept_however_old_it_is(tmp_path: Path) -> None:
+    code = "print(create(pathlib.Path(sys.argv[1]), 'old'), flush=True); input()"
+    run = other_run(code, tmp_path)
+    assert run.stdout
+    folder = Path(run.stdout.readline().strip())
+    os.utime(folder / run_folder._LOCK, (1, 1))
+    for number in range(25):
+        old_run(tmp_path, f"run{number:02d}", age_s=number)
+    run_folder.prune(tmp_path)
+    assert folder.is_dir()
+    run.communicate("\n", timeout=60)
+    run_folder.prune(tmp_path)
+    assert not folder.exists(), "it ended, however it did, so nothing holds it any more"
+
+
+def test_what_is_not_ours_is_never_deleted(tmp_path: Path) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    old_run(elsewhere, "precious", age_s=1e6)
+    for number in range(22):
+        old_run(base, f"run{number:02d}", age_s=number)
+    (base / "notes").mkdir()
+    (base / "notes" / "notes.txt").write_text("mine")
+    (base / "file").write_text("mine")
+    (base / "link").symlink_to(elsewhere / "precious")
+    old_run(base, "zz-linked", age_s=1e5)
+    (base / "zz-linked" / "data").symlink_to(elsewhere / "precious")
+    run_folder.prune(base)
+    assert (elsewhere / "precious" / "attempt_0" / "0" / "stdout.log").exists()
+    assert {"notes", "file", "link"} <= {path.name for path in base.iterdir()}
+    assert not (base / "zz-linked").exists()
+
+
+def test_pruning_passes_over_what_it_cannot_read(tmp_path: Path) -> None:
+    run_folder.prune(tmp_path / "missing")
+    (tmp_path / "file").touch()
+    run_folder.prune(tmp_path / "file")
+
+
+def test_two_runs_that_prune_at_once_do_not_get_into_each_others_way(tmp_path: Path) -> None:
+    for number in range(120):
+        old_run(tmp_path, f"run{number:03d}", age_s=1000 - number)
+    code = "prune(pathlib.Path(sys.argv[1]))"
+    for run in [other_run(code, tmp_path) for _ in range(3)]:
+        run.communicate(timeout=60)
+        assert run.returncode == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == [f"run{number:03d}" for number in range(100, 120)]
+
+
+def test_a_file_in_the_place_of_the_base_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.touch()
+    with pytest.raises(UsageError, match=f"--log-dir {path}: is a file"):
+        run_folder.create(path, "run")
+    with pytest.raises(OSError, match="Not a directory"):
+        run_folder.create(path / "below", "run")
+
+
+@pytest.mark.parametrize(
+    ("environ", "expected"),
+    [
+        ({"XDG_STATE_HOME": "/state"}, "/state/ddplaunch"),
+        ({"XDG_STATE_HOME": ""}, "/home/ada/.local/state/ddplaunch"),
+        ({"XDG_STATE_HOME": "relative/is/invalid"}, "/home/ada/.local/state/ddplaunch"),
+        ({}, "/home/ada/.local/state/ddplaunch"),
+    ],
+)
+def test_the_default_follows_the_xdg_specification(
+    environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    assert run_folder.default_base(environ) == Path(expected)
+
+
+def test_a_user_without_a_home_gets_a_private_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def no_home(self: Path) -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    base = run_folder.default_base({})
+    assert stat.S_IMODE(base.stat().st_mode) == 0o700
+    assert base.parent == tmp_path

@@ -1,0 +1,78 @@
+"""A mailbox wakes for every signal, whichever thread the kernel gave it to, and leaves the process as it was."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from ddplaunch.mailbox import Mailbox
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture
+def mailbox() -> Iterator[Mailbox[str]]:
+    """Gets an event for each SIGUSR1."""
+    mailbox: Mailbox[str] = Mailbox()
+    before = signal.signal(signal.SIGUSR1, lambda *_: mailbox.post("signal"))
+    yield mailbox
+    signal.signal(signal.SIGUSR1, before)
+
+
+def test_a_signal_to_the_main_thread_ends_the_wait(mailbox: Mailbox[str]) -> None:
+    threading.Timer(0.05, signal.pthread_kill, [threading.get_ident(), signal.SIGUSR1]).start()
+    assert mailbox.get(time.monotonic() + 60) == "signal"
+
+
+def test_a_signal_that_the_kernel_gives_to_another_thread_ends_the_wait_too(mailbox: Mailbox[str]) -> None:
+    def get_signalled() -> None:
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+
+    for _ in range(20):
+        threading.Timer(0.02, get_signalled).start()
+        assert mailbox.get(time.monotonic() + 20) == "signal"
+        assert mailbox.get(0.0) is None
+
+
+def test_whoever_watched_signals_before_watches_them_again(mailbox: Mailbox[str]) -> None:
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    before = signal.set_wakeup_fd(writer)
+    try:
+        mailbox.get(0.0)
+        signal.raise_signal(signal.SIGUSR1)
+        assert os.read(reader, 1) == bytes([signal.SIGUSR1])
+    finally:
+        assert signal.set_wakeup_fd(before) == writer
+        os.close(reader)
+        os.close(writer)
+    assert mailbox.get(0.0) == "signal"
+
+
+def test_nothing_is_left_of_a_mailbox_that_is_gone() -> None:
+    def left() -> tuple[int, int]:
+        return len(os.listdir("/proc/self/fd")), threading.active_count()
+
+    before = left()
+    for _ in range(5):
+        Mailbox[str]().get(0.0)
+    gc.collect()
+    wait_until(lambda: left() <= before)
+
+
+def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_room(self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", no_room)
+    mailbox: Mailbox[str] = Mailbox()
+    mailbox.post("a")
+    assert mailbox.get(0.0) == "a"
