@@ -1,0 +1,160 @@
+"""The parts of connecting that need no server: configuration, sharing, slowing down."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.hosts import Host
+from ddplaunch.launcher import ssh_config
+from ddplaunch.launcher.failures import Unreachable
+from ddplaunch.launcher.shared import Shared
+from ddplaunch.launcher.ssh_config import ConfigError, SshSettings, parse_jumps, resolve
+from ddplaunch.launcher.ssh_connections import Gate
+from tests.support.processes import wait_until
+
+
+@pytest.fixture(params=["ssh", "paramiko"])
+def reader(request, monkeypatch):
+    """Both ways to read the files must agree."""
+    if request.param == "paramiko":
+        monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
+    elif not ssh_config.shutil.which("ssh"):
+        pytest.skip("no ssh")
+
+
+CONFIG = """
+Host gpu*
+  HostName %h.cluster
+  User worker
+  Port 2200
+  IdentityFile ~/keys/%r
+  ProxyJump me@[fd00::1]:2222,second
+  UserKnownHostsFile /k/one /k/two
+  GlobalKnownHostsFile none
+  HostKeyAlias cluster
+  StrictHostKeyChecking accept-new
+  IdentityAgent none
+  IdentitiesOnly yes
+Host proxied
+  ProxyCommand nc %h %p %% %r
+  User someone
+  IdentityFile none
+"""
+
+
+@pytest.mark.usefixtures("reader")
+def test_the_files_are_read_as_ssh_reads_them(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(CONFIG)
+    config = resolve(Host("gpu1"), SshSettings(config=str(path)))
+    assert (config.name, config.hostname, config.user, config.port) == ("gpu1", "gpu1.cluster", "worker", 2200)
+    assert config.identity_files == (os.path.expanduser("~/keys/worker"),)
+    assert config.jumps == (Host("fd00::1", "me", 2222), Host("second"))
+    assert config.known_hosts == (Path("/k/one"), Path("/k/two"))
+    assert (config.host_key_alias, config.accept_new) == ("cluster", True)
+    assert (config.agent, config.identities_only) == ("", True)
+    config = resolve(Host("proxied"), SshSettings(config=str(path)))
+    assert config.proxy_command == "nc proxied 22 % someone"
+    assert (config.identity_files, config.accept_new) == ((), False)
+
+
+@pytest.mark.usefixtures("reader")
+def test_what_is_given_with_the_host_or_as_an_option_comes_first(tmp_path):
+    path = tmp_path / "config"
+    path.write_text(CONFIG.replace("%r", "mine"))
+    given = str(path)
+    settings = SshSettings(config=str(path), user="option", port=7, identity=given, accept_new=True)
+    config = resolve(Host("gpu1", "host", 2020), settings)
+    assert (config.user, config.port) == ("host", 2020)
+    assert config.identity_files == (given, os.path.expanduser("~/keys/mine"))
+    config = resolve(Host("other"), settings)
+    assert (config.user, config.port, config.accept_new) == ("option", 7, True)
+
+
+@pytest.mark.usefixtures("reader")
+def test_a_file_that_is_not_there_is_an_error(tmp_path):
+    with pytest.raises(ConfigError, match="config"):
+        resolve(Host("gpu1"), SshSettings(config=str(tmp_path / "config")))
+    with pytest.raises(ConfigError, match="--ssh-identity"):
+        resolve(Host("gpu1"), SshSettings(identity=str(tmp_path / "key")))
+
+
+@pytest.mark.parametrize("text", ["", "a,,b", "a:b", "me@", "-oX", "a b", "[fd00::1"])
+def test_a_jump_that_is_not_a_host_is_an_error(text):
+    with pytest.raises(ConfigError, match="ProxyJump"):
+        parse_jumps(text)
+
+
+def test_a_jump_may_be_a_uri():
+    assert parse_jumps("ssh://me@a:2222/, b") == (Host("a", "me", 2222), Host("b"))
+
+
+def test_a_shared_value_is_made_once_and_so_is_its_failure():
+    made: list[int] = []
+    shared: Shared[int] = Shared(is_good=lambda value: value > 1)
+
+    def make() -> int:
+        made.append(1)
+        return len(made)
+
+    assert shared.get("a", make) == 1
+    assert shared.get("a", make) == 2  # 1 was not good any more.
+    assert shared.get("a", make) == 2
+
+    def fail() -> int:
+        made.append(1)
+        raise Unreachable("TCP", "no")
+
+    before = len(made)
+    for _ in range(3):
+        with pytest.raises(Unreachable):
+            shared.get("b", fail)
+    assert len(made) == before + 1
+
+
+def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_well():
+    gate = Gate(8)
+    inside, release = [], threading.Event()
+
+    def enter() -> None:
+        with gate:
+            inside.append(1)
+            release.wait()
+
+    def count() -> int:
+        inside.clear()
+        release.clear()
+        threads = [threading.Thread(target=enter, daemon=True) for _ in range(12)]
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: sum(thread.is_alive() for thread in threads) == 12 and len(inside) >= 4)
+        seen = len(inside)
+        release.set()
+        for thread in threads:
+            thread.join()
+        return seen
+
+    def hang_up() -> None:
+        with gate:
+            raise Unreachable("TCP", "hung up", is_dropped=True)
+
+    for _ in range(5):
+        with pytest.raises(Unreachable):
+            hang_up()
+    assert count() <= 5
+    for _ in range(20):
+        with gate:
+            pass
+    release.clear()
+    threads = [threading.Thread(target=enter, daemon=True) for _ in range(12)]
+    inside.clear()
+    for thread in threads:
+        thread.start()
+    wait_until(lambda: len(inside) == 8)
+    release.set()
+    for thread in threads:
+        thread.join()
