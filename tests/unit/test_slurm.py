@@ -1,0 +1,261 @@
+"""A step, an allocation and neither are told apart by SLURM's variables, and its lists are read as it writes them."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from ddplaunch.errors import UsageError
+from ddplaunch.host_ranges import fold
+from ddplaunch.slurm import lint, parse_counts, parse_node_list, read_allocation, read_step
+
+JOB = {
+    "SLURM_JOB_ID": "1234",
+    "SLURM_JOB_NODELIST": "gpu[1-4]",
+    "SLURM_JOB_NUM_NODES": "4",
+    "SLURM_NNODES": "4",
+    "SLURM_NODELIST": "gpu[1-4]",
+    "SLURM_TASKS_PER_NODE": "8(x4)",
+}
+
+BATCH = {**JOB, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURMD_NODENAME": "gpu1"}
+"""What a batch script has, and it looks like rank 0 of 4 nodes."""
+
+STEP = {
+    **JOB,
+    "SLURM_STEP_ID": "2",
+    "SLURM_STEP_NODELIST": "gpu[2-4]",
+    "SLURM_STEP_NUM_NODES": "3",
+    "SLURM_STEP_NUM_TASKS": "3",
+    "SLURM_STEP_TASKS_PER_NODE": "1(x3)",
+    "SLURM_NODEID": "1",
+    "SLURM_PROCID": "1",
+    "SLURM_LOCALID": "0",
+    "SLURMD_NODENAME": "gpu3",
+    "SLURM_SRUN_COMM_HOST": "10.0.0.1",
+    "SLURM_STEP_LAUNCHER_PORT": "40001",
+}
+"""One task on each of three of the job's four nodes; this is the second."""
+
+
+def without(environ: dict[str, str], *names: str) -> dict[str, str]:
+    return {name: value for name, value in environ.items() if name not in names}
+
+
+# The step.
+
+
+def test_a_task_knows_its_step_and_not_its_job():
+    step = read_step({**STEP, "SLURM_RESTART_COUNT": "3"})
+    assert step is not None
+    assert (step.job_id, step.step_id, step.restarts) == ("1234", "2", 3)
+    assert step.hosts == ("gpu2", "gpu3", "gpu4")
+    assert (step.node_id, step.rank, step.local_rank, step.tasks_per_node) == (1, 1, 0, (1, 1, 1))
+    assert step.reserved_ports == ()
+    assert not [*lint(STEP, step)]
+
+
+def test_restarts_are_none_where_slurm_does_not_count_them():
+    step = read_step(STEP)
+    assert step is not None
+    assert step.restarts == 0
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [
+        {},
+        JOB,
+        BATCH,
+        # Since 26.05 the batch script has a step id.
+        {**BATCH, "SLURM_STEP_ID": "-5"},
+        # salloc's shell on a compute node, with LaunchParameters=use_interactive_step.
+        {**STEP, "SLURM_STEP_ID": "4294967290"},
+        {**STEP, "SLURM_STEP_ID": "-6"},
+        # sbatch called in a step of another job, on another node.
+        {**BATCH, **{k: v for k, v in STEP.items() if "STEP" in k}, "SLURM_STEP_NODELIST": "login[7-9]"},
+    ],
+)
+def test_outside_of_a_step_there_is_none(environ: dict[str, str]):
+    assert read_step(environ) is None
+
+
+@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"])
+def test_a_variable_that_srun_always_sets_is_named_where_it_is_missing(name: str):
+    with pytest.raises(UsageError, match=f"{name} is not"):
+        read_step(without(STEP, name))
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"SLURM_STEP_NUM_NODES": "4"},
+        {"SLURM_STEP_NUM_TASKS": "24"},
+        {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
+        {"SLURM_STEP_NODELIST": "gpu[3-4]"},
+        {"SLURM_NODEID": "3"},
+        {"SLURM_PROCID": "3"},
+        {"SLURM_LOCALID": "1"},
+    ],
+)
+def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str]):
+    with pytest.raises(UsageError, match="contradict") as caught:
+        read_step({**STEP, **wrong})
+    assert "--cluster none" in caught.value.hint
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="SLURM_NODEID=x: must be a whole number"):
+        read_step({**STEP, "SLURM_NODEID": "x"})
+
+
+def test_reserved_ports_are_those_of_the_step():
+    step = read_step({**STEP, "SLURM_STEP_RESV_PORTS": "12000-12002,12007"})
+    assert step is not None
+    assert step.reserved_ports == (12000, 12001, 12002, 12007)
+    with pytest.raises(UsageError, match="SLURM_STEP_RESV_PORTS"):
+        read_step({**STEP, "SLURM_STEP_RESV_PORTS": "some"})
+
+
+# The allocation.
+
+
+def test_a_batch_script_and_a_shell_know_their_job():
+    for environ in (JOB, BATCH):
+        job = read_allocation(environ)
+        assert job is not None
+        assert (job.job_id, job.hosts) == ("1234", ("gpu1", "gpu2", "gpu3", "gpu4"))
+    assert read_allocation({}) is None
+    assert read_allocation({"SLURM_JOB_ID": "1234"}) is None
+
+
+# Traps.
+
+
+def test_a_binding_left_over_from_the_step_in_which_sbatch_was_called_is_noticed():
+    assert "--cpu-bind" in " ".join(lint({**BATCH, "SLURM_CPU_BIND": "quiet,mask_cpu:0x0000000F"}, None))
+    assert not [*lint({**BATCH, "SLURM_CPU_BIND": "quiet,cores"}, None)]
+    # In a step it is that step's own.
+    assert not [*lint({**STEP, "SLURM_CPU_BIND": "quiet,mask_cpu:0x0000000F"}, read_step(STEP))]
+
+
+def test_one_component_of_a_heterogeneous_job_is_noticed():
+    assert "--het-group" in " ".join(lint({**BATCH, "SLURM_HET_SIZE": "2"}, None))
+
+
+def test_a_step_of_one_job_in_the_variables_of_another_is_noticed():
+    environ = {**STEP, "SLURM_JOB_NODELIST": "gpu[3-9]"}
+    assert "of another job" in " ".join(lint(environ, read_step(environ)))
+
+
+def test_ranks_that_alternate_between_nodes_are_noticed():
+    tasks = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
+    block, cyclic = {**STEP, **tasks, "SLURM_PROCID": "2"}, {**STEP, **tasks, "SLURM_PROCID": "1"}
+    assert not [*lint(block, read_step(block))]
+    assert "--distribution=block" in " ".join(lint(cyclic, read_step(cyclic)))
+    # -m arbitrary, one task per node.
+    assert not [*lint({}, read_step({**STEP, "SLURM_PROCID": "0"}))]
+
+
+# Node lists.
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("n1", ["n1"]),
+        ("n[1-3]", ["n1", "n2", "n3"]),
+        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
+        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
+        ("n[0099-0101]", ["n0099", "n0100", "n0101"]),
+        ("a[1-2],b,c[3,5]", ["a1", "a2", "b", "c3", "c5"]),
+        ("rack[1-2]node[01-02]", ["rack1node01", "rack1node02", "rack2node01", "rack2node02"]),
+        ("dgx-[1-2].cluster.example", ["dgx-1.cluster.example", "dgx-2.cluster.example"]),
+        ("n[2,1]", ["n2", "n1"]),
+        ("[1-2]", ["1", "2"]),
+        (" n[1-2] ", ["n1", "n2"]),
+    ],
+)
+def test_a_node_list_is_read_in_its_order(text: str, names: list[str]):
+    assert list(parse_node_list(text)) == names
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("", ",", "n1,,n2", "n1,", "n[", "n]", "n[]", "n[1", "n1]", "n[1-2", "n[a]", "n[1--2]", "n[-1]", "n[1,]"),
+        *("n[3-1]", "n[08-9]", "n[[1-2]]", "n[1-2],n[", "n 1", "n;rm", "-n1", ".n", "n:22", "[fd00::1]", "$(id)"),
+        *("n[1x2]", "é1", "n[0-999999999999]", "n[0-9999][0-9999]", "a[1-60000],b[1-60000]", "n" * 300),
+    ],
+)
+def test_what_is_no_node_list_is_refused_with_the_variable_it_came_from(text: str):
+    with pytest.raises(UsageError, match=r"^SLURM_JOB_NODELIST=") as caught:
+        parse_node_list(text, "SLURM_JOB_NODELIST")
+    assert len(caught.value.message) < 300
+
+
+NAMES = st.sets(
+    st.builds(
+        lambda stem, number, width, end: f"{stem}{number:0{width}}{end}",
+        st.sampled_from(["n", "gpu-", "a1b", "rack2-node"]),
+        st.integers(0, 120),
+        st.integers(1, 4),
+        st.sampled_from(["", "-ib", ".example"]),
+    ),
+    min_size=1,
+    max_size=30,
+)
+
+
+@given(NAMES)
+def test_every_folded_list_of_names_reads_back(names: set[str]):
+    assert set(parse_node_list(fold(names))) == names
+    assert list(parse_node_list(",".join(sorted(names)))) == sorted(names)
+
+
+@given(st.lists(st.tuples(st.integers(0, 999), st.integers(0, 9), st.integers(1, 5)), min_size=1, max_size=5))
+def test_ranges_are_padded_as_their_first_number(ranges: list[tuple[int, int, int]]):
+    inside, names = [], []
+    for first, more, width in ranges:
+        low, high = f"{first:0{width}}", f"{first + more:0{width}}"
+        # SLURM pads both ends alike.
+        inside.append(f"{low}-{high}" if more else low)
+        names += [f"n{number:0{width}}" for number in range(first, first + more + 1)]
+    assert list(parse_node_list(f"n[{','.join(inside)}]")) == names
+
+
+@example("n[1-3],[")
+@given(st.text(st.sampled_from("n0139[]-,.x "), max_size=20))
+def test_any_text_is_names_or_a_usage_error(text: str):
+    with contextlib.suppress(UsageError):
+        names = parse_node_list(text)
+        assert names
+        assert all(name and not set(name) & set("[], ") for name in names)
+
+
+# Counts.
+
+
+@pytest.mark.parametrize(
+    ("text", "counts"),
+    [("8", (8,)), ("8(x3),4", (8, 8, 8, 4)), ("2(x3),1,2", (2, 2, 2, 1, 2)), ("1(x2)", (1, 1))],
+)
+def test_counts_are_one_per_node(text: str, counts: tuple[int, ...]):
+    assert parse_counts(text) == counts
+
+
+@pytest.mark.parametrize(
+    "text", ["", "x", "8(x)", "8(3)", "8(x3", "(x3)", "8,,8", "8,", "0", "8(x0)", "-1", "8(x999999)"]
+)
+def test_what_is_no_list_of_counts_is_refused(text: str):
+    with pytest.raises(UsageError, match=r"^SLURM_STEP_TASKS_PER_NODE="):
+        parse_counts(text, "SLURM_STEP_TASKS_PER_NODE")
+
+
+@given(st.lists(st.tuples(st.integers(1, 999), st.integers(1, 9)), min_size=1, max_size=9))
+def test_counts_read_back(runs: list[tuple[int, int]]):
+    text = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in runs)
+    assert parse_counts(text) == tuple(count for count, times in runs for _ in range(times))
