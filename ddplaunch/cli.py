@@ -10,12 +10,13 @@ import contextlib
 import os
 import re
 import sys
-from typing import TYPE_CHECKING, Any, NoReturn, get_args
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch.cli_help import INHERITED, GroupedCommand, Option, complete_files, flag
-from ddplaunch.config import LaunchConfig, NumaBinding
+from ddplaunch.cli_help import INHERITED, GroupedCommand, Option, complete_files
+from ddplaunch.cli_options import OPTIONS
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
 from ddplaunch.options import build_config
 
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 INTERRUPTED = 130
-STOP_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 EXAMPLES = """Start, watch and stop the workers of a PyTorch DDP job, in place of torchrun.
 
@@ -55,114 +55,6 @@ AFTER_OPTIONS = {
     ),
 }
 
-
-def _print_version(ctx: click.Context, _param: click.Parameter, wanted: bool) -> None:
-    if wanted and not ctx.resilient_parsing:
-        click.echo(version_line())
-        ctx.exit()
-
-
-def version_line() -> str:
-    """Versions for a bug report, read without importing torch."""
-    from importlib import metadata
-
-    from ddplaunch import __version__
-
-    try:
-        torch = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch = "not installed"
-    return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
-
-
-OPTIONS: dict[str, tuple[Option, ...]] = {
-    "Workers": (
-        Option("--nproc-per-node", "N", "Workers: a number, auto, cpu, gpu or xpu. Default: one per GPU, else one."),
-        flag("-m --module", "SCRIPT is a module; run it as 'python -m' does."),
-        flag("--no-python", "SCRIPT is a program; execute it as it is."),
-        flag("--run-path", "SCRIPT is a script, whatever -m and --no-python say."),
-        Option(
-            "--start-method",
-            "METHOD",
-            "forkserver, fork: import torch once, then fork; spawn: start each anew. Default: forkserver.",
-            "forkserver",
-            type=click.Choice(["forkserver", "spawn", "fork"]),
-        ),
-        Option("--preload", "A,B", "Further modules to import before forking.", pet=False),
-        flag(
-            "--pass-local-rank", "Give the script --local-rank=N, for old torch.distributed.launch scripts.", pet=False
-        ),
-        flag("--use-env", "torch.distributed.launch's, and the default.", pet=False, hidden=True),
-        Option("--role", "NAME", "The workers' ROLE_NAME. Default: default.", "default"),
-    ),
-    "Devices": (
-        Option("--gpus", "2,4,7", "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.", pet=False),
-        Option("--gpus-per-proc", "K", "Each worker sees K GPUs, its own. Default: all.", "0", pet=False),
-        flag("--virtual-local-rank", "Each worker sees its own GPU only, with LOCAL_RANK=0."),
-        Option(
-            "--numa-binding",
-            "HOW",
-            "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no.",
-            pet=False,
-            type=click.Choice(get_args(NumaBinding)),
-        ),
-    ),
-    "Restarts and stopping": (
-        Option("--max-restarts", "N", "After a failure start all workers again, N times. Default: 0.", "0"),
-        Option(
-            "--shutdown-timeout",
-            "S",
-            "Seconds from SIGTERM to SIGKILL; the whole stop takes at most about 10 s more. Default: 30.",
-        ),
-        Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
-        Option("--monitor-interval", "S", "Accepted, without effect: ddplaunch does not poll.", "0.1"),
-    ),
-    "Output and logs": (
-        Option(
-            "--log-dir",
-            "DIR",
-            "Where the run's log folder goes; /dev/null: no files. Default: $XDG_STATE_HOME/ddplaunch.",
-            type=click.Path(file_okay=False, readable=False),
-        ),
-        Option(
-            "-r --redirects",
-            "WHAT",
-            "Keep off the console: 1 stdout, 2 stderr, 3 both; per local rank: 0:1,7:3. Default: 0, none.",
-            "0",
-        ),
-        Option("-t --tee", "WHAT", "Show on the console, even if redirected. Default: 0.", "0"),
-        Option("--ranks-filter", "0,4-7", "Ranks shown on the console. Default: all.", "", pet=False),
-        Option("--local-ranks-filter", "0,4-7", "The same, by local rank. Default: all.", ""),
-        Option(
-            "--duplicate-stdout-filters",
-            "A,B",
-            "Copy stdout lines with A or B to filtered_stdout.log. Default: none.",
-            "",
-        ),
-        Option("--duplicate-stderr-filters", "A,B", "The same for stderr; ',,' is a comma. Default: none.", ""),
-        Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
-        Option("--logs-specs", "NAME", "Not supported (plug-ins of torchrun's agent).", pet=False),
-        flag("-v --verbose", "Say what is done and why.", pet=False),
-        flag("-q --quiet", "Say nothing but errors and the failure page.", pet=False),
-    ),
-    "Nodes and rendezvous": (
-        Option("--nnodes", "N|MIN:MAX", "Nodes of the job; start ddplaunch on each. Default: 1.", "1"),
-        flag("--standalone", "One node, as --nnodes 1; ignore where nodes meet."),
-        Option("--rdzv-id", "ID", "Name of the run. Default: a fresh one."),
-        Option(
-            "--rdzv-backend", "NAME", "static: meet at node rank 0; c10d: at the endpoint. Default: static.", "static"
-        ),
-        Option("--rdzv-endpoint", "HOST:PORT", "Where nodes meet. Default port: 29400, if static 29500.", ""),
-        Option("--rdzv-conf", "K=V,...", "join_timeout, last_call_timeout, keep_alive_interval, is_host, ...", ""),
-        Option("--node-rank", "N", "Number of this node. Default: 0; with c10d, by arrival."),
-        Option("--master-addr", "HOST", "If static: where node rank 0 is."),
-        Option("--master-port", "PORT", "If static: the port there; on one node, of the workers' store."),
-        Option("--local-addr", "HOST", "Where other nodes reach this one. Default: its address towards the endpoint."),
-    ),
-    "Other": (
-        flag("--version", "Show versions.", pet=False, is_eager=True, expose_value=False, callback=_print_version),
-    ),
-}
 
 _DECLARED = [option for options in OPTIONS.values() for option in options]
 

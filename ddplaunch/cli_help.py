@@ -53,7 +53,9 @@ class Option(click.Option):
         pet: bool = True,
         **attributes: Any,
     ) -> None:
-        if metavar is not None:  # click 8.3 takes a flag's default of None for a third state
+        if metavar is not None and not attributes.get(
+            "multiple"
+        ):  # click 8.3 takes a flag's default of None for a third state
             attributes["default"] = default
         super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
         self.long_name = names.split()[-1]
@@ -223,11 +225,18 @@ def _full_name(typed: str, names: Mapping[str, click.Option]) -> str:
     if wanted in names:
         return wanted
     candidates = [name for name, option in names.items() if name.startswith(wanted) and not option.hidden]
+    of_torchrun = [name for name in candidates if name == "--help" or _is_torchruns(names[name])]
+    if len(of_torchrun) == 1:  # What is unique to torchrun must stay so.
+        return of_torchrun[0]
     if len(candidates) > 1:
         raise UsageError(f"{typed} is ambiguous: {', '.join(sorted(candidates))}", "Type more of its letters.")
     if not candidates:
         raise _unknown(typed, names)
     return candidates[0]
+
+
+def _is_torchruns(option: click.Option) -> bool:
+    return isinstance(option, Option) and bool(option.pet)
 
 
 def _unknown(typed: str, names: Mapping[str, click.Option]) -> UsageError:

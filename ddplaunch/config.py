@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.errors import UsageError
+
+if TYPE_CHECKING:
+    from ddplaunch.hosts import Host  # noqa: TC004
 
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
@@ -37,15 +40,33 @@ class Streams:
         return bool(mask & (1 if stream == "stdout" else 2))
 
 
+@dataclass(frozen=True)
+class Rehearsal:
+    """How a dry run's workers pretend to be on a GPU node.
+
+    Attributes:
+        gpus: how many the node pretends to have; 0 until its agent has counted what its workers need.
+        compiles: ``torch.compile`` compiles for the CPU; else it leaves functions as they are.
+    """
+
+    gpus: int = 0
+    compiles: bool = False
+
+
 @dataclass(frozen=True, kw_only=True)
 class Meeting:
-    """How the agents of several nodes meet where no launcher above them tells.
+    """How the agent of one node of several meets the others.
 
     Attributes:
         token: what the nodes of one run have in common; another run at the same endpoint has another.
-        node_rank: this node's place in the order of ranks; None for the order of arrival.
+        node_rank: this node's number; None for the order of arrival.
+        hosts: names or addresses of the node that serves, best first; empty for that node to find out its own.
         serves: this node serves the store; None to find out by comparing addresses.
+        seats: numbers of all nodes in the order of their ranks, where a launcher says so; empty where nodes come and
+            go by themselves.
+        attempt: the first round's number; more than 0 at a place that the run has moved to, likewise ``restarts``.
         local_addr: where other nodes reach this one; None for its address on the way to the endpoint.
+        interface: the same, by the network interface's name; ``local_addr`` wins.
         join_timeout_s: how long to wait for MIN nodes; ``last_call_s`` then for more.
         lost_after_s: a node whose heartbeat rests this long is lost.
     """
@@ -54,13 +75,40 @@ class Meeting:
     min_nodes: int
     max_nodes: int
     node_rank: int | None
-    host: str
+    hosts: tuple[str, ...]
     port: int
     serves: bool | None
     local_addr: str | None
+    interface: str | None
     join_timeout_s: float
     last_call_s: float
     lost_after_s: float
+    seats: tuple[int, ...] = ()
+    attempt: int = 0
+    restarts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remote:
+    """How other machines are reached, and what they are given. None leaves it to ssh's configuration.
+
+    Attributes:
+        accept_new: take the keys of unknown hosts, and keep them, as ``ssh -o StrictHostKeyChecking=accept-new``.
+        connect_timeout_s: for one attempt, from the name to being logged in.
+        python: interpreter there; None for the path of the launcher's own.
+        setup: shell text that runs there first, in a login shell.
+        environ: variables that the workers get, as pairs.
+    """
+
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    config: str | None = None
+    accept_new: bool = False
+    connect_timeout_s: float = 15.0
+    python: str | None = None
+    setup: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +129,11 @@ class LaunchConfig:
         show_local_ranks: the same by local rank; where both are given a worker must be in both.
         line_prefix: template of a console line's prefix with torchrun's ``${role_name} ${rank} ${local_rank}``, and
             ``${host}``; None for ``[host:rank] ``.
+        hosts: machines that one launcher starts all nodes on, the first ``max_nodes`` of them; the rest are spares.
+        chdir: working directory of the workers on every node; None for the launcher's.
+        interface: network interface by which the nodes reach each other; None to find out.
+        dry_run: all nodes are pretended ones on this machine, and their GPUs are rehearsed on the CPU.
+        rehearse_compile: in a dry run ``torch.compile`` compiles for the CPU.
         verbosity: -1 quiet, 0 normal, 1 verbose.
 
     Raises:
@@ -119,11 +172,22 @@ class LaunchConfig:
     duplicate_stderr_filters: tuple[str, ...] = ()
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
+    hosts: tuple[Host, ...] = ()
+    remote: Remote = field(default_factory=Remote)
+    chdir: str | None = None
+    interface: str | None = None
+    dry_run: bool = False
+    rehearse_compile: bool = False
     verbosity: int = 0
 
     def __post_init__(self) -> None:
         _check_counts(self)
         _check_combinations(self)
+
+    @property
+    def is_led(self) -> bool:
+        """One launcher starts all nodes and tells them where to meet."""
+        return self.meeting is None and self.max_nodes > 1
 
 
 def _check_counts(config: LaunchConfig) -> None:
@@ -135,12 +199,15 @@ def _check_counts(config: LaunchConfig) -> None:
             f"--nproc-per-node {nproc}: must be a number or one of auto, cpu, gpu, xpu",
             "Without the option there is one worker per GPU, or one where there is no GPU.",
         )
-    if config.max_nodes > 1 and config.meeting is None:
+    if config.is_led and not config.dry_run and not config.hosts:
         raise UsageError(
             f"--nnodes {config.max_nodes}: nothing says where the nodes meet",
-            "Start ddplaunch on every node, with --rdzv-backend c10d --rdzv-endpoint HOST:PORT, "
-            "or with --master-addr HOST --node-rank N.",
+            "Name the hosts with --hosts gpu1,gpu2 or --hostfile FILE, or start ddplaunch on every node, with "
+            "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, or with --master-addr HOST --node-rank N. "
+            "--dry-run pretends the nodes here.",
         )
+    if config.hosts and len(config.hosts) < config.min_nodes:
+        raise UsageError(f"--nnodes {config.min_nodes}: only {len(config.hosts)} hosts are named")
     if config.max_restarts < 0:
         raise UsageError(f"--max-restarts {config.max_restarts}: must not be negative")
     if not 0 <= config.shutdown_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from ddplaunch.config import Entry, Meeting, NumaBinding, StartMethod, Streams
+from ddplaunch.config import Entry, Meeting, NumaBinding, Rehearsal, StartMethod, Streams
 
 StreamName = Literal["stdout", "stderr"]
 Outcome = Literal["succeeded", "failed", "stopped"]
@@ -16,7 +16,7 @@ Outcome = Literal["succeeded", "failed", "stopped"]
 
 @dataclass(frozen=True)
 class Program:
-    """What every worker runs; ``python`` is the interpreter's path, unused for a program."""
+    """What every worker runs; ``python`` is the interpreter's path, empty for the agent's, unused for a program."""
 
     entry: Entry
     path: str
@@ -31,8 +31,12 @@ class AgentSpec:
     Attributes:
         host: the node's display name.
         log_dir: absolute folder of the run on this node; None keeps no files.
+        has_own_folder: ``log_dir`` is instead the base of a run folder that the agent makes, None for the default.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None means /dev/null.
         stdout_fd: the user's terminal for a lone worker; None means the worker's stdout is piped. Likewise stderr_fd.
+        meeting: where to meet the other nodes; None if there are none, or if the launcher tells later.
+        rehearsal: the node only pretends to have GPUs; None on a real one.
+        is_led: the launcher tells by a record where to meet, and again whenever that changes.
         python_is_ours: ``program.python`` is the interpreter that runs ddplaunch, so workers may be forked.
     """
 
@@ -64,6 +68,9 @@ class AgentSpec:
     stdout_fd: int | None = None
     stderr_fd: int | None = None
     meeting: Meeting | None = None
+    is_led: bool = False
+    has_own_folder: bool = False
+    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)

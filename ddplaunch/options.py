@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch import host_options
 from ddplaunch import option_values as values
-from ddplaunch.config import Entry, LaunchConfig, Meeting
+from ddplaunch.config import Entry, LaunchConfig, Meeting, Remote
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +23,8 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
     Raises:
         UsageError: a value or a combination that cannot be meant.
     """
-    min_nodes, max_nodes = values.parse_nnodes(options["nnodes"])
+    hosts = host_options.chosen_hosts(options, environ)
+    min_nodes, max_nodes = host_options.nnodes(options["nnodes"], hosts)
     _check_accepted(options)
     _check_rendezvous(options, max_nodes)
     master_addr, master_port = _static_store(options)
@@ -32,35 +34,53 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
         entry=_entry(options),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        meeting=_meeting(options, min_nodes, max_nodes) if max_nodes > 1 else None,
+        meeting=_meeting(options, min_nodes, max_nodes)
+        if max_nodes > 1 and not (hosts or options["dry_run"])
+        else None,
         nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
         gpus=values.parse_gpus(options["gpus"]),
         gpus_per_proc=values.parse_whole(options["gpus_per_proc"], "--gpus-per-proc"),
         virtual_local_rank=options["virtual_local_rank"],
         pass_local_rank=options["pass_local_rank"],
         run_id=None if options["rdzv_id"] == "none" else options["rdzv_id"],
-        role=options["role"],
         max_restarts=values.parse_whole(options["max_restarts"], "--max-restarts"),
         start_method="spawn" if options["start_method"] == "spawn" else "forkserver",
         preload=values.parse_preload(options["preload"]),
         python=environ.get("PYTHON_EXEC") or None,
-        numa_binding=options["numa_binding"],
         master_addr=master_addr,
         master_port=master_port,
         local_addr=None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr"),
         shutdown_timeout_s=_shutdown_timeout_s(options, environ),
         signals=values.parse_signals(options["signals_to_handle"]),
         log_dir=options["log_dir"] or None,
-        redirects=values.parse_streams(options["redirects"], "--redirects"),
-        tee=values.parse_streams(options["tee"], "--tee"),
-        show_ranks=values.parse_ranks(options["ranks_filter"], "--ranks-filter"),
-        show_local_ranks=values.parse_ranks(options["local_ranks_filter"], "--local-ranks-filter"),
-        duplicate_stdout_filters=values.parse_needles(options["duplicate_stdout_filters"]),
-        duplicate_stderr_filters=values.parse_needles(options["duplicate_stderr_filters"]),
+        **_shown(options),
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
-        events="console" if options["event_log_handler"] == "console" else "null",
-        verbosity=options["verbose"] - options["quiet"],
+        hosts=hosts,
+        remote=host_options.remote(options, environ) if hosts or _gives(options) else Remote(),
+        role=options["role"],
+        numa_binding=options["numa_binding"],
+        chdir=options["chdir"] or None,
+        interface=options["interface"] or None,
+        **{name: options[name] for name in ("dry_run", "rehearse_compile")},
     )
+
+
+def _gives(options: Mapping[str, Any]) -> bool:
+    return bool(options["export"] or options["env_file"])
+
+
+def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept and shown of the workers' output, and what is said."""
+    return {
+        "events": "console" if options["event_log_handler"] == "console" else "null",
+        "verbosity": options["verbose"] - options["quiet"],
+        "redirects": values.parse_streams(options["redirects"], "--redirects"),
+        "tee": values.parse_streams(options["tee"], "--tee"),
+        "show_ranks": values.parse_ranks(options["ranks_filter"], "--ranks-filter"),
+        "show_local_ranks": values.parse_ranks(options["local_ranks_filter"], "--local-ranks-filter"),
+        "duplicate_stdout_filters": values.parse_needles(options["duplicate_stdout_filters"]),
+        "duplicate_stderr_filters": values.parse_needles(options["duplicate_stderr_filters"]),
+    }
 
 
 def _check_accepted(options: Mapping[str, Any]) -> None:
@@ -114,10 +134,11 @@ def _meeting(options: Mapping[str, Any], min_nodes: int, max_nodes: int) -> Meet
         min_nodes=max_nodes if static else min_nodes,
         max_nodes=max_nodes,
         node_rank=node_rank or 0 if static else node_rank,
-        host=where[0],
+        hosts=(where[0],),
         port=where[1],
         serves=serves,
         local_addr=None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr"),
+        interface=options["interface"],
         join_timeout_s=_conf_seconds(conf, "join_timeout", _conf_seconds(conf, "timeout", 600)),
         last_call_s=_conf_seconds(conf, "last_call_timeout", 30),
         lost_after_s=beat_s,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ddplaunch.config import Meeting, Rehearsal
 from ddplaunch.model import AgentSpec, AttemptResult, StreamName
+from ddplaunch.rounds import NodesExpected
 
 # Records from the agent.
 
@@ -20,13 +22,15 @@ class AgentReady:
 
 @dataclass(frozen=True)
 class AttemptStarted:
-    """All workers of an attempt run. ``pids`` is ordered by local rank."""
+    """All of a node's workers of an attempt run. ``pids`` is ordered by local rank; the first has ``first_rank``."""
 
     attempt: int
     world_size: int
     master_addr: str
     master_port: int
     pids: tuple[int, ...]
+    node_rank: int
+    first_rank: int
 
 
 @dataclass(frozen=True)
@@ -43,11 +47,13 @@ class Output:
     ``lost_lines`` lines before these bytes could not be kept for the console.
     """
 
+    host: str
     rank: int
     local_rank: int
     stream: StreamName
     nbytes: int
     lost_lines: int = 0
+    attempt: int = 0
 
 
 @dataclass(frozen=True)
@@ -56,6 +62,31 @@ class Notice:
 
     text: str
     level: Literal[-1, 0, 1] = 0
+
+
+@dataclass(frozen=True)
+class Inflicted:
+    """Answer to the ``Inflict`` of this number. ``happened`` is false where the worker had ended before."""
+
+    number: int
+    happened: bool
+
+
+@dataclass(frozen=True)
+class EndpointOpen:
+    """The node that was told to serve the rendezvous of ``token`` does; ``addresses`` of its own, best first."""
+
+    token: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class RendezvousGone:
+    """This node has lost the rendezvous of ``token``, stops its workers, and waits for another Meet."""
+
+    token: str
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -75,6 +106,13 @@ class AgentEnded:
 
 
 # Records to the agent.
+
+
+@dataclass(frozen=True)
+class Meet:
+    """Where the nodes of this run meet from now on; an earlier place is gone."""
+
+    meeting: Meeting
 
 
 @dataclass(frozen=True)
@@ -101,6 +139,24 @@ class PassSignal:
     """Send ``signum`` to every worker and stop nothing."""
 
     signum: int
+
+
+@dataclass(frozen=True)
+class Inflict:
+    """Harm one worker of ``attempt``, for a rehearsal; answered by ``Inflicted``.
+
+    Attributes:
+        signum: SIGKILL for it alone, or what its process group gets.
+        code: the exit code as which its end by SIGKILL is told; None for what it is.
+        factor: in place of a signal, everything takes it this many times as long from now on.
+    """
+
+    number: int
+    attempt: int
+    local_rank: int
+    signum: int = 0
+    code: int | None = None
+    factor: float | None = None
 
 
 # Records between the agent and its forkserver.
@@ -136,6 +192,7 @@ class WorkerSpec:
             workers' c10d store on the fourth descriptor.
         env: the complete environment; None keeps the forkserver's.
         cpus: CPU set to run on; None for no change.
+        rehearsal: GPUs are rehearsed in a forked worker; an exec'd one has it on its command line.
         cgroup: folder of a cgroup v2 to enter before anything else; empty for none.
     """
 
@@ -145,6 +202,7 @@ class WorkerSpec:
     env: dict[str, str] | None = None
     cpus: frozenset[int] | None = None
     cgroup: str = ""
+    rehearsal: Rehearsal | None = None
 
 
 @dataclass(frozen=True)
@@ -171,7 +229,18 @@ class WorkerStarted:
     error: str = ""
 
 
-FROM_AGENT = (AgentReady, AttemptStarted, AttemptEnded, Output, Notice, AgentFailed, AgentEnded)
-TO_AGENT = (AgentSpec, SweepRun, StopWorkers, PassSignal)
+FROM_AGENT = (
+    AgentReady,
+    EndpointOpen,
+    AttemptStarted,
+    AttemptEnded,
+    RendezvousGone,
+    Inflicted,
+    Output,
+    Notice,
+    AgentFailed,
+    AgentEnded,
+)
+TO_AGENT = (AgentSpec, SweepRun, Meet, NodesExpected, StopWorkers, PassSignal, Inflict)
 FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)
 TO_FORKSERVER = (ForkserverSpec, WorkerSpec)

@@ -11,11 +11,12 @@ from ddplaunch.model import Round, WorkerExit
 
 @dataclass(frozen=True)
 class NodeJoined:
-    """A node is ready for the next round."""
+    """A node is ready for the next round. ``reached`` is the address at which it reached the one that serves."""
 
     node_index: int
     host: str
     local_world_size: int
+    reached: str = ""
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,13 @@ class NodeGone:
     node_index: int
 
 
+@dataclass(frozen=True)
+class NodesExpected:
+    """The launcher says who takes part from now on, in the order of ranks; who is missing is lost."""
+
+    seats: tuple[int, ...]
+
+
 # From the coordinator to a node.
 
 
@@ -74,9 +82,13 @@ class Gathered:
 
 @dataclass(frozen=True)
 class ListenForStore:
-    """You are the first node of round ``attempt``: bind the socket of the workers' store and say where."""
+    """You are the first node of round ``attempt``: bind the socket of the workers' store and say where.
+
+    ``reached``: the address of yours that other nodes have reached you by; empty if none has.
+    """
 
     attempt: int
+    reached: str = ""
 
 
 @dataclass(frozen=True)
@@ -118,12 +130,15 @@ class RunClosed:
 
 @dataclass(frozen=True, kw_only=True)
 class MemberSpec:
-    """How a node takes part. ``node_index`` None asks for the next free one; ``node_id`` is the node's alone."""
+    """How a node takes part. ``node_index`` None asks for the next free one; ``node_id`` is the node's alone.
+
+    The rest is ``Meeting``'s.
+    """
 
     token: str
     node_id: str
     node_index: int | None
-    address: str
+    hosts: tuple[str, ...]
     port: int
     serves: bool
     min_nodes: int
@@ -132,13 +147,17 @@ class MemberSpec:
     connect_timeout_s: float
     last_call_s: float
     lost_after_s: float
+    seats: tuple[int, ...] = ()
+    attempt: int = 0
+    restarts: int = 0
 
 
 @dataclass(frozen=True)
 class MemberReady:
-    """The node is connected to the rendezvous, as ``node_index``."""
+    """The node is connected to the rendezvous at ``reached``, as ``node_index``."""
 
     node_index: int
+    reached: str
 
 
 @dataclass(frozen=True)
@@ -149,7 +168,7 @@ class RendezvousLost:
     refused: bool = False
 
 
-FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeGone)
+FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeGone, NodesExpected)
 TO_NODE = (Gathered, ListenForStore, RoundFormed, StopRound, RoundOver, RunClosed)
 FROM_MEMBER = (MemberReady, RendezvousLost, *TO_NODE)
 TO_MEMBER = (MemberSpec, *FROM_NODE)

@@ -25,9 +25,9 @@ from ddplaunch.model import AgentSpec, AttemptResult, Outcome, Round, WorkerExit
 from ddplaunch.records import (
     AgentReady,
     AttemptEnded,
-    AttemptStarted,
     ForkserverReady,
     ImportFailed,
+    Inflict,
     Notice,
     PassSignal,
     StopWorkers,
@@ -63,14 +63,11 @@ class Agent:
         self._stop: StopWorkers | None = None
         self._stop_deadline = float("inf")
         self._unkillable: tuple[int, ...] = ()
-        self._rounds = self._make_rounds()
-
-    def _make_rounds(self) -> Rounds:
-        spec, size = self._spec, self._placement.local_world_size
-        if spec.meeting is None:
-            return OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
-        means = Means(self._wait, lambda: bool(self._stop), self._start_member, self._outbox.send, self._mailbox.post)
-        return AgreedRounds(spec, spec.meeting, size, means)
+        size = self._placement.local_world_size
+        self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
+        if spec.meeting or spec.is_led:
+            means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
+            self._rounds = AgreedRounds(spec, size, means)
 
     def run(self) -> tuple[int, ...]:
         """Attempt after attempt until one ends the run.
@@ -82,6 +79,8 @@ class Agent:
             LaunchError: the run cannot go on.
         """
         self._outbox.send(AgentReady(os.getpid(), self._placement.local_world_size))
+        if notice := self._spawner.prepare():  # Now, so that torch is imported while nodes find each other.
+            self._outbox.send(Notice(notice, 1))
         while (opened := self._rounds.next()) is not None:
             result = self._rounds.over(self._attempt(*opened))
             self._outbox.drain(DRAIN_S)
@@ -137,24 +136,20 @@ class Agent:
             return
         if listener is not None:
             self._spawner.request(*store_request(round_, listener), STORE)
+        extra = self._rounds.worker_environ
         for worker in group.workers:
-            spec = worker_spec(
-                self._spec, self._spawner.plan, self._placement, round_, worker.local_rank, worker.error_file
-            )
+            spec = worker_spec(self._spec, self._spawner.plan, self._placement, round_, worker, extra)
             self._spawner.request(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_s = time.monotonic()
         done = lambda: not self._spawner.is_waiting or self._must_end() or group.any_failed  # noqa: E731
         if not self._wait(done, lambda: self._last_start_s + _START_S):
             self._trouble = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
         elif not self._spawner.is_waiting and not self._trouble:
-            pids = tuple(worker.pid for worker in group.workers)
-            where = (round_.master_addr, round_.master_port)
-            self._outbox.send(AttemptStarted(round_.attempt, round_.world_size, *where, pids))
+            group.tell_started()
 
     def _ensure_forkserver(self) -> None:
-        reason = self._spawner.prepare()
-        if reason:
-            self._outbox.send(Notice(f"the workers on {self._spec.host} get no cgroup of their own: {reason}", 1))
+        if notice := self._spawner.prepare():
+            self._outbox.send(Notice(notice, 1))
         done = lambda: self._spawner.is_ready or self._must_end()  # noqa: E731
         if not self._wait(done, time.monotonic() + _SLOW_IMPORT_S):
             self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (a cold file system?)"))
@@ -162,6 +157,7 @@ class Agent:
 
     def _start_member(self, fds: list[int]) -> None:
         """Have the forkserver start this node's member of the rendezvous."""
+        self._end_helper(MEMBER)
         self._ensure_forkserver()
         self._spawner.request(WorkerSpec(tag="member", how="member"), fds, MEMBER)
         self._wait(lambda: not self._spawner.is_waiting or self._must_end())
@@ -177,11 +173,14 @@ class Agent:
         if not group.all_ended:
             group.kill()
             self._wait(lambda: group.all_ended, time.monotonic() + processes.SWEEP_S)
-        if STORE in self._helpers:
-            processes.signal_process(self._helpers[STORE], signal.SIGKILL)
-            self._wait(lambda: STORE not in self._helpers, time.monotonic() + processes.SWEEP_S)
+        self._end_helper(STORE)
         if not self._stop:
             self._stop_deadline = float("inf")
+
+    def _end_helper(self, place: int) -> None:
+        if place in self._helpers:
+            processes.signal_process(self._helpers[place], signal.SIGKILL)
+            self._wait(lambda: place not in self._helpers, time.monotonic() + processes.SWEEP_S)
 
     # Events.
 
@@ -215,6 +214,8 @@ class Agent:
                 self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
+            case Inflict() if self._group:
+                self._group.inflict(event)
             case _:
                 self._rounds.apply(event)
 
@@ -238,9 +239,8 @@ class Agent:
             self._group.exited(local_rank)
         elif local_rank < 0:
             ended = verdict.describe(processes.reap(self._helpers.pop(local_rank)))
-            # What the member's end means, its channel tells.
             runs = self._group and not self._group.all_ended and not self._group.any_failed and not self._must_end()
-            if local_rank == STORE and runs:
+            if local_rank == STORE and runs:  # What the member's end means, its channel tells.
                 self._trouble = f"the workers' store on {self._spec.host} ended by {ended}"
 
     def _stop_asked(self, order: StopWorkers) -> None:

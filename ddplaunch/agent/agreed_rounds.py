@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
-import secrets
-import socket
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch import protocol, verdict
+from ddplaunch import verdict
 from ddplaunch.agent import endpoint
-from ddplaunch.agent.endpoint import listen
+from ddplaunch.agent.events import FromMember
+from ddplaunch.agent.membership import Membership
 from ddplaunch.errors import RENDEZVOUS, LaunchError
-from ddplaunch.records import Notice
+from ddplaunch.records import EndpointOpen, Meet, Notice, RendezvousGone
 from ddplaunch.rounds import (
-    FROM_MEMBER,
     Gathered,
     ListenForStore,
     MemberReady,
-    MemberSpec,
     NodeEnded,
     NodeGone,
     NodeJoined,
+    NodesExpected,
     RendezvousLost,
     RoundFormed,
     RoundOver,
@@ -35,9 +31,8 @@ from ddplaunch.rounds import (
 )
 
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    import socket
 
-    from ddplaunch.config import Meeting
     from ddplaunch.model import AgentSpec, AttemptResult, Round
 
 _CLOSE_S = 5.0
@@ -48,69 +43,112 @@ _VERDICT_S = 30.0
 class Means:
     """What the agent lends to its rounds. ``wait`` as ``Agent._wait``; ``must_end``: this node was told to stop.
 
-    ``start_member`` starts the member's process with four descriptors and the channel behind them.
+    ``start_member`` starts the member's process with four descriptors and the channel behind them; ``tell`` sends the
+    launcher a record.
     """
 
     wait: Callable[[Callable[[], bool], float | None], bool]
     must_end: Callable[[], bool]
     start_member: Callable[[list[int]], None]
-    notice: Callable[[Notice], None]
+    tell: Callable[[object], None]
     post: Callable[[object], None]
 
 
 class AgreedRounds:
-    """Several nodes, each with an agent like this one; they meet at the endpoint."""
+    """Several nodes, each with an agent like this one; they meet at the endpoint.
 
-    def __init__(self, spec: AgentSpec, meeting: Meeting, local_world_size: int, means: Means) -> None:
+    A led agent is told by its launcher where that is. It goes on when a rendezvous is lost, once it is told another.
+    """
+
+    def __init__(self, spec: AgentSpec, local_world_size: int, means: Means) -> None:
         self._spec = spec
-        self._meeting = meeting
+        self._next_meeting = spec.meeting
         self._size = local_world_size
         self._means = means
-        self._where = f"{meeting.host}:{meeting.port}"
-        self._channel: BinaryIO | None = None
-        self._bind_address = ""
-        self._address = ""
-        self._serves = False
-        self._index: int | None = None
-        self._gathered: Gathered | None = None
+        self._member: Membership | None = None
         self._listener: socket.socket | None = None
         self._formed: Round | None = None
         self._stopped_attempt = -1
         self._over: RoundOver | None = None
         self._closed = False
-        self._lost = ""
 
     @property
     def must_stop(self) -> str:
         if self._lost:
-            return f"the rendezvous at {self._where} is lost: {self._lost}"
+            return self._lost
         current = self._formed is not None and self._formed.attempt == self._stopped_attempt
         return "another node stopped the round" if current else ""
 
+    @property
+    def _lost(self) -> str:
+        member = self._member
+        if self._spec.is_led and self._next_meeting and member:
+            return "the rendezvous has moved"
+        return f"the rendezvous at {member.where} is lost: {member.lost}" if member and member.lost else ""
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        member = self._member
+        name = endpoint.interface_of(member.address) if member else ""
+        if not name:
+            return {}
+        names = {"GLOO_SOCKET_IFNAME": name}
+        if member and member.meeting.local_addr:
+            names["NCCL_SOCKET_IFNAME"] = f"={name}"
+        return names
+
     def next(self) -> tuple[Round, socket.socket | None] | None:
-        deadline = time.monotonic() + self._meeting.join_timeout_s
-        if self._channel is None:
-            self._enter()
-            self._await(lambda: self._index is not None, deadline)
-        if self._means.must_end() or self._index is None:
+        while not self._means.must_end():
+            deadline = time.monotonic() + self._join_timeout_s()
+            member = self._member if self._member and not self._lost else self._enter(deadline)
+            if member is None or member.index is None:
+                continue
+            self._formed = self._over = None
+            member.say(NodeJoined(member.index, self._spec.host, self._size, member.reached))
+            self._await(lambda: bool(self._formed or self._over), deadline)
+            if self._over and not self._formed:
+                raise LaunchError(f"{member.where}: {self._over.reason}", "", RENDEZVOUS)
+            if self._formed and not self._means.must_end():
+                listener, self._listener = self._listener, None
+                return self._formed, listener
+        return None
+
+    def _join_timeout_s(self) -> float:
+        meeting = self._next_meeting or (self._member.meeting if self._member else None)
+        return meeting.join_timeout_s if meeting else float("inf")
+
+    def _enter(self, deadline: float) -> Membership | None:
+        """Go to the place that is due; a led agent waits until it is told one. None where it came to nothing."""
+        if self._member:
+            self._member.close()
+            self._member = None
+        self._means.wait(lambda: self._next_meeting is not None or self._means.must_end(), None)
+        meeting, self._next_meeting = self._next_meeting, None
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+        if meeting is None:
             return None
-        self._formed = self._over = self._gathered = None
-        self._say(NodeJoined(self._index, self._spec.host, self._size))
-        self._await(lambda: bool(self._formed or self._over), deadline)
-        if self._means.must_end():
-            return None
-        if self._formed is None:
-            raise LaunchError(f"{self._where}: {self._over.reason if self._over else ''}", "", RENDEZVOUS)
-        listener, self._listener = self._listener, None
-        return self._formed, listener
+        self._closed, self._stopped_attempt = False, -1
+        self._member = member = Membership(self._spec.host, meeting)
+        if member.serves and self._spec.is_led:
+            self._means.tell(EndpointOpen(meeting.token, member.addresses, member.port))
+        member.enter(self._spec.max_restarts, self._means.start_member, self._means.post)
+        deadline = min(deadline, time.monotonic() + meeting.join_timeout_s)
+        self._await(lambda: member.index is not None, deadline)
+        return member
 
     def over(self, result: AttemptResult) -> AttemptResult:
         first = verdict.first_failure(result.exits)
         stopped, hopeless = self._means.must_end(), bool(verdict.why_hopeless(first))
         failed = result.outcome == "failed"
-        self._say(NodeEnded(self._index or 0, result.attempt, failed, stopped, hopeless, first))
+        if self._member:
+            index = self._member.index or 0
+            self._member.say(NodeEnded(index, result.attempt, failed, stopped, hopeless, first))
         over = self._await_verdict(result.outcome == "succeeded")
         if over is None:
+            if self._spec.is_led and self._lost and not stopped:
+                return replace(result, outcome="stopped", restarts=True, note=self._lost)
             outcome = "failed" if self._lost else result.outcome
             return replace(result, outcome=outcome, note=self.must_stop or result.note)
         if not over.restarts:
@@ -122,127 +160,85 @@ class AgreedRounds:
 
     def _await_verdict(self, succeeded: bool) -> RoundOver | None:
         """What all nodes agree on. The others may run on for days after this node's workers have succeeded."""
-        limit_s = self._spec.shutdown_timeout_s + self._meeting.lost_after_s + _VERDICT_S
+        lost_after_s = self._member.meeting.lost_after_s if self._member else 0.0
+        limit_s = self._spec.shutdown_timeout_s + lost_after_s + _VERDICT_S
         deadline = None if succeeded else time.monotonic() + limit_s
         self._means.wait(lambda: bool(self._over or self._lost or (succeeded and self._means.must_end())), deadline)
         return self._over
 
     def alarm(self) -> None:
-        if self._formed and self._index is not None:
-            self._say(WorkerFailed(self._index, self._formed.attempt))
+        if self._formed and self._member and self._member.index is not None:
+            self._member.say(WorkerFailed(self._member.index, self._formed.attempt))
 
     def apply(self, event: object) -> None:
         match event:
-            case MemberReady(node_index=index):
-                self._index = index
+            case FromMember(token=token, record=record) if self._member and self._member.meeting.token == token:
+                self._hear(self._member, record)
+            case Meet(meeting=meeting):
+                self._next_meeting = meeting
+            case NodesExpected() if self._member:
+                self._member.say(event)
+
+    def _hear(self, member: Membership, record: object) -> None:
+        match record:
+            case MemberReady():
+                member.ready(record)
             case Gathered():
-                self._gathered = event
-                if event.missing:
-                    self._means.notice(Notice(_waiting_text(self._where, event)))
-            case ListenForStore(attempt=attempt):
-                self._listener = listen(self._spec.host, self._bind_address, 0)
-                self._say(StoreListens(attempt, self._address, self._listener.getsockname()[1]))
+                member.gathered = record.hosts
+                if record.missing:
+                    self._means.tell(Notice(member.waiting(record.missing)))
+            case ListenForStore(attempt=attempt, reached=reached):
+                self._listener = self._listener or member.listen(reached)
+                member.say(StoreListens(attempt, member.address, self._listener.getsockname()[1]))
             case RoundFormed(round=formed):
                 self._formed = formed
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundOver():
-                self._over = event
+                self._over = record
             case RunClosed():
                 self._closed = True
             case RendezvousLost(reason=reason, refused=refused):
-                self._lost = self._lost or reason
+                self._member_lost(member, reason)
                 if refused:
-                    raise LaunchError(f"{self._where}: {reason}", "Give every run its own --rdzv-id.", RENDEZVOUS)
+                    raise LaunchError(f"{member.where}: {reason}", "Give every run its own --rdzv-id.", RENDEZVOUS)
+
+    def _member_lost(self, member: Membership, reason: str) -> None:
+        if not member.lost and self._spec.is_led:
+            self._means.tell(RendezvousGone(member.meeting.token, reason))
+        member.lost = member.lost or reason
 
     def close(self) -> None:
         """Say good-bye where that was not done: the others need not wait for this node's heartbeat to rest."""
-        if self._channel and self._index is not None and not self._lost and self._over is None:
-            self._say(NodeGone(self._index))
+        member = self._member
+        if member and member.index is not None and not self._lost and self._over is None:
+            member.say(NodeGone(member.index))
             self._means.wait(lambda: bool(self._lost), time.monotonic() + 0.2)
 
     def _take_leave(self) -> None:
         """The node that serves stays until all others have heard the verdict."""
-        if self._serves:
+        member = self._member
+        if member and member.serves:
             self._means.wait(lambda: self._closed or bool(self._lost), time.monotonic() + _CLOSE_S)
-        elif self._index is not None:
-            self._say(NodeGone(self._index))
+        elif member and member.index is not None:
+            member.say(NodeGone(member.index))
 
     def _await(self, done: Callable[[], bool], deadline: float) -> None:
-        """Until ``done`` or this node is told to stop.
+        """Until ``done`` or this node is told to stop; for a led agent also when the rendezvous is lost.
 
         Raises:
             LaunchError: the rendezvous is lost, or the time is over.
         """
         came = self._means.wait(lambda: done() or bool(self._lost) or self._means.must_end(), deadline)
+        member = self._member
+        if member is None or (self._spec.is_led and self._lost):
+            return
         if self._lost:
             raise LaunchError(
-                f"{self._spec.host} cannot meet the other nodes at {self._where}: {self._lost}",
-                f"This node's address on the way there is {self._address}. Is the node that serves it started, and its "
-                "port open?",
+                f"{self._spec.host} cannot meet the other nodes at {member.where}: {member.lost}",
+                f"This node's address on the way there is {member.own_address()}. Is the node that serves it started, "
+                "and its port open?",
                 RENDEZVOUS,
             )
         if not came:
-            hosts = ", ".join(self._gathered.hosts) if self._gathered else self._spec.host
-            raise LaunchError(
-                f"after {self._meeting.join_timeout_s:g} s only these nodes have come to {self._where}: {hosts}; "
-                f"{self._meeting.min_nodes} are needed",
-                "Start the others with the same --rdzv-endpoint and --rdzv-id.",
-                RENDEZVOUS,
-            )
-
-    def _enter(self) -> None:
-        """Start the member, with the endpoint's socket where this node owns it."""
-        listener = endpoint.own(self._spec.host, self._meeting)
-        self._serves = listener is not None
-        self._bind_address = self._meeting.local_addr or (listener.getsockname()[0] if listener else "")
-        self._address = self._meeting.local_addr or (
-            self._meeting.host if listener else endpoint.route_address(self._spec.host, self._meeting)
-        )
-        self._bind_address = self._bind_address or self._address
-        ours, theirs = socket.socketpair()
-        null = os.open(os.devnull, os.O_RDWR)
-        fds = [null, os.dup(null), os.dup(null), theirs.detach(), listener.detach() if listener else os.dup(null)]
-        self._means.start_member(fds)
-        self._channel = ours.makefile("wb")
-        stream = ours.makefile("rb")
-        threading.Thread(target=self._listen, args=(stream,), name="rendezvous", daemon=True).start()
-        self._say(self._member_spec())
-
-    def _member_spec(self) -> MemberSpec:
-        meeting = self._meeting
-        return MemberSpec(
-            token=meeting.token,
-            node_id=f"{self._spec.host} {secrets.token_hex(8)}",
-            node_index=meeting.node_rank,
-            address=meeting.host,
-            port=meeting.port,
-            serves=self._serves,
-            min_nodes=meeting.min_nodes,
-            max_nodes=meeting.max_nodes,
-            max_restarts=self._spec.max_restarts,
-            connect_timeout_s=meeting.join_timeout_s,
-            last_call_s=meeting.last_call_s,
-            lost_after_s=meeting.lost_after_s,
-        )
-
-    def _say(self, record: object) -> None:
-        if self._channel:
-            try:
-                self._channel.write(protocol.encode(record))
-                self._channel.flush()
-            except OSError:
-                self._lost = self._lost or "the rendezvous process of this node has ended"
-
-    def _listen(self, stream: BinaryIO) -> None:
-        try:
-            while (received := protocol.read_record(stream, FROM_MEMBER)) is not None:
-                self._means.post(received[0])
-        except (OSError, protocol.ProtocolError):
-            pass
-        self._means.post(RendezvousLost("the rendezvous process of this node has ended"))
-
-
-def _waiting_text(where: str, gathered: Gathered) -> str:
-    count = f"{gathered.missing} more node{'s' if gathered.missing > 1 else ''}"
-    return f"waiting at {where} for {count}; here: {', '.join(gathered.hosts)}"
+            raise LaunchError(*member.too_few(), RENDEZVOUS)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import os
+import re
 import socket
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddplaunch.config import Meeting
 
 _BACKLOG = 4096
 """Workers that connect before the store answers wait in this queue (the kernel cuts it to net.core.somaxconn)."""
+
+_BRIDGE = re.compile(r"docker|br-|virbr|veth|cni|flannel|cali|vmnet|lxc|podman")
+_LOCAL_ONLY = re.compile(r"127\.|::1$|fe80:|169\.254\.", re.IGNORECASE)
 
 
 def listen(host: str, address: str, port: int) -> socket.socket:
@@ -23,6 +30,8 @@ def listen(host: str, address: str, port: int) -> socket.socket:
     try:
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
         listener = socket.socket(family)
+        if address == "::":
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         # A fixed port is used again by the next attempt, while connections of the last one are in TIME_WAIT.
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(where)
@@ -36,8 +45,8 @@ def listen(host: str, address: str, port: int) -> socket.socket:
     return listener
 
 
-def own(host: str, meeting: Meeting) -> socket.socket | None:
-    """The endpoint's socket, if its address is that of ``host``, this node, and nobody here serves it already.
+def own(host: str, meeting: Meeting) -> tuple[socket.socket | None, tuple[str, ...]]:
+    """The endpoint's socket, if ``host``, this node, owns it, and the addresses that stand for the endpoint.
 
     Binding tells better than any comparison of names: it fails for an address that is not this node's.
 
@@ -45,17 +54,74 @@ def own(host: str, meeting: Meeting) -> socket.socket | None:
         LaunchError: this node is told to serve, and cannot.
     """
     if meeting.serves is False:
-        return None
+        return None, meeting.hosts
+    if not meeting.hosts:
+        addresses = (meeting.local_addr,) if meeting.local_addr else own_addresses(os.environ)
+        if not addresses:
+            raise LaunchError(f"{host} has no address but loopback", "Name one with --local-addr.", RENDEZVOUS)
+        return listen(host, addresses[0] if len(addresses) == 1 else _any_address(), meeting.port), addresses
     try:
-        return listen(host, _reachable(meeting.host), meeting.port)
+        return listen(host, bindable(meeting.hosts[0]), meeting.port), meeting.hosts
     except LaunchError:
         if meeting.serves:
             raise
-        return None
+        return None, meeting.hosts
 
 
-def _reachable(name: str) -> str:
-    """What to listen at: the endpoint's address, or all where its name means loopback only here (Debian: 127.0.1.1)."""
+def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """This node's addresses for other machines, best first: the one that ssh came in by, then those of networks.
+
+    Addresses of bridges for containers and virtual machines come last: every host has the same.
+    """
+    import psutil
+
+    stats = psutil.net_if_stats()
+    found: dict[str, bool] = {}
+    by_ssh = environ.get("SSH_CONNECTION", "").split()
+    if len(by_ssh) == 4:
+        found[by_ssh[2].removeprefix("::ffff:")] = False
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6) and name in stats and stats[name].isup:
+                found.setdefault(address.address, bool(_BRIDGE.match(name)))
+    usable = [address for address in found if not _LOCAL_ONLY.match(address)]
+    return tuple(sorted(usable, key=lambda address: (found[address], ":" in address and len(by_ssh) < 4)))
+
+
+def address_of(host: str, interface: str) -> str:
+    """The address of a network interface of ``host``, this node; IPv4 before IPv6.
+
+    Raises:
+        LaunchError: it has none.
+    """
+    import psutil
+
+    there = psutil.net_if_addrs()
+    found = [each.address for each in there.get(interface, ()) if each.family in (socket.AF_INET, socket.AF_INET6)]
+    if not found:
+        names = ", ".join(name for name in sorted(there) if name != "lo")
+        raise LaunchError(
+            f"--interface {interface}: {host} has no address there", f"It has {names}.", RENDEZVOUS
+        ) from None
+    return str(min(found, key=lambda address: ":" in address))
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface that has ``address``; empty for loopback, or if none has."""
+    import psutil
+
+    for name, addresses in psutil.net_if_addrs().items():
+        if name != "lo" and any(each.address == address for each in addresses):
+            return str(name)
+    return ""
+
+
+def _any_address() -> str:
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def bindable(name: str) -> str:
+    """What to listen at for ``name``: all addresses where it means loopback only here (Debian: 127.0.1.1)."""
     try:
         address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
     except (OSError, UnicodeError):
@@ -63,21 +129,21 @@ def _reachable(name: str) -> str:
     return "0.0.0.0" if name not in ("localhost", address) and address.startswith("127.") else name
 
 
-def route_address(host: str, meeting: Meeting) -> str:
-    """The address of ``host``, this node, on the way to the endpoint; nothing is sent.
+def route_address(host: str, name: str, port: int) -> str:
+    """The address of ``host``, this node, on the way to ``name``; nothing is sent.
 
     Raises:
-        LaunchError: the endpoint's name or address means nothing here.
+        LaunchError: the name or address means nothing here.
     """
     try:
-        found = socket.getaddrinfo(meeting.host, meeting.port, type=socket.SOCK_DGRAM)
+        found = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)
         family, kind, _, _, where = found[0]
         with socket.socket(family, kind) as probe:
             probe.connect(where)
             return str(probe.getsockname()[0])
     except (OSError, UnicodeError) as error:
         raise LaunchError(
-            f"{host} cannot reach {meeting.host}:{meeting.port}: {getattr(error, 'strerror', error)}",
+            f"{host} cannot reach {name}:{port}: {getattr(error, 'strerror', error)}",
             "Give an address that every node knows, or add the name to /etc/hosts.",
             RENDEZVOUS,
         ) from None

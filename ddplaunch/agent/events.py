@@ -29,3 +29,11 @@ class Signalled:
     """Somebody sent a signal to the agent, not to the launcher."""
 
     signum: int
+
+
+@dataclass(frozen=True)
+class FromMember:
+    """What the member of the rendezvous ``token`` says; one that was left may still speak."""
+
+    token: str
+    record: object

@@ -61,6 +61,7 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
         host = order.host
         kernel.become_subreaper()
         threading.Thread(target=_listen, args=(stream, mailbox), name="launcher", daemon=True).start()
+        order = program.at_home(order)
         program.check(order.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(order, outbox, mailbox)
         return agent.run()

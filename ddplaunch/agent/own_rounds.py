@@ -29,6 +29,10 @@ class Rounds(Protocol):
     def must_stop(self) -> str:
         """Why this node's workers must stop, though nothing happened here; empty if they need not."""
 
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Variables that the next round's workers get where nobody has set them."""
+
     def alarm(self) -> None:
         """A worker has failed here; the other nodes shall know at once."""
 
@@ -58,6 +62,10 @@ class OwnRounds:
         hopeless = verdict.why_hopeless(verdict.first_failure(result.exits))
         may = result.outcome == "failed" and result.attempt < self._spec.max_restarts
         return replace(result, restarts=may and not hopeless and not self._must_end())
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        return {}
 
     def alarm(self) -> None: ...
 

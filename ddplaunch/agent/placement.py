@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import environ
@@ -14,8 +14,9 @@ from ddplaunch.records import WorkerSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
+    from ddplaunch.agent.worker_group import Worker
+    from ddplaunch.config import Rehearsal  # noqa: TC004
     from ddplaunch.model import AgentSpec, Round
 
 
@@ -28,6 +29,7 @@ class Placement:
     devices: tuple[tuple[str, ...], ...] | None
     cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
+    rehearsal: Rehearsal | None = None
 
 
 def place(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
@@ -37,8 +39,10 @@ def place(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
         UsageError: more workers than the named devices allow, unknown devices, no GPU where one is asked for.
     """
     try:
-        visible = devices.visible_devices(inherited, spec.gpus)
+        visible = _pretended(spec) if spec.rehearsal else devices.visible_devices(inherited, spec.gpus)
         nproc = devices.resolve_nproc(spec.nproc_per_node, visible, spec.gpus_per_proc)
+        if spec.rehearsal:
+            visible = visible or tuple(map(str, range(nproc * max(1, spec.gpus_per_proc))))
         assigned = _assign(spec, visible, nproc)
         cpus = _bind(spec, visible, nproc)
     except ValueError as error:
@@ -46,7 +50,23 @@ def place(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     # The launcher's mark of this run; two runs at once may have the same run_id.
     mark = inherited.get(environ.RUN_ID, spec.run_id)
     shared = environ.shared_environ(inherited, mark, nproc, len(os.sched_getaffinity(0)))
-    return Placement(nproc, devices.visibility_variable(inherited), assigned, cpus, shared)
+    rehearsal = spec.rehearsal and replace(spec.rehearsal, gpus=_gpus_of(visible or ()))
+    variable = "CUDA_VISIBLE_DEVICES" if rehearsal else devices.visibility_variable(inherited)
+    return Placement(nproc, variable, assigned, cpus, shared, rehearsal)
+
+
+def _pretended(spec: AgentSpec) -> tuple[str, ...] | None:
+    """The GPUs that a dry run's user names; None for as many as the workers need."""
+    if spec.gpus is None and spec.nproc_per_node in ("gpu", "auto", "xpu"):
+        raise ValueError(
+            f"--nproc-per-node {spec.nproc_per_node}: say how many GPUs a node has, as with --gpus 0,1,2,3"
+        )
+    return spec.gpus
+
+
+def _gpus_of(visible: tuple[str, ...]) -> int:
+    """How many a node must have so that these are among them."""
+    return max(len(visible), *(int(name) + 1 for name in visible if name.isdigit()), 0)
 
 
 def _assign(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[tuple[str, ...], ...] | None:
@@ -60,7 +80,7 @@ def _assign(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tup
 
 
 def _bind(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
-    if spec.numa_binding is None:
+    if spec.numa_binding is None or spec.rehearsal:
         return None
     per_worker = max(1, spec.gpus_per_proc)
     if not visible or nproc * per_worker > len(visible):
@@ -77,17 +97,23 @@ def worker_spec(
     plan: StartPlan,
     placement: Placement,
     round_: Round,
-    local_rank: int,
-    error_file: Path | None,
+    worker: Worker,
+    defaults: Mapping[str, str],
 ) -> WorkerSpec:
-    """One worker as the forkserver is asked for it, with its complete environment."""
-    env = environ.worker_environ(placement.shared_environ, spec, round_, local_rank, str(error_file or ""))
+    """One worker as the forkserver is asked for it, with its complete environment.
+
+    ``defaults`` are variables that it gets where nobody has set them.
+    """
+    local_rank = worker.local_rank
+    shared = {**defaults, **placement.shared_environ}
+    env = environ.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
     if placement.devices is not None:
         env[placement.device_variable] = ",".join(placement.devices[local_rank])
     return WorkerSpec(
         tag=f"{round_.attempt}/{local_rank}",
         how=plan.how,
-        argv=arguments(spec, plan, local_rank),
+        argv=arguments(spec, plan, local_rank, placement.rehearsal),
         env=env,
         cpus=placement.cpus[local_rank] if placement.cpus else None,
+        rehearsal=placement.rehearsal,
     )

@@ -13,6 +13,8 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch import marked
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
@@ -81,22 +83,10 @@ def sweep(spare: frozenset[int]) -> tuple[int, ...]:
 def _children() -> Iterator[int]:
     """Direct children of this process, dead ones too. The newest first: one that forks and exits is met in time."""
     own = str(os.getpid()).encode()
-    for pid in reversed(_pids()):
+    for pid in reversed(marked.pids()):
         # Of "pid (name) state ppid ...", where a name may hold anything.
-        if _read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:2] == [own]:
+        if marked.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:2] == [own]:
             yield pid
-
-
-def _pids() -> list[int]:
-    return [int(entry) for entry in os.listdir("/proc") if entry.isdigit()]
-
-
-def _read(path: str) -> bytes:
-    try:
-        with open(path, "rb", buffering=0) as file:
-            return file.read()
-    except OSError:
-        return b""
 
 
 def _is_reaped(pid: int) -> bool:
@@ -120,25 +110,11 @@ def _is_childless() -> bool:
 def _wait_any(pids: tuple[int, ...], timeout_s: float) -> None:
     """Wait until the first of ``pids`` is gone, at most ``timeout_s``."""
     if pids:
-        with _pidfd(pids[0]) as pidfd:
+        with marked.pidfd(pids[0]) as pidfd:
             if pidfd is None:
                 time.sleep(timeout_s)
             else:
                 select.select([pidfd], [], [], timeout_s)
-
-
-@contextlib.contextmanager
-def _pidfd(pid: int) -> Iterator[int | None]:
-    """A descriptor that means this process whoever gets its number; None before Linux 5.3, or if it is gone."""
-    try:
-        pidfd = os.pidfd_open(pid)
-    except OSError:
-        yield None
-        return
-    try:
-        yield pidfd
-    finally:
-        os.close(pidfd)
 
 
 def sweep_run(mark: str, spare: frozenset[int]) -> tuple[int, ...]:
@@ -148,20 +124,7 @@ def sweep_run(mark: str, spare: frozenset[int]) -> tuple[int, ...]:
     """
     deadline = time.monotonic() + SWEEP_S
     while True:
-        found = tuple(pid for pid in _pids() if pid not in spare and _is_marked_and_killed(pid, os.fsencode(mark)))
+        found = marked.signal_all(mark, signal.SIGKILL, spare)
         if not found or time.monotonic() > deadline:
             return found
         _wait_any(found, 0.05)
-
-
-def _is_marked_and_killed(pid: int, mark: bytes) -> bool:
-    with _pidfd(pid) as pidfd:
-        # Empty for a zombie, and for what is not ours to read.
-        if mark not in _read(f"/proc/{pid}/environ").split(b"\0"):
-            return False
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            if pidfd is None:
-                os.kill(pid, signal.SIGKILL)
-            else:
-                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
-    return True

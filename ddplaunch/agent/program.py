@@ -6,17 +6,20 @@ import os
 import shutil
 import stat
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import ddplaunch
+from ddplaunch import run_folder
+from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError
 from ddplaunch.records import ForkserverSpec
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.config import Rehearsal
     from ddplaunch.model import AgentSpec, Program
 
 _EXEC_WORKER = str(Path(ddplaunch.__file__).parent / "worker" / "exec_worker.py")
@@ -36,6 +39,21 @@ class StartPlan:
     bootstrap: bool = True
     reason: str = ""
     source: bytes = b""
+
+
+def at_home(spec: AgentSpec) -> AgentSpec:
+    """``spec`` with what only this node knows: its interpreter, and the run folder of a node that has its own.
+
+    A folder that cannot be made is complained of when a worker's log is opened in it.
+    """
+    if not spec.program.python:
+        spec = replace(spec, program=replace(spec.program, python=sys.executable))
+    if not spec.has_own_folder or spec.log_dir == NO_LOGS:
+        return spec
+    base = Path(spec.log_dir).absolute() if spec.log_dir else run_folder.default_base(os.environ)
+    if spec.log_dir is None:
+        run_folder.prune(base)
+    return replace(spec, log_dir=str(run_folder.share(base, spec.run_id) / spec.host))
 
 
 def check(program: Program, host: str, path_variable: str) -> None:
@@ -84,12 +102,15 @@ def plan(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
     """Fork from the forkserver where nothing speaks against it."""
     entry = spec.program.entry
     if entry == "program":
+        _check_rehearsal(spec, "--no-python")
         return StartPlan("exec", bootstrap=False)
     if not spec.python_is_ours:
         reason = f"{spec.program.python} is not the interpreter that runs ddplaunch"
+        _check_rehearsal(spec, reason)
         return StartPlan("exec", bootstrap=False, reason=reason)
     source = b"" if entry == "module" else _source(spec.program.path)
     if source is None:
+        _check_rehearsal(spec, f"{spec.program.path} is not a plain script")
         return StartPlan("exec", bootstrap=False, reason=f"{spec.program.path} is not a plain script")
     if spec.start_method == "spawn":
         return StartPlan("exec")
@@ -97,6 +118,13 @@ def plan(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
     if injected:
         return StartPlan("exec", reason=f"{injected[0]} is set: a profiler wants to be there from the start")
     return StartPlan("module" if entry == "module" else "script", source=source)
+
+
+def _check_rehearsal(spec: AgentSpec, reason: str) -> None:
+    if spec.rehearsal:
+        raise LaunchError(
+            f"--dry-run cannot rehearse GPUs in {spec.program.path}: {reason}", "Give a Python script or -m."
+        )
 
 
 def _source(path: str) -> bytes | None:
@@ -108,14 +136,16 @@ def _source(path: str) -> bytes | None:
     return None if b"\0" in text else text
 
 
-def arguments(spec: AgentSpec, plan: StartPlan, local_rank: int) -> tuple[str, ...]:
+def arguments(spec: AgentSpec, plan: StartPlan, local_rank: int, rehearsal: Rehearsal | None) -> tuple[str, ...]:
     """The worker's argv, as the forkserver wants it for ``plan.how``."""
     program = spec.program
     local_rank_argument = (f"--local-rank={local_rank}",) if spec.pass_local_rank else ()
     script = (program.path, *local_rank_argument, *program.args)
     if plan.how != "exec" or program.entry == "program":
         return script
-    bootstrap = (_EXEC_WORKER,) if plan.bootstrap else ()
+    bootstrap: tuple[str, ...] = (_EXEC_WORKER,) if plan.bootstrap else ()
+    if plan.bootstrap and rehearsal:
+        bootstrap += (f"--rehearse={rehearsal.gpus},{int(rehearsal.compiles)}",)
     module_flag = ("-m",) if program.entry == "module" else ()
     return (program.python, "-u", *bootstrap, *module_flag, *script)
 

@@ -77,14 +77,14 @@ class Spawner:
     def prepare(self) -> str:
         """Start a forkserver if there is none; ForkserverReady or ImportFailed will be posted.
 
-        Returns why what it starts will be in no cgroup of its own; empty if it will be.
+        Returns, as a sentence, why what it starts will be in no cgroup of its own; empty if it will be.
         """
         if self._forkserver is None:
             self.is_ready = False
             spec = forkserver_spec(self._spec, self.plan)
             self._forkserver = Forkserver(spec, self._env, self._open_files, self._post)
             self._cgroup, reason = cgroup.create(self._env[environ.RUN_ID])
-            return reason
+            return f"the workers on {self._spec.host} get no cgroup of their own: {reason}" if reason else ""
         return ""
 
     @property

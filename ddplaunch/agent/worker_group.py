@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import error_file, processes
+from ddplaunch.agent import error_file, inflicted, processes
 from ddplaunch.agent.exits import cut
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.model import AgentSpec, Round, StreamName, WorkerError, WorkerExit
-from ddplaunch.records import Notice, Output
+from ddplaunch.records import AttemptStarted, Inflict, Inflicted, Notice, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,6 +34,7 @@ class Worker:
         pid: 0 until it is started.
         returncode: None until it is reaped.
         told: the stop signals it got.
+        feigned: the exit code that a rehearsal wants its end to be told as; ``drag`` slows it down for one.
     """
 
     rank: int
@@ -46,6 +47,8 @@ class Worker:
     ended_time_s: float = 0.0
     returncode: int | None = None
     told: set[int] = field(default_factory=set)
+    feigned: int | None = None
+    drag: inflicted.Drag | None = None
 
     @property
     def runs(self) -> bool:
@@ -101,7 +104,7 @@ class WorkerGroup:
         reader, writer = output_pipe()
         needles = self._spec.duplicate_stdout_filters if name == "stdout" else self._spec.duplicate_stderr_filters
         stream = Stream(
-            header=Output(worker.rank, worker.local_rank, name, 0),
+            header=Output(self._spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
             send=self._outbox.send_output if self._is_shown(worker, name) else None,
             log=LogFile(worker.log_dir / f"{name}.log", self._complain) if worker.log_dir else None,
             needles=tuple(os.fsencode(needle) for needle in needles),
@@ -130,20 +133,33 @@ class WorkerGroup:
         worker.pid, worker.started_s = pid, time.monotonic()
         processes.watch_exit(pid, str(worker.rank), exited)
 
+    def tell_started(self) -> None:
+        """Say that all workers run."""
+        round_, pids = self._round, tuple(worker.pid for worker in self.workers)
+        where = (round_.master_addr, round_.master_port, pids, round_.node_rank, round_.first_rank)
+        self._outbox.send(AttemptStarted(round_.attempt, round_.world_size, *where))
+
     # Ending.
 
     def exited(self, local_rank: int) -> None:
         """Kill what is left of the worker's process group, while its zombie still holds the id, then reap it."""
         worker = self.workers[local_rank]
         worker.ended_s, worker.ended_time_s = time.monotonic(), time.time()
+        inflicted.end_drag(worker)
         processes.signal_group(worker.pid, signal.SIGKILL)
-        worker.returncode = processes.reap(worker.pid)
+        worker.returncode = inflicted.as_feigned(worker, processes.reap(worker.pid))
 
     def signal(self, signum: int) -> None:
         """Send to every worker that runs, not to its children: they may not expect SIGUSR1."""
         for worker in self.workers:
             if worker.runs:
                 processes.signal_process(worker.pid, signum)
+
+    def inflict(self, order: Inflict) -> None:
+        """Harm one worker, and tell whether that came in time."""
+        is_here = order.attempt == self._round.attempt and order.local_rank < len(self.workers)
+        happened = is_here and inflicted.inflict(order, self.workers[order.local_rank])
+        self._outbox.send(Inflicted(order.number, happened))
 
     def stop(self, signum: int) -> None:
         """Tell every worker's process group to end; a stopped one is continued so that it can hear it.

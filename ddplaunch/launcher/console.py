@@ -28,7 +28,6 @@ _LINE_END = re.compile(rb"\r\n|\n|\r")
 class Style:
     """How lines look: ``template`` as torchrun's line prefix, with ``${host}`` as well; ``colour`` per stream."""
 
-    host: str
     role: str
     template: str
     colour: dict[str, bool]
@@ -37,7 +36,7 @@ class Style:
     def prefix(self, header: Output) -> bytes:
         """What stands in front of this worker's lines."""
         values = {
-            "host": self.host,
+            "host": header.host,
             "role_name": self.role,
             "rank": str(header.rank),
             "local_rank": str(header.local_rank),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import queue
 import signal
 import subprocess
@@ -15,12 +14,10 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import ddplaunch
 from ddplaunch import protocol
-from ddplaunch.records import FROM_AGENT, AgentEnded, Output, SweepRun
+from ddplaunch.records import FROM_AGENT, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-
-    from ddplaunch.mailbox import Mailbox
 
 _PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
 
@@ -46,6 +43,7 @@ class LocalHandle:
         fds: tuple[int, ...],
         post: Callable[[object], None],
         output: Callable[[Output, bytes], None],
+        cwd: str | None = None,
     ) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-c", _START, _PACKAGE_ROOT],
@@ -53,6 +51,7 @@ class LocalHandle:
             stdout=subprocess.PIPE,
             env=dict(env),
             pass_fds=fds,
+            cwd=cwd,
             start_new_session=True,
         )
         self.pid = self._process.pid
@@ -79,9 +78,13 @@ class LocalHandle:
         """SIGKILL the agent; the kernel then kills its workers."""
         self._process.kill()
 
-    def close(self, timeout_s: float = 5.0) -> int:
-        """Close the channel and wait for the agent's end, by SIGKILL after ``timeout_s``. Returns its returncode."""
+    def end_input(self) -> None:
+        """Close the agent's stdin after what is queued: it stops its workers and ends. For many before ``close``."""
         self._outgoing.put(None)
+
+    def close(self, timeout_s: float = 5.0) -> int:
+        """End the agent's stdin and wait for its end, by SIGKILL after ``timeout_s``. Returns its returncode."""
+        self.end_input()
         try:
             returncode = self._process.wait(timeout_s)
         except subprocess.TimeoutExpired:
@@ -109,29 +112,3 @@ class LocalHandle:
         except (OSError, protocol.ProtocolError):
             self._process.kill()
         post(AgentLost())
-
-
-def inheritable_stdin() -> int | None:
-    """The user's stdin as a descriptor an agent can inherit; None if it is closed."""
-    try:
-        return os.dup(0)
-    except OSError:
-        return None
-
-
-def sweep(mark: str, mailbox: Mailbox[object], deadline: float) -> tuple[int, ...] | None:
-    """End what carries the mark of a run whose agent is lost, by a fresh agent.
-
-    Takes all events until then. Returns the pids that could not be ended; None if the new agent was lost too.
-    """
-    try:
-        sweeper = LocalHandle(os.environ, (), mailbox.post, lambda _header, _data: None)
-    except (OSError, RuntimeError):
-        return None
-    sweeper.send(SweepRun(mark, (os.getpid(), os.getppid())))
-    left = None
-    while (event := mailbox.get(deadline)) is not None and not isinstance(event, AgentLost):
-        if isinstance(event, AgentEnded):
-            left = event.left
-    sweeper.close()
-    return left

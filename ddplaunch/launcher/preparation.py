@@ -4,17 +4,51 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import NO_LOGS, LaunchConfig
-from ddplaunch.launcher import run_folder
+from ddplaunch import run_folder
+from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
 from ddplaunch.launcher.console import Style
 from ddplaunch.model import AgentSpec, Program, StreamName
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from ddplaunch.records import Output
+
+_LOOPBACK = "127.0.0.1"
+_JOIN_TIMEOUT_S = 600.0
+_LOST_AFTER_S = 5.0
+
+
+def hosts(config: LaunchConfig) -> tuple[str, ...]:
+    """Display names of the nodes whose agents this launcher starts; the spares last."""
+    if config.hosts:
+        return tuple(host.name for host in config.hosts)
+    if config.dry_run:
+        return tuple(f"node{number}" for number in range(config.max_nodes))
+    return (socket.gethostname().split(".")[0] or "localhost",)
+
+
+def meeting(config: LaunchConfig, token: str) -> Meeting:
+    """What all meetings of a run have in common whose nodes this launcher starts."""
+    return Meeting(
+        token=token,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        node_rank=None,
+        hosts=(_LOOPBACK,) if config.dry_run else (),
+        port=0,
+        serves=None,
+        local_addr=None if config.dry_run else config.local_addr,
+        interface=None if config.dry_run else config.interface,
+        join_timeout_s=_JOIN_TIMEOUT_S,
+        last_call_s=0.0,
+        lost_after_s=_LOST_AFTER_S,
+    )
 
 
 def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str]:
@@ -31,14 +65,17 @@ def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str]:
     return folder, ""
 
 
-def style(config: LaunchConfig, host: str, folder: Path | None) -> Style:
+def style(config: LaunchConfig, folder: Path | None) -> Style:
+    """How the lines of a run look."""
+    nodes = len(hosts(config))
     colour = not os.environ.get("NO_COLOR")
 
     def log_hint(header: Output) -> str:
-        return f"{folder}/attempt_*/{header.local_rank}/{header.stream}.log" if folder else "no log (none is kept)"
+        node = f"/{header.host}" if nodes > 1 else ""
+        logs = f"{folder}{node}/attempt_*/{header.local_rank}/{header.stream}.log"
+        return logs if folder else "no log (none is kept)"
 
     return Style(
-        host=host,
         role=config.role,
         template="[${host}:${rank}] " if config.line_prefix is None else config.line_prefix,
         colour={"stdout": colour and os.isatty(1), "stderr": colour and os.isatty(2)},
@@ -46,15 +83,15 @@ def style(config: LaunchConfig, host: str, folder: Path | None) -> Style:
     )
 
 
-def agent_spec(
-    config: LaunchConfig, run_id: str, host: str, log_dir: str | None, stdin_fd: int | None, terminals: dict[str, int]
-) -> AgentSpec:
-    python = config.python or sys.executable
+def agent_spec(config: LaunchConfig, run_id: str, host: str, log_dir: str | None, fds: Mapping[str, int]) -> AgentSpec:
+    """What the agent on ``host`` must know; ``fds`` are descriptors that it inherits, by the streams' names."""
+    is_local = config.dry_run or not config.hosts
+    python = config.python or (sys.executable if is_local else "")
     return AgentSpec(
         run_id=run_id,
         host=host,
         program=Program(config.entry, config.script, config.script_args, python),
-        python_is_ours=shutil.which(python) == sys.executable,
+        python_is_ours=not python or shutil.which(python) == sys.executable,
         nproc_per_node=config.nproc_per_node,
         gpus=config.gpus,
         gpus_per_proc=config.gpus_per_proc,
@@ -76,9 +113,11 @@ def agent_spec(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         meeting=config.meeting,
-        stdin_fd=stdin_fd,
-        stdout_fd=terminals.get("stdout"),
-        stderr_fd=terminals.get("stderr"),
+        is_led=config.is_led,
+        rehearsal=Rehearsal(compiles=config.rehearse_compile) if config.dry_run else None,
+        stdin_fd=fds.get("stdin"),
+        stdout_fd=fds.get("stdout"),
+        stderr_fd=fds.get("stderr"),
     )
 
 

@@ -11,7 +11,6 @@ import queue
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch import protocol
@@ -33,13 +32,6 @@ if TYPE_CHECKING:
 _KEPT_LINES = 20
 _SIGNAL_S = 3.0
 _CODE_S = 1.0
-
-
-@dataclass(frozen=True)
-class AgentConnected:
-    """The agent's process runs on its node and takes records; ``facts`` is what it found there."""
-
-    facts: remote.NodeFacts
 
 
 class SshHandle:
@@ -135,7 +127,8 @@ class SshHandle:
                 channel.exec_command(remote.COMMAND)
                 self._stream = stream = AgentStream(channel, lines.append)
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
-                send_all(channel, remote.first_input(self._start))
+                with contextlib.suppress(OSError):  # A login that is over already: what it said is to be read.
+                    send_all(channel, remote.first_input(self._start))
                 facts = wait_for_facts(reader, lines)
         except Exception as error:
             reason = _why_not_started(error, self._stream)
@@ -145,7 +138,7 @@ class SshHandle:
             raise Unreachable(failure.cause, failure.message, failure.hint)
         self._pid = facts.pid
         stream.complain = lambda line: self._post(Notice(f"{self.host}: {line}"))
-        self._post(AgentConnected(facts))
+        self._post(remote.AgentConnected(facts))
         return channel, reader
 
     def _not_started(self, is_over: bool, reason: str, lines: deque[str]) -> Unreachable:

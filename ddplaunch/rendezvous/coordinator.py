@@ -6,6 +6,7 @@ Lives in the rendezvous process of the node that owns the endpoint. Every messag
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,7 @@ from ddplaunch.rounds import (
     NodeEnded,
     NodeGone,
     NodeJoined,
+    NodesExpected,
     RoundFormed,
     RoundOver,
     RunClosed,
@@ -44,13 +46,14 @@ class Coordinator:
     """The state of a run's rounds; ``serves`` is the node this runs on.
 
     ``seats`` are the node indices in rank order: a node keeps its seat over the rounds, and one that comes for a lost
-    node takes that node's.
+    node takes that node's. ``expected`` are the seats as a launcher tells them; empty where nodes come by themselves.
     """
 
     serves: int
     min_nodes: int
     max_nodes: int
     max_restarts: int
+    expected: tuple[int, ...] = ()
     attempt: int = 0
     restarts: int = 0
     phase: Phase = "gathering"
@@ -63,6 +66,7 @@ class Coordinator:
     _ends: list[NodeEnded] = field(default_factory=list)
     _alarms: list[int] = field(default_factory=list)
     _reason: str = ""
+    _has_lost: bool = False
 
     def receive(self, message: object) -> list[Sent]:
         """Take one message of a node and return what must be sent."""
@@ -78,6 +82,8 @@ class Coordinator:
                 return self._ended(message)
             case NodeGone(node_index=index):
                 return self._gone(index)
+            case NodesExpected(seats=seats):
+                return self._expect(seats)
         return []
 
     def last_call(self) -> list[Sent]:
@@ -87,7 +93,13 @@ class Coordinator:
     @property
     def has_enough(self) -> bool:
         """MIN nodes wait, fewer than MAX: the last call runs."""
-        return self.phase == "gathering" and len(self._waiting) >= self.min_nodes
+        return self.phase == "gathering" and not self.expected and len(self._waiting) >= self.min_nodes
+
+    @property
+    def _are_all_here(self) -> bool:
+        if self.expected:
+            return self._waiting.keys() >= set(self.expected)
+        return len(self._waiting) >= self.max_nodes
 
     def _runs(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
@@ -101,15 +113,25 @@ class Coordinator:
         if self.phase == "over":
             over = RoundOver(self.attempt, restarts=False, failed=True, reason="the run was over when this node came")
             return [Sent(message.node_index, over)]
-        if self.phase == "running" and len(self.seats) < self.max_nodes:
+        has_room = message.node_index in self.expected if self.expected else len(self.seats) < self.max_nodes
+        if self.phase == "running" and has_room:
             return self._stop(f"{message.host} joins")
+        return self._gather()
+
+    def _gather(self) -> list[Sent]:
         if self.phase != "gathering":
             return []
-        return self._form() if len(self._waiting) >= self.max_nodes else self._tell_gathered()
+        return self._form() if self._are_all_here else self._tell_gathered()
+
+    def _expect(self, seats: tuple[int, ...]) -> list[Sent]:
+        missing = [index for index in self.expected if index not in seats]
+        self.expected = seats
+        return [*(sent for index in missing for sent in self._gone(index)), *self._gather()]
 
     def _tell_gathered(self) -> list[Sent]:
         hosts = tuple(joined.host for joined in self._waiting.values())
-        gathered = Gathered(hosts, max(0, self.min_nodes - len(hosts)))
+        needed = len(self.expected) or self.min_nodes
+        gathered = Gathered(hosts, max(0, needed - len(hosts)))
         return [Sent(index, gathered) for index in self._waiting]
 
     def _form(self) -> list[Sent]:
@@ -121,14 +143,21 @@ class Coordinator:
                 seated.append(seat)
             elif newcomers:
                 seated.append(newcomers.pop(0))
-        self.seats = [*seated, *newcomers][: self.max_nodes]
+        self.seats = list(self.expected) or [*seated, *newcomers][: self.max_nodes]
         self.phase = "listening"
-        return [Sent(self.seats[0], ListenForStore(self.attempt))]
+        return [Sent(self.seats[0], ListenForStore(self.attempt, self._reached()))]
+
+    def _reached(self) -> str:
+        """Where the workers of the other nodes will reach the first one: where the most have reached it just now."""
+        if self.seats[0] != self.serves:
+            return ""
+        reached = Counter(self._waiting[index].reached for index in self.seats[1:])
+        return reached.most_common(1)[0][0] if reached else ""
 
     def _start(self, store: StoreListens) -> list[Sent]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.seats)
         self._running, self._ends, self._reason, self.phase = set(self.seats), [], "", "running"
-        self._alarms = []
+        self._alarms, self._has_lost = [], False
         rounds = (
             Round(self.attempt, self.restarts, node_rank, sizes, store.address, store.port)
             for node_rank in range(len(sizes))
@@ -162,6 +191,7 @@ class Coordinator:
             return []
         self._running.discard(node_index)
         self._lost.add(node_index)
+        self._has_lost = True
         reason = f"{self._hosts[node_index]} (node {self.seats.index(node_index)}) is lost"
         sent = self._stop(reason)
         self._reason = self._reason or reason
@@ -184,7 +214,7 @@ class Coordinator:
         return [*(Sent(index, over) for index in told), *closed]
 
     def _decide(self) -> RoundOver:
-        failed = any(end.failed for end in self._ends)
+        failed = any(end.failed and not self._is_by_loss(end) for end in self._ends)
         stopped = any(end.stopped for end in self._ends)
         hopeless = any(end.hopeless for end in self._ends)
         cause = self._cause()
@@ -193,8 +223,12 @@ class Coordinator:
         if failed:
             again = self.restarts < self.max_restarts and not hopeless
             return RoundOver(self.attempt, restarts=again, failed=True, reason=self._reason, cause=cause)
-        again = self.min_nodes < self.max_nodes or "joins" in self._reason
+        again = bool(self.expected) or self.min_nodes < self.max_nodes or "joins" in self._reason
         return RoundOver(self.attempt, restarts=again, failed=not again, reason=self._reason)
+
+    def _is_by_loss(self, end: NodeEnded) -> bool:
+        """Workers of the nodes that are left fail for want of those of a lost one: that is not a failure of theirs."""
+        return self._has_lost and end.cause is not None and verdict.is_consequence(end.cause)
 
     def _cause(self) -> WorkerExit | None:
         """The job's first failure, by the order in which the nodes' alarms came here: no two clocks are compared."""

@@ -77,21 +77,24 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         return
     spec = received[0]
     try:
-        store = connect(spec, listen_fd)
+        store, reached = connect(spec, listen_fd)
         index = take_place(spec, store)
     except (RuntimeError, Refused) as error:
         lost = RendezvousLost(first_line(error), isinstance(error, Refused))
         writer.write(protocol.encode(lost))
         writer.flush()
         return
-    Member(spec, index, store, reader, writer).run()
+    Member(spec, MemberReady(index, reached), store, reader, writer).run()
 
 
 class Member:
     """The main thread's state; it alone uses ``store``, the other threads use clones."""
 
-    def __init__(self, spec: MemberSpec, index: int, store: TCPStore, reader: BinaryIO, writer: BinaryIO) -> None:
-        self._index = index
+    def __init__(
+        self, spec: MemberSpec, ready: MemberReady, store: TCPStore, reader: BinaryIO, writer: BinaryIO
+    ) -> None:
+        self._ready = ready
+        self._index = ready.node_index
         self._last_call_s = spec.last_call_s
         self._lost_after_s = spec.lost_after_s
         self._store = store
@@ -101,7 +104,8 @@ class Member:
         self._mailbox: Mailbox[object] = Mailbox()
         self._coordinator: Coordinator | None = None
         if spec.serves:
-            self._coordinator = Coordinator(index, spec.min_nodes, spec.max_nodes, spec.max_restarts)
+            nodes = (self._index, spec.min_nodes, spec.max_nodes)
+            self._coordinator = Coordinator(*nodes, spec.max_restarts, spec.seats, spec.attempt, spec.restarts)
         self._last_call = _NEVER
         self._beats: dict[int, tuple[int, float]] = {}
 
@@ -112,7 +116,7 @@ class Member:
         self._start(self._read_outbox, "outbox")
         if self._coordinator:
             self._start(self._read_inbox, "inbox")
-        self._tell(MemberReady(self._index))
+        self._tell(self._ready)
         try:
             self._loop()
         except RuntimeError as error:

@@ -23,6 +23,8 @@ from ddplaunch import kernel
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
+    from ddplaunch.config import Rehearsal
+
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
 
@@ -30,7 +32,7 @@ exit_code: int | None = None
 """How this process will end, as ``subprocess`` has it: minus the signal's number; None while the script runs."""
 
 
-def run(how: Literal["script", "module"], argv: tuple[str, ...]) -> None:
+def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehearsal | None = None) -> None:
     """Run ``argv`` (script path or module name first) and return, or leave by the exception that ends the process.
 
     The caller is the interpreter's outermost frame, so that its normal shutdown follows: threads, atexit, exit code.
@@ -41,7 +43,11 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...]) -> None:
     prepare = _prepare_script if how == "script" else _prepare_module
     target = prepare(argv)
     kernel.set_command_line(sys.orig_argv, os.environ)
-    del argv, how, prepare
+    if rehearsal:
+        from ddplaunch.worker.rehearsal import install
+
+        install(rehearsal.gpus, compiles=rehearsal.compiles)
+    del argv, how, prepare, rehearsal
     global exit_code
     try:
         if isinstance(target, str):

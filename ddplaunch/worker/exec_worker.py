@@ -1,4 +1,7 @@
-"""Run as a file by a fresh interpreter: ``python -u exec_worker.py [-m] script args``; the exec'd worker's start."""
+"""Run as a file by a fresh interpreter, as an exec'd worker's start.
+
+``python -u exec_worker.py [--rehearse=GPUS,COMPILES] [-m] script args``
+"""
 
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
@@ -18,10 +21,16 @@ def main() -> None:
     spec.loader.exec_module(sys.modules["ddplaunch"])
     from ddplaunch.worker import bootstrap
 
+    rehearsal = None
+    if sys.argv[1].startswith("--rehearse="):
+        from ddplaunch.config import Rehearsal
+
+        gpus, compiles = sys.argv.pop(1).removeprefix("--rehearse=").split(",")
+        rehearsal = Rehearsal(int(gpus), compiles == "1")
     if sys.argv[1] == "-m":
-        bootstrap.run("module", tuple(sys.argv[2:]))
+        bootstrap.run("module", tuple(sys.argv[2:]), rehearsal)
     else:
-        bootstrap.run("script", tuple(sys.argv[1:]))
+        bootstrap.run("script", tuple(sys.argv[1:]), rehearsal)
 
 
 if __name__ == "__main__":

@@ -194,7 +194,7 @@ def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
     renewal.renew()
     ending.take_over()
-    return partial(bootstrap.run, "module" if spec.how == "module" else "script", spec.argv)
+    return partial(bootstrap.run, "module" if spec.how == "module" else "script", spec.argv, spec.rehearsal)
 
 
 def _open_files_limit() -> int:

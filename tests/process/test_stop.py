@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.processes import catches, wait_until
+from tests.support.processes import catches, command_line, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, start
 from tests.support.terminal import CTRL_BACKSLASH, CTRL_C, terminal
 
@@ -217,6 +217,8 @@ def test_an_agent_that_is_stopped_is_continued_so_that_it_hears_of_the_stop() ->
 
 def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders() -> None:
     running = start("--start-method", "spawn", PRINT_SIGNALS, *["x" * 100_000] * 4)
+    # Stopped before its exec, it would hold up the vfork of its parent, which no launcher could help.
+    wait_until(lambda: "agent.main" in command_line(running.agent_pid()))
     os.kill(running.agent_pid(), signal.SIGSTOP)
     wait_until(lambda: catches(running.pid, signal.SIGTERM))
     running.signal(signal.SIGTERM)

@@ -41,6 +41,7 @@ from ddplaunch import cli
 from ddplaunch.cli_help import spelled_out
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import LaunchError
+from ddplaunch.hosts import Host
 
 if TYPE_CHECKING:
     import argparse
@@ -141,12 +142,28 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "master_addr": ("node1", None, "as with torchrun, only with a port: test_torchruns_static_mode_fixes_the_store"),
     "master_port": ("29500", "master_port", 29500),
     "local_addr": ("10.0.0.1", "local_addr", "10.0.0.1"),
+    "hosts": ("node1", "hosts", (Host("node1"),)),
+    "chdir": ("/", "chdir", "/"),
+    "interface": ("eth0", "interface", "eth0"),
+    "connect_timeout": ("3", None, "there are no hosts"),
+    "dry_run": (None, "dry_run", True),
+    "rehearse_compile": (None, "rehearse_compile", True),
 }
-NO_EFFECT = {"logs_specs": "refused", "version": "ends the program"}
+NO_EFFECT = {
+    "logs_specs": "refused",
+    "version": "ends the program",
+    **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),
+    **dict.fromkeys(("remote_python", "remote_setup"), "tests/unit/test_host_options.py"),
+    **{
+        f"ssh_{name}": "tests/unit/test_host_options.py"
+        for name in ("user", "port", "identity", "config", "accept_new")
+    },
+}
 FROM_ELSEWHERE = {
     "script": "SCRIPT",
     "script_args": "ARGS",
     "python": "PYTHON_EXEC",
+    "remote": "-x and --ssh-*, tests/unit/test_host_options.py",
     "line_prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
     "min_nodes": "--nnodes, tests/unit/test_options.py",
     "max_nodes": "--nnodes, tests/unit/test_options.py",
@@ -263,8 +280,8 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["--nproc-per-nod3", "4", "x.py"], ["no such option: --nproc-per-nod3", "Did you mean --nproc-per-node"]),
         (["--nprocs", "4", "x.py"], ["no such option: --nprocs", "Did you mean --nproc-per-node"]),
         (["--lr", "0.1", "x.py"], ["no such option: --lr", "after the script"]),
-        (["-x", "x.py"], ["no such option: -x"]),
-        (["-mx", "x.py"], ["no such option: -x"]),
+        (["-z", "x.py"], ["no such option: -z"]),
+        (["-mz", "x.py"], ["no such option: -z"]),
         (["--nnodes"], ["--nnodes needs a value"]),
         (["-r"], ["-r needs a value"]),
         (["--log-dir", "--standalone", "x.py"], ["--log-dir needs a value", "--log-dir=--standalone"]),

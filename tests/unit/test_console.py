@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 def style(**fields: Any) -> Style:
     defaults: dict[str, Any] = {
-        "host": "node1",
         "role": "trainer",
         "template": "[${host}:${rank}] ",
         "colour": {"stdout": False, "stderr": False},
@@ -36,11 +35,11 @@ def style(**fields: Any) -> Style:
 
 
 def out(rank: int, lost_lines: int = 0) -> Output:
-    return Output(rank, rank, "stdout", 0, lost_lines)
+    return Output("node1", rank, rank, "stdout", 0, lost_lines)
 
 
 def err(rank: int) -> Output:
-    return Output(rank, rank, "stderr", 0)
+    return Output("node1", rank, rank, "stderr", 0)
 
 
 class Screens:
@@ -105,7 +104,7 @@ def test_every_line_begins_with_the_host_and_the_global_rank(screens: Screens) -
 
 def test_a_template_knows_torchruns_macros_and_the_host_and_keeps_others(tmp_path: Path) -> None:
     screens = Screens(tmp_path, template="${role_name}/$rank/${local_rank}@${host} $unknown ${} $$|")
-    shown = screens.shown((Output(5, 1, "stdout", 0), b"x\n"))
+    shown = screens.shown((Output("node1", 5, 1, "stdout", 0), b"x\n"))
     assert shown == b"trainer/5/1@node1 $unknown ${} $|x\n"
 
 

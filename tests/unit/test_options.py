@@ -25,14 +25,14 @@ def test_one_node_meets_nobody():
 
 def test_c10d_meets_at_the_endpoint_whoever_owns_it():
     found = meeting("--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1", "--rdzv-id", "job")
-    assert (found.host, found.port, found.serves, found.node_rank) == ("node1", 29400, None, None)
+    assert (found.hosts, found.port, found.serves, found.node_rank) == (("node1",), 29400, None, None)
     assert (found.min_nodes, found.max_nodes, found.token) == (1, 3, "job")
 
 
 def test_static_meets_at_node_rank_0_with_all_nodes():
     argv = ("--nnodes", "1:2", "--master-addr", "node1", "--master-port", "1234")
     first, second = meeting(*argv), meeting(*argv, "--node-rank", "1")
-    assert (first.host, first.port, first.serves, first.node_rank) == ("node1", 1234, True, 0)
+    assert (first.hosts, first.port, first.serves, first.node_rank) == (("node1",), 1234, True, 0)
     assert (second.serves, second.node_rank) == (False, 1)
     assert (first.min_nodes, first.max_nodes) == (2, 2)
 

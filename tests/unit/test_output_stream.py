@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-HEADER = Output(3, 1, "stdout", 0)
+HEADER = Output("node", 3, 1, "stdout", 0)
 
 
 class Received:
@@ -276,7 +276,7 @@ def output_bytes(received: list[tuple[object, bytes]]) -> int:
 def fill(box: Outbox, nbytes: int) -> int:
     """Send that much in lines of 1,024 bytes, 64 at a time; returns how many lines were refused."""
     chunk = (b"x" * 1023 + b"\n") * 64
-    header = Output(3, 1, "stdout", len(chunk))
+    header = Output("node", 3, 1, "stdout", len(chunk))
     return sum(64 for _ in range(nbytes // len(chunk)) if not box.send_output(header, chunk))
 
 
@@ -303,12 +303,12 @@ def test_a_launcher_that_takes_nothing_costs_the_worker_one_short_wait(
     assert time.monotonic() - started < 5
     assert refused >= (64 << 20 >> 10) - 8192
     assert launcher.outbox._queued_bytes < 3 << 20
-    assert launcher.outbox.send_output(Output(3, 1, "stdout", 0, refused), b""), "the count itself always goes"
+    assert launcher.outbox.send_output(Output("node", 3, 1, "stdout", 0, refused), b""), "the count itself always goes"
 
 
 def test_what_cannot_be_sent_by_the_end_is_counted(launcher: Launcher) -> None:
     fill(launcher.outbox, 6 << 20)
-    launcher.outbox.send_output(Output(4, 2, "stderr", 4, lost_lines=10), b"half")
+    launcher.outbox.send_output(Output("node", 4, 2, "stderr", 4, lost_lines=10), b"half")
     launcher.outbox.drain(0.1)
     received = launcher.receive()
     shown = output_bytes(received) // 1024

@@ -219,15 +219,15 @@ def test_the_end_of_the_stream_is_no_error() -> None:
 
 def test_output_comes_with_its_bytes_whatever_they_are() -> None:
     data = bytes(range(256)) + encode(PassSignal(1))
-    stream = io.BytesIO(encode(Output(0, 0, "stdout", len(data))) + data + encode(Notice("next")))
-    assert read_record(stream, RECORDS) == (Output(0, 0, "stdout", len(data)), data)
+    stream = io.BytesIO(encode(Output("node", 0, 0, "stdout", len(data))) + data + encode(Notice("next")))
+    assert read_record(stream, RECORDS) == (Output("node", 0, 0, "stdout", len(data)), data)
     assert read_record(stream, RECORDS) == (Notice("next"), b"")
 
 
 @pytest.mark.parametrize("nbytes", [-1, 5, MAX_CHUNK_BYTES + 1, 1 << 62])
 def test_output_of_an_impossible_length_is_refused_before_it_is_read(nbytes: int) -> None:
     with pytest.raises(ProtocolError, match="output chunk"):
-        read_record(io.BytesIO(encode(Output(0, 0, "stdout", nbytes)) + b"four"), RECORDS)
+        read_record(io.BytesIO(encode(Output("node", 0, 0, "stdout", nbytes)) + b"four"), RECORDS)
 
 
 def test_a_line_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ import sys
 import threading
 
 from ddplaunch.hosts import Host
-from ddplaunch.launcher.ssh import AgentConnected, SshHandle
+from ddplaunch.launcher.remote import AgentConnected
+from ddplaunch.launcher.ssh import SshHandle
 from ddplaunch.launcher.ssh_config import SshSettings
 from ddplaunch.launcher.ssh_connections import Connections
 from tests.support.connecting import echo_start

@@ -58,6 +58,19 @@ def create(base: Path, run_id: str) -> Path:
     raise FileExistsError(f"{base / run_id} and 9,998 more are there already")
 
 
+def share(base: Path, run_id: str) -> Path:
+    """The folder ``base/run_id``, which the launcher or another node may have made already, on a shared file system.
+
+    Where it cannot be made, what is written there later fails.
+    """
+    folder = base / run_id
+    with contextlib.suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        fd = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    return folder
+
+
 def _lock(folder: Path) -> None:
     """Held by the open descriptor, so that it goes when this process does, however it does."""
     fd = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)

@@ -1,0 +1,54 @@
+"""How a run ended: from its attempts, its signals and its troubles to the one verdict and the exit code. Pure."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+from ddplaunch import errors, verdict
+from ddplaunch.model import AttemptResult, Outcome, RunResult, WorkerExit
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.records import AgentFailed
+
+
+def result(
+    *,
+    run_id: str,
+    attempts: Sequence[AttemptResult],
+    failed: AgentFailed | None,
+    signals: Sequence[int],
+    left: tuple[int, ...],
+    duration_s: float,
+    run_dir: str | None,
+) -> RunResult:
+    """The verdict. ``failed`` is trouble that ended the run, ``signals`` those that asked for its end, in order."""
+    last = attempts[-1] if attempts else None
+    is_over = last is not None and not last.restarts
+    outcome: Outcome = "failed" if failed else last.outcome if last and is_over else "stopped"
+    first = (last.cause or verdict.first_failure(last.exits)) if last and outcome == "failed" else None
+    return RunResult(
+        run_id=run_id,
+        exit_code=failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left)),
+        outcome=outcome,
+        duration_s=duration_s,
+        attempts=tuple(attempts),
+        first_failure=first,
+        signal=signal.Signals(signals[0]).name if signals else None,
+        run_dir=run_dir,
+        left=left,
+    )
+
+
+def _exit_code(outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], is_left: bool) -> int:
+    if outcome == "succeeded":
+        return errors.LEFT_RUNNING if is_left else 0
+    if outcome == "stopped":
+        return 128 + signals[0] if signals else errors.NODE_LOST
+    if first is None:
+        return errors.LEFT_RUNNING if is_left else errors.NODE_LOST
+    # One that raised and was then told to stop on its way out ended by our signal; its own code was 1.
+    by_us = first.error is not None and first.returncode == -signal.SIGTERM
+    return 1 if by_us else verdict.exit_code(first.returncode)

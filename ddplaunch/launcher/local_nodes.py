@@ -1,0 +1,96 @@
+"""Nodes that are this machine: the one of a local run, or the pretended ones of a dry run, each an agent of ours."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch import environ
+from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
+from ddplaunch.launcher.local import NO_ROOM_HINT, LocalHandle
+from ddplaunch.launcher.preparation import agent_spec, shared_terminals
+from ddplaunch.records import SweepRun
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.console import Console
+    from ddplaunch.model import AgentSpec
+
+
+class LocalNodes:
+    """Starts agents here. The first gets the user's stdin and, for a lone worker, the terminal."""
+
+    is_remote = False
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        hosts: tuple[str, ...],
+        run_id: str,
+        mark: str,
+        folder: Path | None,
+        console: Console,
+        post: Callable[[object], None],
+    ) -> None:
+        """``mark`` is what a sweep looks for; it must be this run's alone."""
+        self.hosts = hosts
+        self._config = config
+        self._run_id = run_id
+        self._mark = mark
+        self._folder = folder
+        self._console = console
+        self._post = post
+        self._fds: dict[str, int] = {}
+
+    def start(self, index: int) -> LocalHandle:
+        """Start an agent.
+
+        Raises:
+            LaunchError: this machine has no room for it.
+        """
+        self._fds = self._inherited() if index == 0 else {}
+        env = {
+            **os.environ,
+            **dict(self._config.remote.environ),
+            environ.RUN_ID: mark_of(self._mark, self.hosts, index),
+        }
+        post = lambda event: self._post(FromNode(index, event))  # noqa: E731
+        try:
+            return LocalHandle(env, tuple(self._fds.values()), post, self._console.output, self._config.chdir)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
+        finally:
+            for fd in self._fds.values():
+                os.close(fd)
+
+    def spec(self, index: int) -> AgentSpec:
+        """What agent ``index``, the last that was started, must know."""
+        folder = self._folder / self.hosts[index] if self._folder and len(self.hosts) > 1 else self._folder
+        return agent_spec(self._config, self._run_id, self.hosts[index], str(folder) if folder else None, self._fds)
+
+    def sweep(self, index: int) -> LocalHandle | None:
+        """Have a fresh agent end what carries the mark of a lost one."""
+        try:
+            sweeper = LocalHandle(os.environ, (), partial(self._from_sweep, index), lambda _header, _data: None)
+        except (OSError, RuntimeError):
+            return None
+        sweeper.send(SweepRun(mark_of(self._mark, self.hosts, index), (os.getpid(), os.getppid())))
+        return sweeper
+
+    def close(self) -> None:
+        """Nothing is left to end."""
+
+    def _from_sweep(self, index: int, event: object) -> None:
+        self._post(FromSweep(index, event))
+
+    def _inherited(self) -> dict[str, int]:
+        copies = {name: os.dup(fd) for name, fd in shared_terminals(self._config).items()}
+        try:
+            return {"stdin": os.dup(0), **copies}
+        except OSError:  # It is closed.
+            return copies

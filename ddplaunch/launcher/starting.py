@@ -1,0 +1,32 @@
+"""Which kind of nodes a run has, and who starts their agents."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher import preparation
+from ddplaunch.launcher.local_nodes import LocalNodes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.console import Console
+    from ddplaunch.launcher.handles import Starter
+
+
+def starter_for(
+    config: LaunchConfig,
+    run_id: str,
+    mark: str,
+    folder: Path | None,
+    console: Console,
+    post: Callable[[object], None],
+) -> Starter:
+    """Of agents on other machines where hosts are named, else here. ``mark`` must be this run's alone."""
+    if config.dry_run or not config.hosts:
+        return LocalNodes(config, preparation.hosts(config), run_id, mark, folder, console, post)
+    from ddplaunch.launcher.ssh_nodes import SshNodes  # paramiko's users wait for it, nobody else.
+
+    return SshNodes(config, run_id, mark, console, post)

@@ -1,0 +1,73 @@
+"""What the user is told while a run goes on and at its end. Main thread only."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher import events, report
+from ddplaunch.launcher.attempts import is_tried_again
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.console import Console
+    from ddplaunch.model import AttemptResult, RunResult
+
+_STALL_S, _STOPPED_STALL_S = 10.0, 2.0
+"""How long a screen that takes nothing is waited for at the end; less once the user wants the end."""
+
+
+class Telling:
+    """One run's messages, as far as the user wants them. ``folder`` is the run's, None if no files are kept."""
+
+    def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
+        self._config = config
+        self._run_id = run_id
+        self._folder = folder
+        self._console = console
+
+    def say(self, text: str, level: int) -> None:
+        """``level``: -1 always, 0 unless quiet, 1 only if verbose."""
+        if level <= self._config.verbosity:
+            self._console.say(f"ddplaunch: {text}")
+
+    def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
+        """All agents know how many workers they will run; by host."""
+        count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
+        if count == 1 and self._config.max_nodes == 1 and self._config.line_prefix is None:
+            self._console.no_prefix()
+        workers = "1 worker" if count == 1 else f"{count} workers"
+        on = next(iter(local_world_sizes)) if nodes == 1 else f"{nodes} nodes"
+        where = f"logs in {self._folder}" if self._folder else "no logs are kept"
+        self.say(f"{workers} on {on}, {where}", 0)
+
+    def attempt_ended(self, result: AttemptResult, restarts: int) -> None:
+        """An attempt is over; ``restarts`` counts the failed ones that are tried again, with this one."""
+        if self._config.events == "console":
+            for line in events.worker_events(self._run_id, self._config.role, result):
+                self._console.say(line)
+        if is_tried_again(result):
+            self.say(f"{report.attempt_line(result)}; restart {restarts} of {self._config.max_restarts}", 0)
+        elif result.restarts:
+            self.say(f"{result.note}; starting again", 0)
+
+    def end(self, result: RunResult, *, is_explained: bool, interrupted: Callable[[], bool]) -> None:
+        """Leave the report, show the page, and wait until all is shown, or ``interrupted()``.
+
+        ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
+        """
+        text = report.page(result) if result.outcome == "failed" and not is_explained else ""
+        if self._folder:
+            report.write(result, self._folder, text)
+        report.reply(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+        if text:
+            self._console.say(text)
+        elif result.left:
+            self.say(f"pids {result.left} could not be ended", -1)
+        elif result.outcome == "stopped":
+            why = result.attempts[-1].note if result.attempts else ""
+            self.say(f"stopped{why and f', {why}'}; every process of this run is gone", -1 if why else 0)
+        self._console.drain(interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)

@@ -1,0 +1,108 @@
+"""Hosts and what belongs to them: options and environment -> the fields of a LaunchConfig."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch import cli
+from ddplaunch.config import LaunchConfig
+from ddplaunch.errors import UsageError
+from ddplaunch.hosts import Host
+
+
+@pytest.fixture(autouse=True)
+def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("DDPLAUNCH_HOSTS", "DDPLAUNCH_HOSTFILE", "NCCL_DEBUG"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def config(*argv: str) -> LaunchConfig:
+    return cli.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
+
+
+def names(*argv: str) -> list[str]:
+    return [host.name for host in config(*argv).hosts]
+
+
+def test_all_hosts_that_are_named_run_nodes():
+    found = config("--hosts", "gpu[1-3]")
+    assert (found.min_nodes, found.max_nodes, found.is_led) == (3, 3, True)
+
+
+def test_more_hosts_than_nodes_are_spares():
+    found = config("--hosts", "gpu[1-3]", "--nnodes", "2")
+    assert (found.max_nodes, len(found.hosts)) == (2, 3)
+
+
+def test_fewer_hosts_than_nodes_are_an_error():
+    with pytest.raises(UsageError, match="--nnodes 4: only 3 hosts are named"):
+        config("--hosts", "gpu[1-3]", "--nnodes", "4")
+
+
+def test_one_host_is_a_run_there_and_not_here():
+    found = config("--hosts", "gpu1")
+    assert (found.hosts, found.max_nodes, found.is_led) == ((Host("gpu1"),), 1, False)
+
+
+def test_the_environment_names_hosts_where_no_option_does(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("DDPLAUNCH_HOSTS", "a,b")
+    assert names() == ["a", "b"]
+    assert names("--hosts", "c") == ["c"]
+    assert names("--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1") == []
+
+
+def test_a_hostfile_and_filters(tmp_path: Path):
+    (tmp_path / "hosts").write_text("gpu1 slots=2\ngpu2\n")
+    found = config("--hostfile", str(tmp_path / "hosts"), "--include", "gpu1:0").hosts
+    assert found == (Host("gpu1", slots=1, devices=("0",)),)
+
+
+@pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])
+def test_hosts_and_another_place_to_meet_exclude_each_other(place: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"--hosts and {place[0]} exclude each other"):
+        config("--hosts", "a,b", *place)
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--remote-python", "p"),
+        ("--remote-setup", "s"),
+        ("--ssh-user", "u"),
+        ("--ssh-port", "1"),
+        ("--ssh-accept-new",),
+    ],
+)
+def test_what_is_for_hosts_needs_some(argv: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"{argv[0]}: no hosts are named"):
+        config(*argv)
+    assert config("--dry-run", *argv).dry_run
+
+
+def test_how_hosts_are_reached():
+    found = config("--hosts", "a", "--ssh-user", "u", "--ssh-port", "2222", "--ssh-identity", "k", "--ssh-config", "f")
+    assert (found.remote.user, found.remote.port) == ("u", 2222)
+    assert (found.remote.identity, found.remote.config, found.remote.accept_new) == ("k", "f", False)
+    found = config("--hosts", "a", "--ssh-accept-new", "--connect-timeout", "3", "--remote-python", "/py")
+    assert (found.remote.accept_new, found.remote.connect_timeout_s, found.remote.python) == (True, 3.0, "/py")
+    assert config("--hosts", "a", "--remote-setup", "module load cuda").remote.setup == "module load cuda"
+
+
+@pytest.mark.parametrize("timeout_s", ["0", "-1", "soon"])
+def test_a_timeout_must_be_one(timeout_s: str):
+    with pytest.raises(UsageError, match="--connect-timeout"):
+        config("--hosts", "a", "--connect-timeout", timeout_s)
+
+
+def test_what_workers_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    (tmp_path / "env").write_text("A=1\nB=2\n")
+    found = config("--hosts", "a", "--env-file", str(tmp_path / "env"), "-x", "B=3", "--export", "C=4").remote.environ
+    assert {"NCCL_DEBUG": "INFO", "A": "1", "B": "3", "C": "4"}.items() <= dict(found).items()
+
+
+def test_an_env_file_that_cannot_be_read_is_named(tmp_path: Path):
+    with pytest.raises(UsageError, match=r"--env-file .*: No such file"):
+        config("--hosts", "a", "--env-file", str(tmp_path / "missing"))
