@@ -19,10 +19,15 @@ if TYPE_CHECKING:
 
 _WIDTH = 80
 _MAX_LINES = 60
+_SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
 _MAX_SEARCHED = 20_000
 
 _HINTS = (
+    (
+        r"ddplaunch: .* needs a real GPU",
+        "README lists what a dry run rehearses; try this part on a machine with GPUs.",
+    ),
     (
         r"CUDA out of memory|OutOfMemoryError",
         "The GPU's memory is full: lower the batch size, or see who else uses it.",
@@ -86,7 +91,7 @@ def _cause(first: WorkerExit) -> list[str]:
         return ["", *_quoted(first.error.traceback.splitlines())]
     lines = ["", *_quoted(first.error.message.splitlines())] if first.error else []
     if first.tail:
-        return [*lines, "", "its last lines:", *_quoted(first.tail)]
+        return [*lines, "", "its last lines:", *_quoted(first.tail[-_SHOWN_TAIL:])]
     return [*lines, "", "it wrote nothing that was logged."]
 
 
@@ -183,6 +188,16 @@ def write(result: RunResult, folder: Path, text: str) -> None:
         _write_whole(folder / "report.json", json.dumps(protocol.to_json(result), indent=2) + "\n")
         if text:
             _write_whole(folder / "report.txt", text + "\n")
+
+
+def write_failures(result: RunResult, folder: Path) -> None:
+    """Keep what failed workers of other machines said last: ``failed/rank_N/{error.json,last_lines.log}``."""
+    for exit_ in verdict.failures(result.attempts[-1].exits) if result.attempts else ():
+        with contextlib.suppress(OSError):
+            place = folder / "failed" / f"rank_{exit_.rank}"
+            place.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_whole(place / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
+            reply(exit_, str(place / "error.json"))
 
 
 def _write_whole(path: Path, text: str) -> None:
