@@ -31,13 +31,19 @@ EXAMPLES = """Start, watch and stop the workers of a PyTorch DDP job, in place o
 Examples:
   ddplaunch train.py --lr 1e-3            one worker per GPU (1 without GPUs)
   ddplaunch --nproc-per-node 4 -m pkg.train
-  ddplaunch --gpus 2,3 --max-restarts 3 train.py --resume"""
+  ddplaunch --gpus 2,3 --max-restarts 3 train.py --resume
+  ddplaunch --hosts gpu[1-4] train.py     four machines, over SSH
+  ddplaunch --dry-run --nnodes 2 --nproc-per-node 8 train.py   here, on the CPU"""
 
 AFTER_OPTIONS = {
     "Exit codes": (
         ("0", "all workers succeeded"),
         ("2", "wrong usage"),
-        ("80-89", "ddplaunch's own: 80 a bug, 82 not ready to run, 83 no rendezvous, 84 node lost, 86 processes left"),
+        (
+            "80-89",
+            "ddplaunch's own: 80 a bug, 82 not ready to run, 83 no rendezvous, 84 node lost, 85 needs a GPU, "
+            "86 processes left",
+        ),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
         ("others", "that of the worker that failed first"),
     ),
@@ -73,6 +79,21 @@ def _to_config(**options: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
+def _asked_for(plan: bool, json: bool, **options: object) -> LaunchConfig | int:
+    """The run that the user wants; an exit code where its plan was all, which has been shown."""
+    if json and not plan:
+        raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
+    config = _to_config(**options)
+    if not plan:
+        return config
+    from ddplaunch.launcher import plan as plans
+    from ddplaunch.launcher import plan_page
+
+    found = plans.plan(config)
+    click.echo(plan_page.as_json(found) if json else plan_page.page(found))
+    return 0
+
+
 def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     """Which of the options ``names`` the environment set: nobody looks there when the command line is right."""
     inherited = ctx.meta.get(INHERITED, ()) if ctx else ()
@@ -80,7 +101,7 @@ def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     return f"Set in the environment: {', '.join(variables)}." if variables else ""
 
 
-command = GroupedCommand("ddplaunch", _to_config, OPTIONS, ARGUMENTS, EXAMPLES, AFTER_OPTIONS)
+command = GroupedCommand("ddplaunch", _asked_for, OPTIONS, ARGUMENTS, EXAMPLES, AFTER_OPTIONS)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:
@@ -109,7 +130,7 @@ def _exit_code(argv: Sequence[str] | None) -> int:
 
 def _run(argv: Sequence[str] | None) -> int:
     config = command.main(argv, prog_name="ddplaunch", standalone_mode=False)
-    if not isinstance(config, LaunchConfig):  # --help or --version has been shown: click returns an exit code
+    if not isinstance(config, LaunchConfig):  # --help, --version or --plan: it has been shown
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         _tell("warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported")

@@ -145,6 +145,15 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "With --dry-run: torch.compile compiles for the CPU. Default: it does nothing.",
             pet=False,
         ),
+        flag("--plan", "Show what the run would do: nodes, ranks, GPUs, environment; start nothing.", pet=False),
+        flag("--json", "With --plan: as JSON.", pet=False),
+        Option(
+            "--inject",
+            "'kill rank=3 after=5s'",
+            "With --dry-run: make this happen, and tell how the job took it; '' shows all there is.",
+            pet=False,
+            multiple=True,
+        ),
     ),
     "Other": (
         flag("--version", "Show versions.", pet=False, is_eager=True, expose_value=False, callback=_print_version),

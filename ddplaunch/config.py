@@ -10,6 +10,7 @@ from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.hosts import Host  # noqa: TC004
+    from ddplaunch.injection import Injection  # noqa: TC004
 
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
@@ -134,6 +135,7 @@ class LaunchConfig:
         interface: network interface by which the nodes reach each other; None to find out.
         dry_run: all nodes are pretended ones on this machine, and their GPUs are rehearsed on the CPU.
         rehearse_compile: in a dry run ``torch.compile`` compiles for the CPU.
+        injections: failures to rehearse in a dry run.
         verbosity: -1 quiet, 0 normal, 1 verbose.
 
     Raises:
@@ -178,6 +180,7 @@ class LaunchConfig:
     interface: str | None = None
     dry_run: bool = False
     rehearse_compile: bool = False
+    injections: tuple[Injection, ...] = ()
     verbosity: int = 0
 
     def __post_init__(self) -> None:
@@ -232,6 +235,8 @@ def _check_combinations(config: LaunchConfig) -> None:
             f"--rdzv-id {config.run_id!r}: use letters, digits and . _ : @ + - (at most 128, no dot first)",
             "It names the log folder.",
         )
+    if config.injections and not config.dry_run:
+        raise UsageError("--inject harms the job: it needs --dry-run", "A dry run rehearses the job here, on the CPU.")
     duplicates = config.duplicate_stdout_filters or config.duplicate_stderr_filters
     if duplicates and config.log_dir == NO_LOGS:
         raise UsageError("--duplicate-std*-filters need a log folder, and --log-dir is /dev/null")

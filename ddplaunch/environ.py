@@ -35,6 +35,8 @@ NAMES: dict[str, str] = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",
     "OMP_NUM_THREADS": "CPUs the node may use / workers (at least 1) unless set; not set for a lone worker",
     "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc and --virtual-local-rank",
+    "GLOO_SOCKET_IFNAME": "with several nodes: the interface by which they reach each other, unless set",
+    "NCCL_SOCKET_IFNAME": "the same with --interface or --local-addr, unless set",
     RUN_ID: "the run's id; a sweep finds what is left of a run by it",
 }
 

@@ -36,7 +36,10 @@ class Rule:
     why: str
 
 
-_INHERITED = ("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES")
+_INHERITED = (
+    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    *(name for name in NAMES if name.endswith("_SOCKET_IFNAME")),
+)
 """Those of ``NAMES`` that a worker may have from outside."""
 
 _SECRET = Rule(

@@ -155,6 +155,15 @@ class AttemptResult:
 
 
 @dataclass(frozen=True)
+class Injected:
+    """What became of one ``--inject``: how far into its attempt it happened, None if it did not, and the account."""
+
+    text: str
+    after_s: float | None
+    account: str
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The one verdict of a run.
 
@@ -173,3 +182,4 @@ class RunResult:
     signal: str | None = None
     run_dir: str | None = None
     left: tuple[int, ...] = ()
+    injections: tuple[Injected, ...] = ()

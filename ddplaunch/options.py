@@ -12,6 +12,8 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.injection import Injection
+
 
 def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchConfig:
     """What the options and the environment ask for; pure.
@@ -61,8 +63,24 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
         numa_binding=options["numa_binding"],
         chdir=options["chdir"] or None,
         interface=options["interface"] or None,
-        **{name: options[name] for name in ("dry_run", "rehearse_compile")},
+        **_rehearsed(options, max_nodes),
     )
+
+
+def _rehearsed(options: Mapping[str, Any], max_nodes: int) -> dict[str, Any]:
+    injections = _injections(options, max_nodes) if options["inject"] else ()
+    return {**{name: options[name] for name in ("dry_run", "rehearse_compile")}, "injections": injections}
+
+
+def _injections(options: Mapping[str, Any], max_nodes: int) -> tuple[Injection, ...]:
+    """Checked here where the number of workers is known; else once the agents have counted."""
+    from ddplaunch import injection
+
+    asked = tuple(injection.parse(text) for text in options["inject"])
+    nproc = values.parse_nproc(options["nproc_per_node"])
+    if isinstance(nproc, int):
+        injection.check(asked, max_nodes * nproc, max_nodes)
+    return asked
 
 
 def _gives(options: Mapping[str, Any]) -> bool:

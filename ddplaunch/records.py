@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.config import Meeting, Rehearsal
+from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, AttemptResult, StreamName
 from ddplaunch.rounds import NodesExpected
 
@@ -57,19 +58,16 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Pong:
+    """The agent's answer to a Ping, by its main loop."""
+
+
+@dataclass(frozen=True)
 class Notice:
     """Something the user should know; ``level`` -1 always, 0 unless quiet, 1 only if verbose."""
 
     text: str
     level: Literal[-1, 0, 1] = 0
-
-
-@dataclass(frozen=True)
-class Inflicted:
-    """Answer to the ``Inflict`` of this number. ``happened`` is false where the worker had ended before."""
-
-    number: int
-    happened: bool
 
 
 @dataclass(frozen=True)
@@ -116,6 +114,13 @@ class Meet:
 
 
 @dataclass(frozen=True)
+class Ping:
+    """The launcher is there. If none has come for ``lost_after_s``, its machine or the network is gone."""
+
+    lost_after_s: float
+
+
+@dataclass(frozen=True)
 class StopWorkers:
     """End the job: send ``signum`` to every worker's process group, SIGKILL after ``grace_s``.
 
@@ -139,24 +144,6 @@ class PassSignal:
     """Send ``signum`` to every worker and stop nothing."""
 
     signum: int
-
-
-@dataclass(frozen=True)
-class Inflict:
-    """Harm one worker of ``attempt``, for a rehearsal; answered by ``Inflicted``.
-
-    Attributes:
-        signum: SIGKILL for it alone, or what its process group gets.
-        code: the exit code as which its end by SIGKILL is told; None for what it is.
-        factor: in place of a signal, everything takes it this many times as long from now on.
-    """
-
-    number: int
-    attempt: int
-    local_rank: int
-    signum: int = 0
-    code: int | None = None
-    factor: float | None = None
 
 
 # Records between the agent and its forkserver.
@@ -237,10 +224,11 @@ FROM_AGENT = (
     RendezvousGone,
     Inflicted,
     Output,
+    Pong,
     Notice,
     AgentFailed,
     AgentEnded,
 )
-TO_AGENT = (AgentSpec, SweepRun, Meet, NodesExpected, StopWorkers, PassSignal, Inflict)
+TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, Inflict)
 FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)
 TO_FORKSERVER = (ForkserverSpec, WorkerSpec)

@@ -21,15 +21,17 @@ from ddplaunch.agent.own_rounds import OwnRounds, Rounds
 from ddplaunch.agent.placement import place, worker_spec
 from ddplaunch.agent.spawner import MEMBER, STORE, Spawner, store_request
 from ddplaunch.agent.worker_group import WorkerGroup
+from ddplaunch.harm import Inflict
 from ddplaunch.model import AgentSpec, AttemptResult, Outcome, Round, WorkerExit
 from ddplaunch.records import (
     AgentReady,
     AttemptEnded,
     ForkserverReady,
     ImportFailed,
-    Inflict,
     Notice,
     PassSignal,
+    Ping,
+    Pong,
     StopWorkers,
     WorkerSpec,
     WorkerStarted,
@@ -212,6 +214,8 @@ class Agent:
             case Signalled(signum=signum):
                 self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"
                 self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
+            case Ping():
+                self._outbox.send(Pong())
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case Inflict() if self._group:

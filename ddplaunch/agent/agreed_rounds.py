@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.model import AgentSpec, AttemptResult, Round
 
-_CLOSE_S = 5.0
+_CLOSE_S = 2.0
 _VERDICT_S = 30.0
 
 
@@ -162,6 +162,8 @@ class AgreedRounds:
         """What all nodes agree on. The others may run on for days after this node's workers have succeeded."""
         lost_after_s = self._member.meeting.lost_after_s if self._member else 0.0
         limit_s = self._spec.shutdown_timeout_s + lost_after_s + _VERDICT_S
+        if self._spec.is_led and self._means.must_end():
+            limit_s = _CLOSE_S  # The launcher, which stops all, knows why.
         deadline = None if succeeded else time.monotonic() + limit_s
         self._means.wait(lambda: bool(self._over or self._lost or (succeeded and self._means.must_end())), deadline)
         return self._over
@@ -186,7 +188,7 @@ class AgreedRounds:
             case Gathered():
                 member.gathered = record.hosts
                 if record.missing:
-                    self._means.tell(Notice(member.waiting(record.missing)))
+                    self._means.tell(Notice(member.waiting(record.missing), 1 if self._spec.is_led else 0))
             case ListenForStore(attempt=attempt, reached=reached):
                 self._listener = self._listener or member.listen(reached)
                 member.say(StoreListens(attempt, member.address, self._listener.getsockname()[1]))

@@ -11,7 +11,7 @@ from ddplaunch.agent import processes
 
 if TYPE_CHECKING:
     from ddplaunch.agent.worker_group import Worker
-    from ddplaunch.records import Inflict
+    from ddplaunch.harm import Inflict
 
 _PERIOD_S = 0.1
 _LEAST_RUN_S = 0.002

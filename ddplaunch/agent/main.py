@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import traceback
 from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, kernel, protocol
-from ddplaunch.agent import cgroup, limits, processes, program
+from ddplaunch.agent import cgroup, launcher_watch, limits, processes, program
 from ddplaunch.agent.agent import DRAIN_S, Agent
-from ddplaunch.agent.events import LauncherGone, Signalled
+from ddplaunch.agent.events import Signalled
 from ddplaunch.agent.outbox import Outbox
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec
-from ddplaunch.records import TO_AGENT, AgentEnded, AgentFailed, SweepRun
+from ddplaunch.records import AgentEnded, AgentFailed, SweepRun
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -60,7 +59,7 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
             return _sweep_run(order)
         host = order.host
         kernel.become_subreaper()
-        threading.Thread(target=_listen, args=(stream, mailbox), name="launcher", daemon=True).start()
+        launcher_watch.start(stream, mailbox)
         order = program.at_home(order)
         program.check(order.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(order, outbox, mailbox)
@@ -83,12 +82,3 @@ def _sweep_run(order: SweepRun) -> tuple[int, ...]:
     spare = frozenset((*order.spare, os.getpid()))
     marked = processes.sweep_run(f"{environ.RUN_ID}={order.run_id}", spare)
     return tuple(sorted({*in_cgroup, *marked}))
-
-
-def _listen(stream: BinaryIO, mailbox: Mailbox[object]) -> None:
-    try:
-        while (received := protocol.read_record(stream, TO_AGENT)) is not None:
-            mailbox.post(received[0])
-    except (OSError, protocol.ProtocolError):
-        pass
-    mailbox.post(LauncherGone())

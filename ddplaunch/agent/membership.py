@@ -5,6 +5,7 @@ Main thread only; what the member says, and its end, are posted as events.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import socket
@@ -129,7 +130,8 @@ class Membership:
     def close(self) -> None:
         """Leave without a word: the member's process ends."""
         if self._channel:
-            self._channel.close()
+            with contextlib.suppress(OSError):  # What could not be said to a process that is gone.
+                self._channel.close()
             self._channel = None
         if self._listener:
             self._listener.close()

@@ -107,6 +107,8 @@ def worker_spec(
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     env = environ.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
+    if placement.rehearsal:  # What it says is of this machine's GPUs.
+        env.pop(placement.device_variable, None)
     if placement.devices is not None:
         env[placement.device_variable] = ",".join(placement.devices[local_rank])
     return WorkerSpec(

@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import error_file, inflicted, processes
 from ddplaunch.agent.exits import cut
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
+from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, Round, StreamName, WorkerError, WorkerExit
-from ddplaunch.records import AttemptStarted, Inflict, Inflicted, Notice, Output
+from ddplaunch.records import AttemptStarted, Notice, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.outbox import Outbox
 
-_TAIL_LINES = 20
+_TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
+"""Of a worker that failed by itself, and of others."""
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
@@ -157,9 +159,8 @@ class WorkerGroup:
 
     def inflict(self, order: Inflict) -> None:
         """Harm one worker, and tell whether that came in time."""
-        is_here = order.attempt == self._round.attempt and order.local_rank < len(self.workers)
-        happened = is_here and inflicted.inflict(order, self.workers[order.local_rank])
-        self._outbox.send(Inflicted(order.number, happened))
+        is_now = order.attempt == self._round.attempt
+        self._outbox.send(Inflicted(order.number, is_now and inflicted.inflict(order, self.workers[order.local_rank])))
 
     def stop(self, signum: int) -> None:
         """Tell every worker's process group to end; a stopped one is continued so that it can hear it.
@@ -208,18 +209,19 @@ class WorkerGroup:
         error = error_file.read(worker.error_file) if worker.error_file else None
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
+        stopped = self._was_stopped(worker, ended_time_s, error, asked)
         return WorkerExit(
             rank=worker.rank,
             local_rank=worker.local_rank,
             host=self._spec.host,
             pid=worker.pid,
             returncode=returncode,
-            stopped=self._was_stopped(worker, ended_time_s, error, asked),
+            stopped=stopped,
             time_s=error.time_s if error and error.time_s else ended_time_s,
             duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
             error=error,
             out_of_memory=out_of_memory and returncode == -signal.SIGKILL and signal.SIGKILL not in worker.told,
-            tail=_tail(worker),
+            tail=_tail(worker)[-_SHORT_TAIL_LINES if stopped or not returncode else -_TAIL_LINES :],
             log_dir=str(worker.log_dir) if worker.log_dir and worker.pumps else None,
         )
 
@@ -247,4 +249,4 @@ def _tail(worker: Worker) -> tuple[str, ...]:
     by_name = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
     text = by_name.get("stderr") or by_name.get("stdout") or b""
     lines = text.decode("utf-8", "replace").splitlines()
-    return tuple(line for line in lines if line.strip())[-_TAIL_LINES:]
+    return tuple(line for line in lines if line.strip())

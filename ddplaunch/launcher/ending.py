@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import signal
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors, verdict
-from ddplaunch.model import AttemptResult, Outcome, RunResult, WorkerExit
+from ddplaunch.model import AttemptResult, Injected, Outcome, RunResult, WorkerExit
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from ddplaunch.records import AgentFailed
 
@@ -23,13 +24,17 @@ def result(
     left: tuple[int, ...],
     duration_s: float,
     run_dir: str | None,
+    accounts: Callable[[RunResult], tuple[Injected, ...]],
 ) -> RunResult:
-    """The verdict. ``failed`` is trouble that ended the run, ``signals`` those that asked for its end, in order."""
+    """The verdict. ``failed`` is trouble that ended the run, ``signals`` those that asked for its end, in order.
+
+    ``accounts`` tells what became of the injections.
+    """
     last = attempts[-1] if attempts else None
     is_over = last is not None and not last.restarts
     outcome: Outcome = "failed" if failed else last.outcome if last and is_over else "stopped"
     first = (last.cause or verdict.first_failure(last.exits)) if last and outcome == "failed" else None
-    return RunResult(
+    ended = RunResult(
         run_id=run_id,
         exit_code=failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left)),
         outcome=outcome,
@@ -40,6 +45,7 @@ def result(
         run_dir=run_dir,
         left=left,
     )
+    return replace(ended, injections=accounts(ended))
 
 
 def _exit_code(outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], is_left: bool) -> int:

@@ -20,11 +20,12 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.console import Console
 from ddplaunch.launcher.failures import HostFailure
 from ddplaunch.launcher.handles import FromNode, FromSweep, Node
+from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.remote import AgentConnected
 from ddplaunch.launcher.signals import Signalled
-from ddplaunch.launcher.starting import starter_for
+from ddplaunch.launcher.starting import injector_for, starter_for
 from ddplaunch.launcher.telling import Telling
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.records import (
@@ -36,6 +37,7 @@ from ddplaunch.records import (
     EndpointOpen,
     Notice,
     PassSignal,
+    Pong,
     RendezvousGone,
     StopWorkers,
 )
@@ -85,7 +87,9 @@ class _Run:
             self._telling.say(complaint, -1)
         self._started_s = time.monotonic()
         self._attempts = Attempts()
+        self._heartbeats = Heartbeats(preparation.LOST_AFTER_S)
         starter = starter_for(config, self._run_id, mark, self._folder, self._console, mailbox.post)
+        self._injector = injector_for(config, mark, starter, self._heartbeats)
         meeting = preparation.meeting(config, mark) if config.is_led else None
         # Started once per node, this launcher has but the one that it is on.
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
@@ -98,14 +102,17 @@ class _Run:
 
     def run(self) -> RunResult:
         try:
+            self._telling.begins()
             self._guarded(self._nodes.start)
             while not self._nodes.are_over:
-                deadline = min(self._deadline, self._nodes.sweep_deadline)
+                injection, sweep = self._injector.act(), self._nodes.sweep_deadline  # What it does may begin a beat.
+                deadline = min(self._deadline, injection, sweep, self._heartbeats.deadline)
                 event = self._mailbox.get(None if deadline == float("inf") else deadline)
                 if event is not None:
                     self._guarded(partial(self._apply, event))
                 else:
                     self._give_up_silent()
+                self._guarded(self._lose_silent)
         finally:
             self._nodes.close()
         self._all_ended(self._attempts.close())
@@ -120,7 +127,7 @@ class _Run:
 
     def _fail(self, failure: AgentFailed) -> None:
         self._failed = self._failed or failure
-        if self._config.is_led:
+        if self._config.is_led or self._config.dry_run:
             self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
 
     def _give_up_silent(self) -> None:
@@ -132,6 +139,12 @@ class _Run:
                 self._telling.say(f"the agent on {node.host} does not answer and is killed", -1)
                 node.handle.kill()
         self._nodes.give_up_sweeps(now)
+
+    def _lose_silent(self) -> None:
+        """Machines that are frozen or cut off."""
+        for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
+            self._lose(node, f"{node.host} has not answered for {preparation.LOST_AFTER_S:g} s")
+            node.handle.kill()
 
     # Events.
 
@@ -145,11 +158,13 @@ class _Run:
                 self._nodes.swept(self._nodes.all[index], record)
 
     def _heard(self, node: Node, event: object) -> None:
+        self._injector.hear(node, event)
         match event:
-            case _ if node.state == "ended":
+            case _ if node.state == "ended" or (node.state == "lost" and not isinstance(event, AgentLost)):
                 pass
             case AgentConnected(facts=facts):
                 self._nodes.connected(node, facts)
+                self._heartbeats.begin(node, time.monotonic())
                 self._nodes.meet()
             case HostFailure():
                 self._nodes.failed(node, event)
@@ -157,6 +172,7 @@ class _Run:
                 self._ready[node.host] = nproc
                 if len(self._ready) == len(self._nodes.seats):
                     self._telling.nodes_ready(self._ready)
+                    self._injector.check(tuple(self._ready.values()))
             case AttemptStarted(attempt=attempt):
                 is_first, completed = self._attempts.started(attempt, self._nodes.seats)
                 self._all_ended(completed)
@@ -166,6 +182,8 @@ class _Run:
                     self._telling.say(f"{report.ranks(range(event.world_size))} run, attempt {attempt + 1}", 1)
             case AttemptEnded(result=result):
                 self._all_ended(self._attempts.over(node.index, result, self._nodes.seats))
+            case Pong():
+                self._heartbeats.heard(node, time.monotonic())
             case Notice(text=text, level=level):
                 self._telling.say(text, level)
             case EndpointOpen() if self._nodes.place:
@@ -197,6 +215,7 @@ class _Run:
     def _stop(self, signum: int, grace_s: float) -> None:
         self._deadline = time.monotonic() + grace_s + _AGENT_OVERTIME_S
         self._nodes.abandon()
+        self._injector.release()
         for node in self._nodes.running:
             node.handle.wake()
         self._nodes.send(StopWorkers(signum, grace_s))
@@ -209,13 +228,19 @@ class _Run:
 
     def _agent_gone(self, node: Node) -> None:
         """The channel has ended: as it should after the agent's last record, else the node is lost."""
-        returncode = node.handle.close()
-        self._all_ended(self._attempts.lost(node.index))
-        if node.left is not None:
-            node.state = "ended"
+        if node.state == "lost":  # It was silent before.
             return
-        ended = "its connection" if returncode is None else verdict.describe(returncode)
-        why = f"the agent on {node.host} ended by {ended}"
+        returncode = node.handle.close()
+        if node.left is not None:
+            self._all_ended(self._attempts.lost(node.index))
+            node.state = "ended"
+        elif returncode is None:
+            self._lose(node, f"the connection to {node.host} has ended")
+        else:
+            self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
+
+    def _lose(self, node: Node, why: str) -> None:
+        self._all_ended(self._attempts.lost(node.index))
         with contextlib.suppress(*([LaunchError] if self._killed else [])):  # Killed by us: that is told already.
             self._nodes.lost(node, why, may_go_on=not self._is_ending)
 
@@ -228,9 +253,9 @@ class _Run:
             left=self._nodes.left,
             duration_s=time.monotonic() - self._started_s,
             run_dir=str(self._folder) if self._folder else None,
+            accounts=self._injector.accounts,
         )
-        count = len(self._signals)
-        interrupted = lambda: self._more_signals(count)  # noqa: E731
+        interrupted = partial(self._more_signals, len(self._signals))
         self._telling.end(result, is_explained=bool(self._failed), interrupted=interrupted)
         if self._failed:
             message = "; ".join([self._failed.message, *self._nodes.after_losses()])

@@ -18,10 +18,9 @@ _KEPT_BYTES = 1 << 16
 
 @dataclass(frozen=True)
 class LineSeen:
-    """A worker on ``host`` has printed what the injection of this number waits for, in its attempt."""
+    """A worker has printed what the injection of this number waits for, in its attempt."""
 
     number: int
-    host: str
 
 
 def watched(
@@ -29,13 +28,11 @@ def watched(
     output: Callable[[Output, bytes], None],
     post: Callable[[object], None],
 ) -> Callable[[Output, bytes], None]:
-    """``output``, after a look at the lines; itself where no line is waited for. May be called by many threads."""
+    """``output`` of one node's workers, after a look at the lines; itself where no line is waited for."""
     return _LineWatch(injections, output, post) if any(each.after_line for each in injections) else output
 
 
 class _LineWatch:
-    """One thread brings the lines of one host."""
-
     def __init__(
         self,
         injections: Sequence[Injection],
@@ -47,7 +44,7 @@ class _LineWatch:
         ]
         self._output = output
         self._post = post
-        self._posted: set[LineSeen] = set()
+        self._posted: set[int] = set()
         self._unfinished: dict[tuple[int, int, str], bytes] = {}
 
     def __call__(self, header: Output, data: bytes) -> None:
@@ -58,10 +55,10 @@ class _LineWatch:
         for number, injection, needle in self._waiting:
             is_meant = injection.attempt == header.attempt and injection.rank in (None, header.rank)
             if is_meant and needle in text:
-                self._tell(LineSeen(number, header.host))
+                self._tell(number)
         self._output(header, data)
 
-    def _tell(self, seen: LineSeen) -> None:
-        if seen not in self._posted:
-            self._posted.add(seen)
-            self._post(seen)
+    def _tell(self, number: int) -> None:
+        if number not in self._posted:
+            self._posted.add(number)
+            self._post(LineSeen(number))

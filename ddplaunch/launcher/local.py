@@ -23,6 +23,8 @@ _PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
 
 _START = "import sys; sys.path[0] = sys.argv[1]; from ddplaunch.agent.main import main; main()"
 
+COMMAND = (sys.executable, "-c", _START, _PACKAGE_ROOT)
+"""Starts an agent here."""
 
 NO_ROOM_HINT = (
     "Look at the limits of processes and files (`ulimit -u -n`, the container's pids limit) and at the memory."
@@ -46,7 +48,7 @@ class LocalHandle:
         cwd: str | None = None,
     ) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-c", _START, _PACKAGE_ROOT],
+            COMMAND,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=dict(env),

@@ -6,11 +6,12 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import environ
+from ddplaunch import environ, marked
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
+from ddplaunch.launcher.line_watch import watched
 from ddplaunch.launcher.local import NO_ROOM_HINT, LocalHandle
-from ddplaunch.launcher.preparation import agent_spec, shared_terminals
+from ddplaunch.launcher.preparation import agent_spec, of_host, shared_terminals
 from ddplaunch.records import SweepRun
 
 if TYPE_CHECKING:
@@ -60,8 +61,9 @@ class LocalNodes:
             environ.RUN_ID: mark_of(self._mark, self.hosts, index),
         }
         post = lambda event: self._post(FromNode(index, event))  # noqa: E731
+        output = watched(self._config.injections, self._console.output, post)
         try:
-            return LocalHandle(env, tuple(self._fds.values()), post, self._console.output, self._config.chdir)
+            return LocalHandle(env, tuple(self._fds.values()), post, output, self._config.chdir)
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
         finally:
@@ -71,7 +73,9 @@ class LocalNodes:
     def spec(self, index: int) -> AgentSpec:
         """What agent ``index``, the last that was started, must know."""
         folder = self._folder / self.hosts[index] if self._folder and len(self.hosts) > 1 else self._folder
-        return agent_spec(self._config, self._run_id, self.hosts[index], str(folder) if folder else None, self._fds)
+        log_dir = str(folder) if folder else None
+        spec = agent_spec(self._config, self._run_id, self.hosts[index], log_dir, self._fds)
+        return of_host(spec, self._config.hosts[index]) if self._config.hosts else spec
 
     def sweep(self, index: int) -> LocalHandle | None:
         """Have a fresh agent end what carries the mark of a lost one."""
@@ -94,3 +98,8 @@ class LocalNodes:
             return {"stdin": os.dup(0), **copies}
         except OSError:  # It is closed.
             return copies
+
+
+def signal_node(mark: str, hosts: tuple[str, ...], index: int, signum: int) -> int:
+    """Send to every process of a pretended node, its agent's too. Returns to how many."""
+    return len(marked.signal_all(f"{environ.RUN_ID}={mark_of(mark, hosts, index)}", signum))

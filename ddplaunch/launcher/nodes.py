@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_LOST, NODE_NOT_READY, LaunchError
 from ddplaunch.launcher.failures import HostFailure, failures_table
 from ddplaunch.launcher.handles import Node, Starter
+from ddplaunch.launcher.local import AgentLost
 from ddplaunch.launcher.meeting_place import MeetingPlace
 from ddplaunch.records import AgentEnded, RendezvousGone
 
@@ -150,6 +151,8 @@ class Nodes:
         spares = len(self._starter.hosts) - len(self.all)
         if self.place is None or not may_go_on or len(self.seats) - 1 + spares < self._min_nodes:
             self.seats.remove(node.index)
+            if self.place and self.seats:
+                self.place.left(node.index, self.seats, self._send_to)
             raise LaunchError(why, _LOST_HINT, NODE_LOST)
         self._say(f"{why}; the job goes on", -1)
         self._replace(node)
@@ -202,7 +205,7 @@ class Nodes:
         """What the sweep of a lost node says; its last event is its end."""
         if isinstance(event, AgentEnded):
             node.left = event.left
-        elif node.sweep:
+        elif isinstance(event, (AgentLost, HostFailure)) and node.sweep:
             node.sweep.close()
             node.sweep = None
 

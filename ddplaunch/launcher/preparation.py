@@ -6,22 +6,26 @@ import os
 import shutil
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch import run_folder
+from ddplaunch import environ, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
 from ddplaunch.launcher.console import Style
+from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.model import AgentSpec, Program, StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.hosts import Host
     from ddplaunch.records import Output
 
 _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT_S = 600.0
-_LOST_AFTER_S = 5.0
+LOST_AFTER_S = 5.0
+"""A node that is not heard of for so long is lost."""
 
 
 def hosts(config: LaunchConfig) -> tuple[str, ...]:
@@ -47,7 +51,7 @@ def meeting(config: LaunchConfig, token: str) -> Meeting:
         interface=None if config.dry_run else config.interface,
         join_timeout_s=_JOIN_TIMEOUT_S,
         last_call_s=0.0,
-        lost_after_s=_LOST_AFTER_S,
+        lost_after_s=LOST_AFTER_S,
     )
 
 
@@ -121,6 +125,23 @@ def agent_spec(config: LaunchConfig, run_id: str, host: str, log_dir: str | None
     )
 
 
+def of_host(spec: AgentSpec, host: Host) -> AgentSpec:
+    """``spec`` with the number of workers and the devices that the user gave for ``host``."""
+    nproc = spec.nproc_per_node if host.slots is None else host.slots
+    return replace(spec, nproc_per_node=nproc, gpus=host.devices or spec.gpus)
+
+
+def remote_start(config: LaunchConfig, mark: str) -> RemoteStart:
+    """What starts an agent on another machine; ``mark`` is what the processes of that node carry."""
+    return RemoteStart(
+        python=config.remote.python or sys.executable,
+        cwd=config.chdir or os.getcwd(),
+        env={**dict(config.remote.environ), environ.RUN_ID: mark},
+        setup=config.remote.setup,
+        script=config.script if config.entry == "script" else "",
+    )
+
+
 def shared_terminals(config: LaunchConfig) -> dict[str, int]:
     """The standard streams a lone worker gets as they are: a terminal, unless the user asked for what needs a pipe."""
     return {name: fd for name, fd in (("stdout", 1), ("stderr", 2)) if os.isatty(fd) and not _is_piped(config, name)}
@@ -131,4 +152,5 @@ def _is_piped(config: LaunchConfig, name: str) -> bool:
     filters = config.duplicate_stdout_filters if name == "stdout" else config.duplicate_stderr_filters
     hidden = config.show_ranks is not None or config.show_local_ranks is not None
     kept = config.tee.covers(0, stream) or config.redirects.covers(0, stream)
-    return kept or hidden or bool(filters or config.line_prefix)
+    read = any(injection.after_line for injection in config.injections)
+    return kept or hidden or read or bool(filters or config.line_prefix)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import sys
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import environ
 from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
-from ddplaunch.launcher.preparation import agent_spec
-from ddplaunch.launcher.remote import RemoteStart
+from ddplaunch.launcher.preparation import agent_spec, of_host, remote_start
 from ddplaunch.launcher.ssh import SshHandle
 from ddplaunch.launcher.ssh_config import SshSettings
 from ddplaunch.launcher.ssh_connections import Connections, make_room
@@ -22,6 +18,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.console import Console
+    from ddplaunch.launcher.remote import RemoteStart
     from ddplaunch.model import AgentSpec
 
 
@@ -65,12 +62,7 @@ class SshNodes:
         """What agent ``index`` must know: a host's own number of workers and devices, where the user gave some."""
         host = self._config.hosts[index]
         spec = agent_spec(self._config, self._run_id, host.name, self._config.log_dir, {})
-        return replace(
-            spec,
-            has_own_folder=True,
-            nproc_per_node=spec.nproc_per_node if host.slots is None else host.slots,
-            gpus=host.devices or spec.gpus,
-        )
+        return replace(of_host(spec, host), has_own_folder=True)
 
     def sweep(self, index: int) -> SshHandle:
         """Ask the node, over a new connection, to end what carries the mark of this run."""
@@ -88,11 +80,4 @@ class SshNodes:
         self._post(FromSweep(index, event))
 
     def _start(self, index: int) -> RemoteStart:
-        config = self._config
-        return RemoteStart(
-            python=config.remote.python or sys.executable,
-            cwd=config.chdir or os.getcwd(),
-            env={**dict(config.remote.environ), environ.RUN_ID: mark_of(self._mark, self.hosts, index)},
-            setup=config.remote.setup,
-            script=config.script if config.entry == "script" else "",
-        )
+        return remote_start(self._config, mark_of(self._mark, self.hosts, index))

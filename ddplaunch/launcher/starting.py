@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher import preparation
-from ddplaunch.launcher.local_nodes import LocalNodes
+from ddplaunch.launcher.injector import Injector
+from ddplaunch.launcher.local_nodes import LocalNodes, signal_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -14,6 +16,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.console import Console
     from ddplaunch.launcher.handles import Starter
+    from ddplaunch.launcher.heartbeats import Heartbeats
 
 
 def starter_for(
@@ -30,3 +33,8 @@ def starter_for(
     from ddplaunch.launcher.ssh_nodes import SshNodes  # paramiko's users wait for it, nobody else.
 
     return SshNodes(config, run_id, mark, console, post)
+
+
+def injector_for(config: LaunchConfig, mark: str, starter: Starter, heartbeats: Heartbeats) -> Injector:
+    """What makes the failures of a rehearsal happen to the nodes of ``starter``."""
+    return Injector(config.injections, partial(signal_node, mark, starter.hosts), heartbeats)

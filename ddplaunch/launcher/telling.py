@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
+from ddplaunch import forwarding
+from ddplaunch.host_ranges import fold
+from ddplaunch.hosts import shown
 from ddplaunch.launcher import events, report
 from ddplaunch.launcher.attempts import is_tried_again
 
@@ -34,6 +37,15 @@ class Telling:
         if level <= self._config.verbosity:
             self._console.say(f"ddplaunch: {text}")
 
+    def begins(self) -> None:
+        """Say what happens before the first agent can be heard of."""
+        if not self._config.hosts or self._config.dry_run:
+            return
+        count = self._config.max_nodes
+        self.say(f"starting on {shown(fold(host.name for host in self._config.hosts[:count]))}", 0)
+        for line in forwarding.shown(dict(self._config.remote.environ)):
+            self.say(f"forwarded: {line}", 1)
+
     def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
         """All agents know how many workers they will run; by host."""
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
@@ -59,6 +71,8 @@ class Telling:
 
         ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
         """
+        if self._folder and self._config.hosts and not self._config.dry_run:
+            report.write_failures(result, self._folder)
         text = report.page(result) if result.outcome == "failed" and not is_explained else ""
         if self._folder:
             report.write(result, self._folder, text)
@@ -68,6 +82,8 @@ class Telling:
         elif result.left:
             self.say(f"pids {result.left} could not be ended", -1)
         elif result.outcome == "stopped":
-            why = result.attempts[-1].note if result.attempts else ""
+            why = result.attempts[-1].note if result.attempts and not result.signal else ""
             self.say(f"stopped{why and f', {why}'}; every process of this run is gone", -1 if why else 0)
+        for injected in result.injections:
+            self.say(f"inject {injected.text}: {injected.account}", 0)
         self._console.drain(interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.nodes import Lab, NodeOptions
+from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, start
 
 pytestmark = pytest.mark.ssh
 
-ALLREDUCE, EXIT_WITH = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py"
+ALLREDUCE, EXIT_WITH, ROUNDS = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py", PROGRAMS / "rounds.py"
+NODE_NOT_READY, NODE_LOST = 82, 84
 
 
-def job(lab: Lab, *arguments: str | Path, hosts: str = "", **options: object) -> Running:
+def job(lab: Lab, *arguments: str | Path, hosts: str = "", extra: dict[str, str] | None = None) -> Running:
     """A run on the hosts, by default all of the lab, started on the lab's machine for launchers."""
     names = hosts or ",".join(node.name for node in lab.nodes)
-    env = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
+    env = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **(extra or {})}
     given = ("--hosts", names, "--ssh-config", lab.ssh_config, "-x", "DDPLAUNCH_TEST_MARK", "-x", "XDG_STATE_HOME")
-    return start(*given, *arguments, under=lab.prefix, env=env, **options)
+    return start(*given, *arguments, under=lab.prefix, env=env)
 
 
 def exits(finished: Finished, attempt: int = -1) -> list[tuple[int, str, int]]:
@@ -40,8 +45,155 @@ def test_two_nodes_run_one_gloo_job_and_recover_from_a_killed_rank(make_lab):
     assert len(re.findall(r"^\[node[12]:[0-3]\] .*sum 10 in attempt 1", finished.out, re.MULTILINE)) == 4
 
 
+def test_workers_get_the_interface_by_which_nodes_reach_each_other_and_what_is_forwarded(make_lab):
+    lab = make_lab(2)
+    code = "import os, json; print('ENV', json.dumps(dict(os.environ)))"
+    finished = job(
+        lab, "--no-python", "-x", "COLOUR=blue", sys.executable, "-c", code, extra={"NCCL_DEBUG": "INFO"}
+    ).finish()
+    assert finished.returncode == 0, finished.err
+    for environ in [json.loads(line.split("ENV ")[1]) for line in finished.out.splitlines() if "ENV " in line]:
+        assert (environ["GLOO_SOCKET_IFNAME"], environ["MASTER_ADDR"]) == ("eth0", lab["node1"].address)
+        assert (environ["NCCL_DEBUG"], environ["COLOUR"]) == ("INFO", "blue")
+        assert "NCCL_SOCKET_IFNAME" not in environ
+
+
 def test_slots_give_nodes_different_worker_counts(make_lab):
     lab = make_lab(2, node1=NodeOptions(resolves=False), node2=NodeOptions(resolves=False))
     finished = job(lab, ALLREDUCE, "40", hosts="node1:slots=1,node2:slots=3").finish()
     assert finished.returncode == 0, finished.err
     assert [host for _, host, _ in exits(finished)] == ["node1", "node2", "node2", "node2"]
+
+
+def rounds(lab: Lab, end: Path, *options: str) -> Running:
+    """A gloo job with a worker per node that goes on until ``end`` is there."""
+    return job(lab, "--nproc-per-node", "1", *options, ROUNDS, end)
+
+
+def wait_for_world(running: Running, number: int, hosts: str) -> None:
+    names = hosts.split(",")
+    for rank, host in enumerate(names):
+        running.wait_for(rf"\[{host}:{rank}\] rank {rank} of {len(names)} in round {number}")
+
+
+def agent(lab: Lab, name: str) -> int:
+    return next(pid for pid, line in lab[name].pids().items() if "DDPLAUNCH_START" in line)
+
+
+def test_the_failure_page_names_the_first_failing_rank_and_its_host(make_lab):
+    lab = make_lab(2)
+    finished = job(lab, "--nproc-per-node", "1", EXIT_WITH, "1=raise:no such luck").finish()
+    assert finished.returncode == 1
+    assert "rank 1 (local_rank 0" in finished.err
+    assert "on node2 failed first" in finished.err
+    assert "RuntimeError: no such luck" in finished.err
+    assert "stopped:  rank 0" in finished.err
+
+
+def test_all_hosts_that_cannot_be_used_are_told_together_and_nothing_is_started(make_lab):
+    lab = make_lab(3)
+    lab["node2"].crash()
+    finished = job(lab, EXIT_WITH, hosts="node[1-3],node4").finish()
+    assert finished.returncode == NODE_NOT_READY
+    assert "not enough hosts can be used" in finished.err
+    assert "node2" in finished.err
+    assert "node4" in finished.err
+
+
+def test_a_spare_takes_the_place_of_a_host_that_cannot_be_used(make_lab, tmp_path):
+    lab = make_lab(3)
+    lab["node1"].crash()
+    running = rounds(lab, tmp_path / "end", "--nnodes", "2")
+    wait_for_world(running, 0, "node3,node2")
+    (tmp_path / "end").touch()
+    assert running.finish().returncode == 0
+
+
+@pytest.mark.parametrize("victim", ["node1", "node3"])
+def test_a_node_that_dies_is_left_behind(make_lab, tmp_path, victim: str):
+    lab = make_lab(3)
+    running = rounds(lab, tmp_path / "end", "--nnodes", "2:3")
+    wait_for_world(running, 0, "node1,node2,node3")
+    lab[victim].crash()
+    wait_for_world(running, 1, "node2,node3" if victim == "node1" else "node1,node2")
+    (tmp_path / "end").touch()
+    finished = running.finish()
+    assert finished.returncode == 0, finished.err
+
+
+@pytest.mark.parametrize("victim", ["node1", "node3"])
+def test_a_node_that_is_cut_off_is_left_behind_and_ends_its_workers_itself(make_lab, tmp_path, victim: str):
+    lab = make_lab(3)
+    running = rounds(lab, tmp_path / "end", "--nnodes", "2:3", "--shutdown-timeout", "1")
+    wait_for_world(running, 0, "node1,node2,node3")
+    lab[victim].unplug()
+    running.wait_for(f"{victim} has not answered for 5 s; the job goes on")
+    wait_for_world(running, 1, "node2,node3" if victim == "node1" else "node1,node2")
+    wait_until(lambda: not lab[victim].pids(), 15, "the node that is cut off goes on")
+    lab[victim].replug()
+    (tmp_path / "end").touch()
+    assert running.finish().returncode == 0
+
+
+def test_a_short_cut_is_survived(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end")
+    wait_for_world(running, 0, "node1,node2")
+    lab["node2"].unplug()
+    with pytest.raises(TimeoutError):
+        running.wait_for("node2 has not answered|is lost|goes on", 1, 3)
+    lab["node2"].replug()
+    (tmp_path / "end").touch()
+    finished = running.finish()
+    assert finished.returncode == 0, finished.err
+    assert len(finished.report["attempts"]) == 1
+
+
+def test_an_agent_that_is_frozen_is_lost_and_its_node_swept(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end")
+    wait_for_world(running, 0, "node1,node2")
+    os.kill(agent(lab, "node2"), signal.SIGSTOP)
+    finished = running.finish()
+    assert finished.returncode == NODE_LOST
+    assert "error: node2 has not answered for 5 s" in finished.err
+    assert not lab.leftovers()
+
+
+def test_a_killed_agent_is_told_of_and_its_node_swept(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end")
+    wait_for_world(running, 0, "node1,node2")
+    os.kill(agent(lab, "node2"), signal.SIGKILL)
+    finished = running.finish()
+    assert finished.returncode == NODE_LOST
+    assert "error: the connection to node2 has ended; its workers are gone" in finished.err
+
+
+def test_a_killed_launcher_leaves_nothing_on_any_node(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end", "--shutdown-timeout", "1")
+    wait_for_world(running, 0, "node1,node2")
+    running.signal(signal.SIGKILL)
+    running.finish()
+    wait_until(lambda: not lab.leftovers(), 15)
+
+
+def test_ctrl_c_stops_all_nodes(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end")
+    wait_for_world(running, 0, "node1,node2")
+    running.signal(signal.SIGINT)
+    finished = running.finish()
+    assert finished.returncode == 130
+    assert "stopped; every process of this run is gone" in finished.err
+
+
+def test_ctrl_c_works_while_hosts_are_connected_to(make_lab, tmp_path):
+    lab = make_lab(2)
+    lab["node2"].unplug()
+    running = rounds(lab, tmp_path / "end")
+    wait_until(lambda: any("DDPLAUNCH_START" in line for line in lab["node1"].pids().values()))
+    running.signal(signal.SIGINT)
+    assert running.finish(20).returncode == 130
+    lab["node2"].replug()

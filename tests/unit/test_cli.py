@@ -150,8 +150,10 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "rehearse_compile": (None, "rehearse_compile", True),
 }
 NO_EFFECT = {
+    "inject": "needs --dry-run: tests/process/test_inject.py",
     "logs_specs": "refused",
     "version": "ends the program",
+    **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),
     **dict.fromkeys(("remote_python", "remote_setup"), "tests/unit/test_host_options.py"),
     **{
@@ -160,6 +162,7 @@ NO_EFFECT = {
     },
 }
 FROM_ELSEWHERE = {
+    "injections": "--inject, tests/process/test_inject.py",
     "script": "SCRIPT",
     "script_args": "ARGS",
     "python": "PYTHON_EXEC",

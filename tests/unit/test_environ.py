@@ -8,6 +8,9 @@ from ddplaunch import environ
 from ddplaunch.config import Streams
 from ddplaunch.model import AgentSpec, Program, Round
 
+BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+"""Set only where nodes reach each other: tests/ssh/test_job.py."""
+
 SPEC = AgentSpec(
     run_id="job7",
     host="node2",
@@ -78,7 +81,7 @@ def test_it_has_nothing_else_but_what_was_inherited(worker: dict[str, str]) -> N
 
 def test_the_table_names_all_there_is(worker: dict[str, str]) -> None:
     # Set by whoever knows the devices.
-    assert environ.NAMES.keys() == {*VALUES, "CUDA_VISIBLE_DEVICES"}
+    assert environ.NAMES.keys() - BY_NETWORK == {*VALUES, "CUDA_VISIBLE_DEVICES"}
     assert all(environ.NAMES.values())
 
 
@@ -124,7 +127,7 @@ def test_what_the_user_has_set_stays(value: str) -> None:
 
 
 def test_what_a_surrounding_job_has_left_does_not(worker: dict[str, str]) -> None:
-    stale = dict.fromkeys(environ.NAMES.keys() - {"CUDA_VISIBLE_DEVICES"}, "stale")
+    stale = dict.fromkeys(environ.NAMES.keys() - {"CUDA_VISIBLE_DEVICES"} - BY_NETWORK, "stale")
     del stale["OMP_NUM_THREADS"], stale["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
     shared = environ.shared_environ({**stale, "HOME": "/home/u"}, "job7", 2, 16)
     assert environ.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json") == worker

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import re
 import shlex
+from pathlib import Path
 
 import pytest
 
-from ddplaunch import cli, environ, errors
+from ddplaunch import cli, environ, errors, forwarding
 from ddplaunch.config import LaunchConfig
 from tests.support.runs import ROOT
 
@@ -25,6 +26,10 @@ def test_every_option_in_the_readme_is_one_of_ours_or_of_the_example_script():
     }
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - {"--lr", "--resume", "--epochs"}
     assert named - ours - example == set()
+
+
+def test_the_table_of_forwarded_variables_is_the_one_in_the_code():
+    assert forwarding.readme_table().strip() in README
 
 
 def test_the_environment_table_is_the_one_in_the_code():
@@ -45,7 +50,11 @@ def examples() -> list[str]:
 
 
 @pytest.mark.parametrize("line", examples())
-def test_every_example_is_understood(line: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_example_is_understood(line: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "hosts.txt").write_text("gpu1 slots=4\ngpu2 slots=4\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "MY_NAME"):
+        monkeypatch.setenv(name, "x")
     arguments = shlex.split(line, comments=True)
     arguments = arguments[arguments.index("ddplaunch") + 1 :]
     config = cli.command.main(arguments, prog_name="ddplaunch", standalone_mode=False)
