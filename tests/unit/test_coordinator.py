@@ -10,6 +10,7 @@ from ddplaunch.rounds import (
     NodeEnded,
     NodeGone,
     NodeJoined,
+    NodesExpected,
     RoundFormed,
     RoundOver,
     RunClosed,
@@ -190,3 +191,69 @@ def test_a_node_that_comes_after_the_end_is_told_so():
     ended(coordinator, NodeEnded(0, 0))
     (sent,) = coordinator.receive(join(5))
     assert "over" in sent.record.reason
+
+
+# A launcher says who takes part.
+
+
+def led(*seats: int) -> Coordinator:
+    return Coordinator(seats[0], 1, 9, 0, tuple(seats))
+
+
+def test_a_round_forms_when_all_that_are_expected_have_come_in_the_order_of_their_seats():
+    coordinator = led(0, 5, 2)
+    coordinator.receive(join(2))
+    coordinator.receive(join(0))
+    assert not coordinator.has_enough, "no last call: the launcher knows who comes"
+    sent = coordinator.receive(join(5))
+    assert records(sent, ListenForStore)
+    assert coordinator.seats == [0, 5, 2]
+
+
+def test_the_store_listens_where_most_nodes_have_reached_the_first():
+    coordinator = led(0, 1, 2)
+    coordinator.receive(join(0))
+    for index in (1, 2):
+        sent = coordinator.receive(NodeJoined(index, f"host{index}", 1, reached="10.1.0.1"))
+    assert records(sent, ListenForStore) == {0: ListenForStore(0, "10.1.0.1")}
+
+
+def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
+    coordinator = led(0, 1, 2)
+    started(coordinator, 0, 1, 2)
+    assert records(coordinator.receive(NodesExpected((0, 2))), StopRound).keys() == {0, 2}
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0)), RoundOver)
+    assert {(verdict.restarts, verdict.failed) for verdict in over.values()} == {(True, False)}
+    sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
+    assert records(sent, ListenForStore)
+
+
+def test_its_spare_is_waited_for_and_takes_its_seat():
+    coordinator = led(0, 1)
+    started(coordinator, 0, 1)
+    coordinator.receive(NodesExpected((0, 7)))
+    ended(coordinator, NodeEnded(0, 0))
+    assert not records(coordinator.receive(join(0)), ListenForStore)
+    assert records(coordinator.receive(join(7)), ListenForStore)
+    assert coordinator.seats == [0, 7]
+
+
+def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
+    coordinator = led(0, 1)
+    started(coordinator, 0, 1)
+    coordinator.receive(WorkerFailed(0, 0))
+    cause = exit_(0, "RuntimeError: Connection closed by peer")
+    coordinator.receive(NodeEnded(0, 0, failed=True, cause=cause))
+    over = records(coordinator.receive(NodesExpected((0,))), RoundOver)
+    assert over[0].restarts
+    assert not over[0].failed
+
+
+def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
+    coordinator = led(0, 1)
+    coordinator.receive(join(1))
+    coordinator.receive(join(0))
+    coordinator.receive(NodesExpected((0, 2)))
+    sent = coordinator.receive(join(2))
+    assert records(sent, ListenForStore)
+    assert records(coordinator.receive(StoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}

@@ -10,6 +10,7 @@ import pytest
 
 from ddplaunch import cli, environ, errors, forwarding
 from ddplaunch.config import LaunchConfig
+from ddplaunch.worker.rehearsal.tables import NOT_REHEARSED, REHEARSED
 from tests.support.runs import ROOT
 
 README = (ROOT / "README.md").read_text()
@@ -30,6 +31,14 @@ def test_every_option_in_the_readme_is_one_of_ours_or_of_the_example_script():
 
 def test_the_table_of_forwarded_variables_is_the_one_in_the_code():
     assert forwarding.readme_table().strip() in README
+
+
+def test_what_a_dry_run_rehearses_is_what_the_code_says():
+    rehearsed, refused = section("Examples").split("| not rehearsed |")
+    assert dict(re.findall(r"^\| `(.*?)` \| (.*) \|$", rehearsed.split("| rehearsed |")[1], re.MULTILINE)) == REHEARSED
+    rows = re.findall(r"^\| (.*?) \| (.+) \|$", refused, re.MULTILINE)
+    told = {name.strip("`"): how for names, how in rows for name in (names.split(", ") if how == "stops" else [names])}
+    assert told == NOT_REHEARSED
 
 
 def test_the_environment_table_is_the_one_in_the_code():
