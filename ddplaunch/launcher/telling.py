@@ -39,6 +39,10 @@ class Telling:
 
     def begins(self) -> None:
         """Say what happens before the first agent can be heard of."""
+        if self._config.dry_run:
+            from ddplaunch.launcher.plan import banner
+
+            self.say(banner(self._config), 0)
         if not self._config.hosts or self._config.dry_run:
             return
         count = self._config.max_nodes

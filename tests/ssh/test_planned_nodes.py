@@ -17,7 +17,7 @@ pytestmark = pytest.mark.ssh
 
 def run(lab: Lab, *arguments: str | Path) -> Finished:
     given = ("--hosts", "node1:slots=1,node2:slots=2", "--ssh-config", lab.ssh_config, "--chdir", "/")
-    given += ("-x", "DDPLAUNCH_TEST_MARK", "-x", "XDG_STATE_HOME", "--preload", "json", "--gpus-per-proc", "0")
+    given += ("-x", "DDPLAUNCH_TEST_MARK", "-x", "XDG_STATE_HOME")
     return start(*given, *arguments, under=lab.prefix, env={"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}).finish()
 
 

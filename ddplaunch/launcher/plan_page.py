@@ -1,0 +1,233 @@
+"""A plan as one screen for people, and as one JSON object for machines."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import shlex
+import textwrap
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from ddplaunch.host_ranges import fold
+from ddplaunch.hosts import shown
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ddplaunch.launcher.plan import NodePlan, Plan, RankPlan
+
+_WIDTH = 118
+_MAX_ROWS = 8
+_MAX_GIVEN = 12
+_MAX_CELL = 24
+"""What is longer is shown for one rank only: paths."""
+
+Row = tuple[str, ...]
+
+
+def as_json(plan: Plan) -> str:
+    """One object; its names are those of ``Plan``."""
+    return json.dumps(asdict(plan))
+
+
+def page(plan: Plan) -> str:
+    """About 40 lines at most, whatever the size of the job."""
+    parts: list[Iterable[str]] = [
+        _head(plan),
+        _nodes(plan),
+        _commands(plan),
+        _differing(plan),
+        _same_for_all(plan),
+        _list("happens, because --inject asks for it", plan.injections),
+        _list("warnings", plan.warnings),
+    ]
+    return "\n\n".join("\n".join(lines) for lines in map(list, parts) if lines)
+
+
+def _head(plan: Plan) -> Iterator[str]:
+    count = "workers as the nodes' devices say," if plan.world_size is None else _count(plan.world_size, "worker")
+    nodes = _count(plan.max_nodes, "node")
+    if plan.min_nodes < plan.max_nodes:
+        nodes = f"{plan.min_nodes} to {nodes}"
+        count = count if plan.world_size is None else f"at most {count}"
+    how = {
+        "here": "pretended here, on the CPU with gloo in place of NCCL" if plan.dry_run else "on this machine",
+        "over SSH": "started over SSH",
+        "this node of several": "each of which starts ddplaunch itself",
+    }[plan.starts]
+    yield f"plan: {count} on {nodes}, {how}; {_restarts(plan.max_restarts)}"
+    if plan.starts == "this node of several":
+        yield "The other nodes are counted as this one."
+    yield "Nothing has been started, and no host has been contacted."
+
+
+def _restarts(count: int) -> str:
+    return f"after a failure started again, {_count(count, 'time')}" if count else "not started again after a failure"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+# Nodes.
+
+
+def _nodes(plan: Plan) -> Iterator[str]:
+    head = ("node", "host", "workers", "ranks", "GPUs", "connects to")
+    groups = [list(group) for _, group in itertools.groupby(plan.nodes, _kind)]
+    if len(plan.nodes) <= _MAX_ROWS:
+        groups = [[node] for node in plan.nodes]
+    rows = [_node_row(plan, group) for group in groups]
+    is_same = all(node.reached in ("", node.host) for node in plan.nodes)
+    yield from _table([row[: -1 if is_same else None] for row in (head, *_elided(rows))])
+
+
+def _kind(node: NodePlan) -> tuple[object, ...]:
+    prefix = node.reached.rpartition(node.host)
+    return node.is_spare, node.workers, node.gpus, prefix[0], prefix[2]
+
+
+def _node_row(plan: Plan, nodes: Sequence[NodePlan]) -> Row:
+    first, last = nodes[0], nodes[-1]
+    number = (
+        "spare"
+        if first.is_spare
+        else "by arrival"
+        if first.node_rank is None
+        else _span([str(node.node_rank) for node in nodes])
+    )
+    each = " each" if len(nodes) > 1 else ""
+    ranks = f"{first.ranks[0]}-{last.ranks[1]}" if first.ranks and last.ranks else "?"
+    if first.ranks and last.ranks and first.ranks[0] == last.ranks[1]:
+        ranks = str(first.ranks[0])
+    return (
+        number,
+        shown(fold(node.host for node in nodes), 60),
+        _workers(first) + each,
+        "-" if first.is_spare else ranks,
+        _gpus(plan, first) + (each if first.gpus else ""),
+        shown(fold(node.reached for node in nodes), 60),
+    )
+
+
+def _workers(node: NodePlan) -> str:
+    return node.counted if node.workers is None else str(node.workers)
+
+
+def _gpus(plan: Plan, node: NodePlan) -> str:
+    if node.gpus is None:
+        return "counted there" if node.reached else "counted at the start"
+    if not node.gpus:
+        return "none found"
+    return shown(_span(node.gpus), 40) + (" (pretended)" if plan.dry_run else "")
+
+
+# Commands.
+
+
+def _commands(plan: Plan) -> Iterator[str]:
+    node = plan.nodes[0]
+    yield "what the real run executes" if plan.dry_run else "what is executed"
+    if node.reached:
+        yield f"  on each node  over SSH: {_typed(node.command, shell=True)}"
+        setup = f"{shown(node.setup)}; " if node.setup else ""
+        yield f"                told on stdin: environment; {setup}{_typed([node.python])} as ddplaunch's agent"
+    elif node.command:
+        yield f"  {'on this node' if plan.starts != 'here' else 'the agent':<13} {_typed(node.command)}"
+    else:
+        yield "  on each node  ddplaunch's agent: --hosts names the nodes, or ddplaunch is started on every one"
+    yield f"  each worker   {_typed(plan.command)}"
+    yield f"                in {_typed([node.directory])}"
+    if plan.how == "forked":
+        yield "                forked from a process of its node that has imported torch, as if executed"
+
+
+def _typed(command: Sequence[str], *, shell: bool = False) -> str:
+    return shown(command[0] if shell else shlex.join(command), 400)
+
+
+# The environment.
+
+
+def _differing(plan: Plan) -> Iterator[str]:
+    if plan.depends_on:
+        yield f"environment that differs between ranks: RANK, LOCAL_RANK and the like follow from {plan.depends_on}"
+    if len(plan.ranks) < 2:
+        return
+    names = list(plan.ranks[0].environ)
+    columns = {name: [rank.environ.get(name, "") for rank in plan.ranks] for name in names}
+    long = [name for name in names if max(map(len, columns[name])) > _MAX_CELL]
+    heads: dict[Row, str] = {}
+    for name in (name for name in names if name not in long):
+        key = tuple(columns[name])
+        heads[key] = f"{heads[key]}, {name}" if key in heads else name
+    yield "environment that differs between ranks"
+    yield from _indented(_table([("host", *heads.values()), *_elided(_rank_rows(plan.ranks, list(heads)))]))
+    for name in long:
+        yield f"  {name}, as of rank 0: {shown(columns[name][0], 90)}"
+
+
+def _rank_rows(ranks: Sequence[RankPlan], columns: Sequence[Row]) -> list[Row]:
+    """A row per rank; per node where these are too many."""
+    if len(ranks) <= _MAX_ROWS:
+        return [(rank.host, *(column[place] for column in columns)) for place, rank in enumerate(ranks)]
+    rows = []
+    for host, group in itertools.groupby(range(len(ranks)), lambda place: ranks[place].host):
+        places = list(group)
+        rows.append((host, *(_span([column[place] for place in places]) for column in columns)))
+    return rows
+
+
+def _same_for_all(plan: Plan) -> Iterator[str]:
+    yield f"environment of every worker{' of the dry run' if plan.dry_run else ''}, beside what it inherits"
+    texts = [f"{name}={_quoted(value)}" for name, value in plan.environ.items()]
+    more = len(plan.given) - _MAX_GIVEN
+    given = [shown(text, 80) for text in plan.given[:_MAX_GIVEN]] + ([f"... {more} more"] if more > 0 else [])
+    yield from _indented(_wrapped([*texts, *given]))
+
+
+def _quoted(value: str) -> str:
+    return shown(value) if "<" in value else shown(shlex.quote(value), 80)
+
+
+def _wrapped(words: Iterable[str]) -> list[str]:
+    # A space in a value is no place to break.
+    lines = textwrap.wrap("  ".join(word.replace(" ", "\0") for word in words), _WIDTH - 2, break_long_words=False)
+    return [line.replace("\0", " ") for line in lines]
+
+
+# Texts.
+
+
+def _list(head: str, lines: Sequence[str]) -> Iterator[str]:
+    if lines:
+        yield head
+        for line in lines:
+            yield from textwrap.wrap(line, _WIDTH, initial_indent="  - ", subsequent_indent="    ")
+
+
+def _span(values: Sequence[str]) -> str:
+    """``0-7`` for numbers in a row, one value where all are the same, else the first and the last."""
+    if len(set(values)) == 1:
+        return values[0]
+    numbers = [int(value) for value in values if value.isdigit()]
+    if len(values) == len(numbers) > 1 and numbers == list(range(numbers[0], numbers[-1] + 1)):
+        return f"{numbers[0]}-{numbers[-1]}"
+    return ",".join(values) if len(values) < 9 and all(map(str.isdigit, values)) else f"{values[0]} .. {values[-1]}"
+
+
+def _elided(rows: Sequence[Row]) -> Sequence[Row]:
+    if len(rows) <= _MAX_ROWS:
+        return rows
+    dots = (f"... {len(rows) - _MAX_ROWS + 2} more", *([""] * (len(rows[0]) - 1)))
+    return [*rows[: _MAX_ROWS - 2], dots, rows[-1]]
+
+
+def _table(rows: Sequence[Row]) -> list[str]:
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def _indented(lines: Iterable[str]) -> list[str]:
+    return [f"  {line}" for line in lines]
