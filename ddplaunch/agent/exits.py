@@ -8,14 +8,17 @@ from typing import TYPE_CHECKING
 from ddplaunch import verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ddplaunch.model import WorkerExit
+    from ddplaunch.model import StreamName, WorkerExit
 
 _TOLD_CHARS = 2 << 20
 """Of all workers' errors and last lines: an attempt's end is one record, and JSON needs up to 12 bytes for each."""
 
 _SHORT_CHARS = 200
+
+_TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
+"""Of a worker that failed by itself, and of others."""
 
 
 def cut(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
@@ -32,3 +35,10 @@ def cut(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
             left -= min(chars, left)
             kept[exit_.rank] = exit_
     return tuple(kept[exit_.rank] for exit_ in exits)
+
+
+def last_lines(tails: Mapping[StreamName, bytes], *, is_needed: bool) -> tuple[str, ...]:
+    """Of what a worker wrote at its end: lines of stderr, or of stdout where stderr is empty; fewer unless needed."""
+    text = tails.get("stderr") or tails.get("stdout") or b""
+    lines = text.decode("utf-8", "replace").splitlines()
+    return tuple(line for line in lines if line.strip())[-_TAIL_LINES if is_needed else -_SHORT_TAIL_LINES :]

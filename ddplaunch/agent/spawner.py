@@ -176,7 +176,9 @@ class Forkserver:
         self.pid = self._process.pid
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
-        threading.Thread(target=self._listen, args=(post,), name="forkserver", daemon=True).start()
+        # A descriptor of its own, made here: the socket may be closed before the thread runs.
+        stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
+        threading.Thread(target=self._listen, args=(stream, post), name="forkserver", daemon=True).start()
         self._send(spec, ())
 
     def start(self, spec: WorkerSpec, fds: Sequence[int]) -> None:
@@ -196,8 +198,7 @@ class Forkserver:
             socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], list(fds))
             self._socket.sendall(body)
 
-    def _listen(self, post: Callable[[object], None]) -> None:
-        stream: BinaryIO = os.fdopen(os.dup(self._socket.fileno()), "rb")
+    def _listen(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
         with stream, contextlib.suppress(OSError, protocol.ProtocolError):
             while (received := protocol.read_record(stream, FROM_FORKSERVER)) is not None:
                 post(received[0])

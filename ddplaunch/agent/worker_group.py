@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import error_file, inflicted, processes
-from ddplaunch.agent.exits import cut
+from ddplaunch.agent.exits import cut, last_lines
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, Round, StreamName, WorkerError, WorkerExit
@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.outbox import Outbox
 
-_TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
-"""Of a worker that failed by itself, and of others."""
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
@@ -210,6 +208,7 @@ class WorkerGroup:
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
         stopped = self._was_stopped(worker, ended_time_s, error, asked)
+        tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
         return WorkerExit(
             rank=worker.rank,
             local_rank=worker.local_rank,
@@ -221,7 +220,7 @@ class WorkerGroup:
             duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
             error=error,
             out_of_memory=out_of_memory and returncode == -signal.SIGKILL and signal.SIGKILL not in worker.told,
-            tail=_tail(worker)[-_SHORT_TAIL_LINES if stopped or not returncode else -_TAIL_LINES :],
+            tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_dir=str(worker.log_dir) if worker.log_dir and worker.pumps else None,
         )
 
@@ -242,11 +241,3 @@ def _duplicate(fd: int | None) -> int:
         with contextlib.suppress(OSError):  # The user closed it: `<&-`.
             return os.dup(fd)
     return os.open(os.devnull, os.O_RDWR)
-
-
-def _tail(worker: Worker) -> tuple[str, ...]:
-    """The last lines of stderr, or of stdout where stderr is empty, as text."""
-    by_name = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
-    text = by_name.get("stderr") or by_name.get("stdout") or b""
-    lines = text.decode("utf-8", "replace").splitlines()
-    return tuple(line for line in lines if line.strip())

@@ -216,8 +216,9 @@ class _Run:
         self._deadline = time.monotonic() + grace_s + _AGENT_OVERTIME_S
         self._nodes.abandon()
         self._injector.release()
-        for node in self._nodes.running:
-            node.handle.wake()
+        if len(self._signals) > 1 or not self._config.hosts:  # Over SSH it takes a session of its own for each.
+            for node in self._nodes.running:
+                node.handle.wake()
         self._nodes.send(StopWorkers(signum, grace_s))
 
     def _all_ended(self, results: Iterable[AttemptResult]) -> None:

@@ -25,7 +25,7 @@ def test_a_seeded_training_has_the_same_losses_however_it_is_started(tmp_path: P
     for method in ("forkserver", "spawn"):
         finished = run("--start-method", method, "--nproc-per-node", "2", script, tmp_path / method, env=env)
         assert finished.returncode == 0, finished.err
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", str(script)]
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     subprocess.run(
         [*torchrun, tmp_path / "torchrun"], env=environment(env), capture_output=True, check=True, timeout=100
     )
