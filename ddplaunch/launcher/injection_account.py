@@ -84,7 +84,7 @@ def _answer(number: int, happened_s: float, starts: Mapping[int, float], result:
     verdict = f"the job {_verdict(result)}"
     if next_number is not None:
         later_s = starts[next_number] - happened_s
-        return f"attempt {next_number} ran {later_s:.1f} s later, and {verdict}"
+        return f"attempt {next_number} ran {later_s:.2f} s later, and {verdict}"
     attempt = _attempt(number, result)
     if attempt and attempt.outcome == "succeeded" and result.outcome == "succeeded":
         return f"the attempt went on, and {verdict}"
