@@ -72,23 +72,19 @@ class Agent:
             self._rounds = AgreedRounds(spec, size, means)
 
     def run(self) -> tuple[int, ...]:
-        """Attempt after attempt until one ends the run.
-
-        Returns:
-            Pids that could not be ended.
+        """Attempt after attempt until one ends the run. Returns the pids that could not be ended.
 
         Raises:
             LaunchError: the run cannot go on.
         """
         self._outbox.send(AgentReady(os.getpid(), self._placement.local_world_size))
-        if notice := self._spawner.prepare():  # Now, so that torch is imported while nodes find each other.
-            self._outbox.send(Notice(notice, 1))
-        while (opened := self._rounds.next()) is not None:
+        self._spawner.prepare(self._outbox.send)  # Now, so that torch is imported while nodes find each other.
+        restarts = True
+        while restarts and (opened := self._rounds.next()) is not None:
             result = self._rounds.over(self._attempt(*opened))
             self._outbox.drain(DRAIN_S)
             self._outbox.send(AttemptEnded(result))
-            if not result.restarts:
-                break
+            restarts = result.restarts
         return self.close()
 
     def close(self) -> tuple[int, ...]:
@@ -150,8 +146,7 @@ class Agent:
             group.tell_started()
 
     def _ensure_forkserver(self) -> None:
-        if notice := self._spawner.prepare():
-            self._outbox.send(Notice(notice, 1))
+        self._spawner.prepare(self._outbox.send)
         done = lambda: self._spawner.is_ready or self._must_end()  # noqa: E731
         if not self._wait(done, time.monotonic() + _SLOW_IMPORT_S):
             self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (a cold file system?)"))

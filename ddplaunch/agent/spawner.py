@@ -22,7 +22,15 @@ from ddplaunch import environ, protocol, verdict
 from ddplaunch.agent import cgroup, processes
 from ddplaunch.agent.events import ForkserverGone
 from ddplaunch.agent.program import StartPlan, forkserver_spec, import_error
-from ddplaunch.records import FROM_FORKSERVER, ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
+from ddplaunch.records import (
+    FROM_FORKSERVER,
+    ForkserverReady,
+    ForkserverSpec,
+    ImportFailed,
+    Notice,
+    WorkerSpec,
+    WorkerStarted,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -74,18 +82,15 @@ class Spawner:
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
 
-    def prepare(self) -> str:
-        """Start a forkserver if there is none; ForkserverReady or ImportFailed will be posted.
-
-        Returns, as a sentence, why what it starts will be in no cgroup of its own; empty if it will be.
-        """
+    def prepare(self, tell: Callable[[Notice], None]) -> None:
+        """Start a forkserver if there is none; ForkserverReady or ImportFailed will be posted."""
         if self._forkserver is None:
             self.is_ready = False
             spec = forkserver_spec(self._spec, self.plan)
             self._forkserver = Forkserver(spec, self._env, self._open_files, self._post)
             self._cgroup, reason = cgroup.create(self._env[environ.RUN_ID])
-            return f"the workers on {self._spec.host} get no cgroup of their own: {reason}" if reason else ""
-        return ""
+            if reason:
+                tell(Notice(f"the workers on {self._spec.host} get no cgroup of their own: {reason}", 1))
 
     @property
     def is_waiting(self) -> bool:

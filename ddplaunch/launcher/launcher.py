@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -26,6 +25,7 @@ from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.remote import AgentConnected
 from ddplaunch.launcher.signals import Signalled
 from ddplaunch.launcher.starting import injector_for, starter_for
+from ddplaunch.launcher.stopping import Stopping
 from ddplaunch.launcher.telling import Telling
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.records import (
@@ -36,10 +36,8 @@ from ddplaunch.records import (
     AttemptStarted,
     EndpointOpen,
     Notice,
-    PassSignal,
     Pong,
     RendezvousGone,
-    StopWorkers,
 )
 
 if TYPE_CHECKING:
@@ -47,10 +45,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.model import AttemptResult, RunResult
-
-_SECOND_GRACE_S = 2.0
-_AGENT_OVERTIME_S = 20.0
-"""What an agent may need beyond the grace: reaping, sweeping and draining all have deadlines that add up to less."""
 
 _PASSED_ON = ("SIGUSR1", "SIGUSR2")
 
@@ -94,11 +88,8 @@ class _Run:
         # Started once per node, this launcher has but the one that it is on.
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
-        self._signals: list[int] = []
-        self._deadline = float("inf")
-        self._failed: AgentFailed | None = None
+        self._stopping = Stopping(config, self._nodes, self._injector, self._telling)
         self._ready: dict[str, int] = {}
-        self._killed = False
 
     def run(self) -> RunResult:
         try:
@@ -106,12 +97,13 @@ class _Run:
             self._guarded(self._nodes.start)
             while not self._nodes.are_over:
                 injection, sweep = self._injector.act(), self._nodes.sweep_deadline  # What it does may begin a beat.
-                deadline = min(self._deadline, injection, sweep, self._heartbeats.deadline)
+                deadline = min(self._stopping.deadline, injection, sweep, self._heartbeats.deadline)
                 event = self._mailbox.get(None if deadline == float("inf") else deadline)
                 if event is not None:
                     self._guarded(partial(self._apply, event))
                 else:
-                    self._give_up_silent()
+                    self._stopping.give_up_silent(time.monotonic())
+                    self._nodes.give_up_sweeps(time.monotonic())
                 self._guarded(self._lose_silent)
         finally:
             self._nodes.close()
@@ -123,22 +115,7 @@ class _Run:
         try:
             step()
         except LaunchError as error:
-            self._fail(AgentFailed(error.message, error.hint, error.exit_code))
-
-    def _fail(self, failure: AgentFailed) -> None:
-        self._failed = self._failed or failure
-        if self._config.is_led or self._config.dry_run:
-            self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
-
-    def _give_up_silent(self) -> None:
-        """A deadline has passed."""
-        now = time.monotonic()
-        if now >= self._deadline:
-            self._deadline, self._killed = float("inf"), True
-            for node in self._nodes.running:
-                self._telling.say(f"the agent on {node.host} does not answer and is killed", -1)
-                node.handle.kill()
-        self._nodes.give_up_sweeps(now)
+            self._stopping.fail_by(error)
 
     def _lose_silent(self) -> None:
         """Machines that are frozen or cut off."""
@@ -151,7 +128,7 @@ class _Run:
     def _apply(self, event: object) -> None:
         match event:
             case Signalled(signum=signum):
-                self._signalled(signum)
+                self._stopping.signalled(signum)
             case FromNode(index=index, event=record):
                 self._heard(self._nodes.all[index], record)
             case FromSweep(index=index, event=record):
@@ -189,37 +166,14 @@ class _Run:
             case EndpointOpen() if self._nodes.place:
                 self._nodes.place.opened(event)
                 self._nodes.meet()
-            case RendezvousGone() if not self._is_ending:
+            case RendezvousGone() if not self._stopping.is_on:
                 self._nodes.rendezvous_gone(node, event)
             case AgentFailed():
-                self._fail(event)
+                self._stopping.fail(event)
             case AgentEnded(left=left):
                 node.left = left
             case AgentLost():
                 self._agent_gone(node)
-
-    @property
-    def _is_ending(self) -> bool:
-        return bool(self._signals or self._failed)
-
-    def _signalled(self, signum: int) -> None:
-        if signal.Signals(signum).name not in self._config.signals:
-            self._nodes.send(PassSignal(signum))
-            return
-        self._signals.append(signum)
-        grace_s = (self._config.shutdown_timeout_s, _SECOND_GRACE_S, 0.0)[min(len(self._signals), 3) - 1]
-        grace_s = min(grace_s, self._config.shutdown_timeout_s)
-        self._stop(signum, grace_s)
-        self._telling.say(f"{signal.Signals(signum).name}: stopping the workers, SIGKILL in {grace_s:g} s", 0)
-
-    def _stop(self, signum: int, grace_s: float) -> None:
-        self._deadline = time.monotonic() + grace_s + _AGENT_OVERTIME_S
-        self._nodes.abandon()
-        self._injector.release()
-        if len(self._signals) > 1 or not self._config.hosts:  # Over SSH it takes a session of its own for each.
-            for node in self._nodes.running:
-                node.handle.wake()
-        self._nodes.send(StopWorkers(signum, grace_s))
 
     def _all_ended(self, results: Iterable[AttemptResult]) -> None:
         for result in results:
@@ -242,29 +196,31 @@ class _Run:
 
     def _lose(self, node: Node, why: str) -> None:
         self._all_ended(self._attempts.lost(node.index))
-        with contextlib.suppress(*([LaunchError] if self._killed else [])):  # Killed by us: that is told already.
-            self._nodes.lost(node, why, may_go_on=not self._is_ending)
+        with contextlib.suppress(
+            *([LaunchError] if self._stopping.has_killed else [])
+        ):  # Killed by us: that is told already.
+            self._nodes.lost(node, why, may_go_on=not self._stopping.is_on)
 
     def _finish(self) -> RunResult:
         result = ending.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
-            failed=self._failed,
-            signals=self._signals,
+            failed=self._stopping.failed,
+            signals=self._stopping.signals,
             left=self._nodes.left,
             duration_s=time.monotonic() - self._started_s,
             run_dir=str(self._folder) if self._folder else None,
             accounts=self._injector.accounts,
         )
-        interrupted = partial(self._more_signals, len(self._signals))
-        self._telling.end(result, is_explained=bool(self._failed), interrupted=interrupted)
-        if self._failed:
-            message = "; ".join([self._failed.message, *self._nodes.after_losses()])
-            raise LaunchError(message, self._failed.hint, self._failed.exit_code)
+        interrupted = partial(self._more_signals, len(self._stopping.signals))
+        self._telling.end(result, is_explained=bool(self._stopping.failed), interrupted=interrupted)
+        if failed := self._stopping.failed:
+            message = "; ".join([failed.message, *self._nodes.after_losses()])
+            raise LaunchError(message, failed.hint, failed.exit_code)
         return result
 
     def _more_signals(self, count: int) -> bool:
         while (event := self._mailbox.get(0.0)) is not None:
             if isinstance(event, Signalled):
-                self._signals.append(event.signum)
-        return len(self._signals) > count
+                self._stopping.signals.append(event.signum)
+        return len(self._stopping.signals) > count

@@ -153,7 +153,7 @@ class Nodes:
             self.seats.remove(node.index)
             if self.place and self.seats:
                 self.place.left(node.index, self.seats, self._send_to)
-            raise LaunchError(why, _LOST_HINT, NODE_LOST)
+            raise LaunchError(why, _LOST_HINT if "SIGKILL" in why else "", NODE_LOST)
         self._say(f"{why}; the job goes on", -1)
         self._replace(node)
 

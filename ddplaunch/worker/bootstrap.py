@@ -38,6 +38,8 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehe
     The caller is the interpreter's outermost frame, so that its normal shutdown follows: threads, atexit, exit code.
     """
     error_file, pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nobody could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
     prepare = _prepare_script if how == "script" else _prepare_module
@@ -47,6 +49,8 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehe
         from ddplaunch.worker.rehearsal import install
 
         install(rehearsal.gpus, compiles=rehearsal.compiles)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     del argv, how, prepare, rehearsal
     global exit_code
     try:

@@ -40,6 +40,8 @@ def main() -> Continuation:
 
     The caller runs it from the interpreter's outermost frame, when all frames of the forkserver are gone.
     """
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # What is forked from here shall not end by an exception of ours.
     sock = socket.socket(fileno=int(sys.argv[1]))
     received = _receive(sock, (ForkserverSpec,))
     if received is None:

@@ -1,0 +1,84 @@
+"""The end of a run before its time: the user's signals, failures, silent agents; and the orders that follow."""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.records import AgentFailed, PassSignal, StopWorkers
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.launcher.injector import Injector
+    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.telling import Telling
+
+_SECOND_GRACE_S = 2.0
+_AGENT_OVERTIME_S = 20.0
+"""What an agent may need beyond the grace: reaping, sweeping and draining all have deadlines that add up to less."""
+
+
+class Stopping:
+    """Whether a run is to end, and why. Main thread only.
+
+    Attributes:
+        signals: those that asked for the end, in order.
+        failed: trouble that ended the run; None if only workers' ends do.
+        deadline: when agents that have not ended are killed, by ``time.monotonic()``.
+        has_killed: they were.
+    """
+
+    def __init__(self, config: LaunchConfig, nodes: Nodes, injector: Injector, telling: Telling) -> None:
+        self.signals: list[int] = []
+        self.failed: AgentFailed | None = None
+        self.deadline = float("inf")
+        self.has_killed = False
+        self._config = config
+        self._nodes = nodes
+        self._injector = injector
+        self._telling = telling
+
+    @property
+    def is_on(self) -> bool:
+        """The run shall not go on."""
+        return bool(self.signals or self.failed)
+
+    def signalled(self, signum: int) -> None:
+        """A second signal shortens the grace, a third ends it; others than those that stop are passed on."""
+        if signal.Signals(signum).name not in self._config.signals:
+            self._nodes.send(PassSignal(signum))
+            return
+        self.signals.append(signum)
+        grace_s = (self._config.shutdown_timeout_s, _SECOND_GRACE_S, 0.0)[min(len(self.signals), 3) - 1]
+        grace_s = min(grace_s, self._config.shutdown_timeout_s)
+        self._stop(signum, grace_s)
+        self._telling.say(f"{signal.Signals(signum).name}: stopping the workers, SIGKILL in {grace_s:g} s", 0)
+
+    def fail(self, failure: AgentFailed) -> None:
+        """What cannot be gone on with ends the run; the first one counts."""
+        self.failed = self.failed or failure
+        if self._config.is_led or self._config.dry_run:
+            self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
+
+    def fail_by(self, error: LaunchError) -> None:
+        """Likewise."""
+        self.fail(AgentFailed(error.message, error.hint, error.exit_code))
+
+    def _stop(self, signum: int, grace_s: float) -> None:
+        self.deadline = time.monotonic() + grace_s + _AGENT_OVERTIME_S
+        self._nodes.abandon()
+        self._injector.release()
+        if len(self.signals) > 1 or not self._config.hosts:  # Over SSH it takes a session of its own for each.
+            for node in self._nodes.running:
+                node.handle.wake()
+        self._nodes.send(StopWorkers(signum, grace_s))
+
+    def give_up_silent(self, now: float) -> None:
+        """Kill the agents whose time is over."""
+        if now >= self.deadline:
+            self.deadline, self.has_killed = float("inf"), True
+            for node in self._nodes.running:
+                self._telling.say(f"the agent on {node.host} does not answer and is killed", -1)
+                node.handle.kill()

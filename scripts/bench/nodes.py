@@ -1,0 +1,135 @@
+"""Several nodes: virtual hosts with a real sshd, as the tests have them; needs root. ssh starts torchrun on each.
+
+What torchrun needs a minute for is measured once with it.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, print_table
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.support.nodes import Keys, Lab  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SCRIPT = str(PROGRAMS / "many_nodes.py")
+GIVE_UP_S = 60.0
+
+
+class Job:
+    """A job on all nodes of a lab, started by either launcher; its workers leave what happened in ``folder``."""
+
+    def __init__(self, lab: Lab, folder: Path, nnodes: str, workers: int, mode: str, torchrun: bool) -> None:
+        self.folder = folder
+        self.lab = lab
+        self.began = time.time()
+        arguments = ("--nproc-per-node", str(workers), SCRIPT, mode, str(folder))
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": str(folder), "OMP_NUM_THREADS": "1"}
+        quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
+        if torchrun:
+            meet = ("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.nodes[0].address}:29400")
+            command = " ".join(("OMP_NUM_THREADS=1", *TORCHRUN, *meet, "--max-restarts", "3", *arguments))
+            ssh = [["ssh", "-F", str(lab.ssh_config), node.name, command] for node in lab.nodes]
+            self.processes = [lab.popen(line, **quiet) for line in ssh]
+        else:
+            hosts = ("--hosts", ",".join(node.name for node in lab.nodes), "--ssh-config", str(lab.ssh_config))
+            self.processes = [lab.popen((*DDPLAUNCH, *hosts, "--nnodes", nnodes, *arguments), **quiet)]
+
+    def wait_for(self, what: Callable[[], bool]) -> float:
+        """When it was, by ``time.time()``; infinite if it was not."""
+        deadline = time.monotonic() + GIVE_UP_S
+        while time.monotonic() < deadline:
+            if what():
+                return time.time()
+            time.sleep(0.005)
+        return float("inf")
+
+    def all_ready(self, count: int, number: int = 0) -> bool:
+        return len(list(self.folder.glob(f"ready.{number}.*"))) >= count
+
+    def workers(self) -> list[int]:
+        return [
+            pid for node in self.lab.nodes for pid, line in node.pids().items() if SCRIPT in line and "-m" not in line
+        ]
+
+    def end(self) -> None:
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            process.wait()
+
+
+@contextmanager
+def job(keys: Keys, count: int, nnodes: str, workers: int, mode: str, torchrun: bool) -> Iterator[Job]:
+    with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, count) as lab:
+        (results := Path(folder) / "results").mkdir()
+        running = Job(lab, results, nnodes, workers, mode, torchrun)
+        try:
+            yield running
+        finally:
+            running.end()
+
+
+def start_s(keys: Keys, torchrun: bool) -> float:
+    """From the command to the last of 16 ranks on 8 hosts having met the others."""
+    with job(keys, 8, "8", 2, "stay", torchrun) as running:
+        return running.wait_for(lambda: running.all_ready(16)) - running.began
+
+
+def failure_s(keys: Keys, torchrun: bool) -> float:
+    """From a rank's exception until no worker is left on any node; the others do not touch a collective."""
+    with job(keys, 2, "2", 2, "raise", torchrun) as running:
+        running.wait_for((running.folder / "raised").exists)
+        raised = float((running.folder / "raised").read_text())
+        return running.wait_for(lambda: not running.workers()) - raised
+
+
+def loss_s(keys: Keys, torchrun: bool, victim: int, silently: bool) -> float:
+    """From the end of a node until the others have met again."""
+    with job(keys, 3, "2:3", 1, "stay", torchrun) as running:
+        running.wait_for(lambda: running.all_ready(3))
+        time.sleep(1)
+        died = time.time()
+        running.lab.nodes[victim].crash(silently)
+        return running.wait_for(lambda: running.all_ready(2, 1)) - died
+
+
+def shown(seconds: float) -> str:
+    return f"over {GIVE_UP_S:.0f} s" if seconds == float("inf") else f"{seconds:.2f} s"
+
+
+def row(name: str, measure: Callable[[bool], float], repeats: int = REPEATS, torchrun: int = 1) -> tuple[str, ...]:
+    theirs = statistics.median(measure(True) for _ in range(torchrun))
+    ours = statistics.median(measure(False) for _ in range(repeats))
+    ratio = f"{'over ' if theirs == float('inf') else ''}{min(theirs, GIVE_UP_S) / ours:.0f}x faster"
+    return name, shown(theirs), shown(ours), ratio
+
+
+def main() -> None:
+    keys = Keys(Path(tempfile.mkdtemp()))
+    for name in ("client", *(f"node{n}" for n in range(1, 9))):
+        keys.make(name)
+    rows = [
+        row("8 hosts x 2 workers: command to all ranks ready", lambda t: start_s(keys, t), torchrun=REPEATS),
+        row("2 nodes, a rank raises: all workers of both gone", lambda t: failure_s(keys, t)),
+        row("3 nodes 2:3, a node dies: training again", lambda t: loss_s(keys, t, 2, False)),
+        row("the same, silently (power, network)", lambda t: loss_s(keys, t, 2, True), repeats=3),
+        row("the same, the node that serves the rendezvous", lambda t: loss_s(keys, t, 0, False)),
+    ]
+    print_table("nodes", rows)
+
+
+if __name__ == "__main__":
+    main()
