@@ -18,10 +18,10 @@ from ddplaunch.cli_help import INHERITED, GroupedCommand, Option, complete_files
 from ddplaunch.cli_options import OPTIONS
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
-from ddplaunch.options import build_config
+from ddplaunch.options import build_config, find_options
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
 INTERRUPTED = 130
 
@@ -79,8 +79,10 @@ def _to_config(**options: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _asked_for(plan: bool, json: bool, **options: object) -> LaunchConfig | int:
-    """The run that the user wants; an exit code where its plan was all, which has been shown."""
+def _asked_for(plan: bool, json: bool, ps: bool, kill: str | None, **options: object) -> LaunchConfig | int:
+    """The run that the user wants; an exit code where something else was all, which has been done."""
+    if ps or kill is not None:
+        return _look_for_runs(ps, kill, plan, options)
     if json and not plan:
         raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
     config = _to_config(**options)
@@ -91,6 +93,25 @@ def _asked_for(plan: bool, json: bool, **options: object) -> LaunchConfig | int:
 
     found = plans.plan(config)
     click.echo(plan_page.as_json(found) if json else plan_page.page(found))
+    return 0
+
+
+def _look_for_runs(ps: bool, kill: str | None, plan: bool, options: Mapping[str, Any]) -> int:
+    name = "--ps" if ps else "--kill"
+    if ps + plan + (kill is not None) > 1:
+        raise UsageError(f"{name} is done alone, without {'--plan' if plan else '--kill'}")
+    if options["script"]:
+        raise UsageError(
+            f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
+        )
+    hosts, remote, grace_s = find_options(options, os.environ)
+    from ddplaunch.launcher import remains
+
+    say = (lambda _: None) if options["quiet"] else _tell
+    if kill is None:
+        remains.ps(hosts, remote, click.echo, say)
+    else:
+        remains.kill(kill, grace_s, hosts, remote, say)
     return 0
 
 

@@ -134,6 +134,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         flag("--ssh-accept-new", "Take and keep the keys of unknown hosts.", pet=False),
         Option("--connect-timeout", "S", "Seconds for one try to connect. Default: 15.", "15", pet=False),
     ),
+    "Earlier runs (yours, here and on --hosts)": (
+        flag("--ps", "Show which runs have processes, and whether their launcher is alive.", pet=False),
+        Option(
+            "--kill", "RUN_ID", "End that run and what it has left: SIGTERM, --shutdown-timeout, SIGKILL.", pet=False
+        ),
+    ),
     "Rehearsal": (
         flag(
             "--dry-run",

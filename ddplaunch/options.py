@@ -12,6 +12,7 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.hosts import Host
     from ddplaunch.injection import Injection
 
 
@@ -65,6 +66,17 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
         interface=options["interface"] or None,
         **_rehearsed(options, max_nodes),
     )
+
+
+def find_options(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[Host, ...], Remote, float]:
+    """For ``--ps`` and ``--kill``: other machines to ask, how they are reached, and the grace.
+
+    Raises:
+        UsageError: as ``build_config``.
+    """
+    hosts = host_options.chosen_hosts(options, environ)
+    remote = host_options.remote(options, environ) if hosts else Remote()
+    return hosts, remote, _shutdown_timeout_s(options, environ)
 
 
 def _rehearsed(options: Mapping[str, Any], max_nodes: int) -> dict[str, Any]:

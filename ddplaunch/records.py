@@ -8,6 +8,7 @@ from typing import Literal
 from ddplaunch.config import Meeting, Rehearsal
 from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, AttemptResult, StreamName
+from ddplaunch.remains import RunsFound
 from ddplaunch.rounds import NodesExpected
 
 # Records from the agent.
@@ -223,6 +224,7 @@ FROM_AGENT = (
     AttemptEnded,
     RendezvousGone,
     Inflicted,
+    RunsFound,
     Output,
     Pong,
     Notice,

@@ -51,20 +51,31 @@ def remove(cgroup: Path, deadline: float) -> bool:
     return not os.path.exists(cgroup)
 
 
-def kill_run(mark: str, deadline: float, root: str = "/") -> tuple[int, ...]:
+def kill_run(mark: str, deadline: float, root: str = "/", spare: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """Kill and remove what lost agents of the run with this mark have left on this machine, in any login's cgroup.
 
-    Returns the pids still there at ``deadline``.
+    One with a process of ``spare`` in it is left alone. Returns the pids still there at ``deadline``.
     """
-    found: list[Path] = []
-    with contextlib.suppress(OSError):
-        mount, _ = _find_own(Path(root))
-        ours = re.compile(re.escape(_prefix(mark, Path(root))) + "[0-9]+")
-        found = [Path(folder, name) for folder, names, _ in os.walk(mount) for name in names if ours.fullmatch(name)]
+    found = [cgroup for cgroup, its in of_runs(root) if its == mark and spare.isdisjoint(members(cgroup))]
     for cgroup in found:
         kill(cgroup)
-    left = [cgroup for cgroup in found if not remove(cgroup, deadline)]
-    return tuple(pid for cgroup in left for folder, _, _ in os.walk(cgroup) for pid in _pids(Path(folder)))
+    return tuple(pid for cgroup in found if not remove(cgroup, deadline) for pid in members(cgroup))
+
+
+def of_runs(root: str = "/") -> list[tuple[Path, str]]:
+    """The cgroups that agents of runs have made on this machine, in any login's cgroup, with the runs' marks."""
+    base = Path(root)
+    with contextlib.suppress(OSError):
+        mount, _ = _find_own(base)
+        ours = re.compile(_prefix("(.+)", base) + "[0-9]+")
+        folders = (Path(folder, name) for folder, names, _ in os.walk(mount) for name in names)
+        return [(folder, match[1]) for folder in folders if (match := ours.fullmatch(folder.name))]
+    return []
+
+
+def members(cgroup: Path) -> list[int]:
+    """Pids of what is in it and below it."""
+    return [pid for folder, _, _ in os.walk(cgroup) for pid in _pids(Path(folder))]
 
 
 def _prefix(mark: str, base: Path) -> str:

@@ -9,7 +9,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, kernel, protocol
-from ddplaunch.agent import cgroup, launcher_watch, limits, processes, program
+from ddplaunch.agent import cgroup, end_run, launcher_watch, limits, processes, program
 from ddplaunch.agent.agent import DRAIN_S, Agent
 from ddplaunch.agent.events import Signalled
 from ddplaunch.agent.outbox import Outbox
@@ -17,6 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec
 from ddplaunch.records import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.remains import ListRuns
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -51,12 +52,14 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
     agent: Agent | None = None
     host = "this node"
     try:
-        received = protocol.read_record(stream, (AgentSpec, SweepRun))
+        received = protocol.read_record(stream, (AgentSpec, SweepRun, ListRuns))
         if received is None:
             return ()
         order = received[0]
         if isinstance(order, SweepRun):
             return _sweep_run(order)
+        if isinstance(order, ListRuns):
+            return end_run.serve(stream, outbox)
         host = order.host
         kernel.become_subreaper()
         launcher_watch.start(stream, mailbox)

@@ -12,7 +12,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import run_folder, verdict
+from ddplaunch import run_folder, run_marks, verdict
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import ending, preparation, report, signals
 from ddplaunch.launcher.attempts import Attempts
@@ -59,7 +59,9 @@ def launch(config: LaunchConfig) -> RunResult:
     """
     mailbox: Mailbox[object] = Mailbox()
     with signals.posted((*config.signals, *_PASSED_ON), mailbox.post):
-        return _Run(config, mailbox).run()
+        run = _Run(config, mailbox)
+        with run_marks.badge(run.mark):
+            return run.run()
 
 
 class _Run:
@@ -70,7 +72,7 @@ class _Run:
         self._mailbox = mailbox
         self._run_id = config.run_id or run_folder.new_run_id()
         # What a sweep looks for must be this run's alone, whatever the user called it.
-        mark = f"{self._run_id}.{secrets.token_hex(3)}" if config.run_id else self._run_id
+        self.mark = mark = f"{self._run_id}.{secrets.token_hex(3)}" if config.run_id else self._run_id
         self._folder, complaint = preparation.make_folder(config, self._run_id)
         try:
             self._console = Console(preparation.style(config, self._folder))

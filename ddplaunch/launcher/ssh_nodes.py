@@ -16,10 +16,28 @@ from ddplaunch.records import SweepRun
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.config import LaunchConfig
+    from ddplaunch.config import LaunchConfig, Remote
     from ddplaunch.launcher.console import Console
     from ddplaunch.launcher.remote import RemoteStart
     from ddplaunch.model import AgentSpec
+
+
+def connections(remote: Remote, hosts: int) -> Connections:
+    """What connections to so many hosts have in common.
+
+    Raises:
+        LaunchError: this machine allows too few open files for them.
+    """
+    settings = SshSettings(
+        user=remote.user,
+        port=remote.port,
+        identity=remote.identity,
+        config=remote.config,
+        accept_new=remote.accept_new,
+        connect_timeout_s=remote.connect_timeout_s,
+    )
+    make_room(hosts, settings.width)
+    return Connections(settings)
 
 
 class SshNodes:
@@ -41,17 +59,7 @@ class SshNodes:
         self._mark = mark
         self._console = console
         self._post = post
-        remote = config.remote
-        settings = SshSettings(
-            user=remote.user,
-            port=remote.port,
-            identity=remote.identity,
-            config=remote.config,
-            accept_new=remote.accept_new,
-            connect_timeout_s=remote.connect_timeout_s,
-        )
-        make_room(len(config.hosts), settings.width)
-        self._connections = Connections(settings)
+        self._connections = connections(config.remote, len(config.hosts))
 
     def start(self, index: int) -> SshHandle:
         """Begin to connect; AgentConnected or HostFailure is posted."""

@@ -100,3 +100,15 @@ def test_only_the_runs_own_cgroups_are_killed_wherever_they_are(tmp_path: Path) 
     killed = [name for name in (*lost, *others) if (tmp_path / "sys/fs/cgroup" / name / "cgroup.kill").read_text()]
     assert sorted(killed) == sorted(lost)
     assert left == (4242, 4242, 4242)
+
+
+def test_the_cgroup_that_holds_a_process_to_spare_is_left_alone(tmp_path: Path) -> None:
+    machine = Machine(tmp_path, "/", "30 24 0:38 / /sys/fs/cgroup rw - cgroup2 cgroup2 rw\n")
+    machine.write("sys/fs/cgroup/cgroup.procs", f"{os.getpid()}\n")
+    folder = f"sys/fs/cgroup/{machine.name('a', 7)}"
+    for name, text in (("cgroup.kill", ""), ("cgroup.procs", "41\n"), ("below/cgroup.procs", "42\n")):
+        machine.write(f"{folder}/{name}", text)
+    assert [(made.name, mark) for made, mark in cgroup.of_runs(str(tmp_path))] == [(machine.name("a", 7), "a")]
+    assert sorted(cgroup.members(tmp_path / folder)) == [41, 42]
+    assert cgroup.kill_run("a", 0, str(tmp_path), spare=frozenset({42})) == ()
+    assert not (tmp_path / folder / "cgroup.kill").read_text()

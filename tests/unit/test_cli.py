@@ -153,6 +153,7 @@ NO_EFFECT = {
     "inject": "needs --dry-run: tests/process/test_inject.py",
     "logs_specs": "refused",
     "version": "ends the program",
+    **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),
     **dict.fromkeys(("remote_python", "remote_setup"), "tests/unit/test_host_options.py"),
