@@ -102,6 +102,13 @@ class Round:
 
 
 @dataclass(frozen=True)
+class NodesExpected:
+    """The launcher says who takes part from now on, in the order of ranks; who is missing is lost."""
+
+    seats: tuple[int, ...]
+
+
+@dataclass(frozen=True)
 class WorkerError:
     """An exception a worker left in its error file. ``time_s`` is when the file was written."""
 

@@ -7,9 +7,8 @@ from typing import Literal
 
 from ddplaunch.config import Meeting, Rehearsal
 from ddplaunch.harm import Inflict, Inflicted
-from ddplaunch.model import AgentSpec, AttemptResult, StreamName
+from ddplaunch.model import AgentSpec, AttemptResult, NodesExpected, StreamName
 from ddplaunch.remains import RunsFound
-from ddplaunch.rounds import NodesExpected
 
 # Records from the agent.
 

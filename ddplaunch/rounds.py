@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ddplaunch.model import Round, WorkerExit
+from ddplaunch.model import NodesExpected, Round, WorkerExit
 
 # From a node to the coordinator.
 
@@ -60,13 +60,6 @@ class NodeGone:
     """A node is lost, or has heard that the run is over, and leaves."""
 
     node_index: int
-
-
-@dataclass(frozen=True)
-class NodesExpected:
-    """The launcher says who takes part from now on, in the order of ranks; who is missing is lost."""
-
-    seats: tuple[int, ...]
 
 
 # From the coordinator to a node.

@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -23,7 +21,7 @@ _LOCK = ".ddplaunch-run"
 
 def new_run_id() -> str:
     """A name that sorts by time and that no other run has: ``20261120-193012-a1b2c3``."""
-    return f"{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(3)}"
+    return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
 def default_base(environ: Mapping[str, str]) -> Path:
@@ -35,6 +33,8 @@ def default_base(environ: Mapping[str, str]) -> Path:
     try:
         base = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
     except RuntimeError:
+        import tempfile
+
         return Path(tempfile.mkdtemp(prefix="ddplaunch-"))
     return base / "ddplaunch"
 

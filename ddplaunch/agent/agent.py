@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import verdict
 from ddplaunch.agent import limits, processes, program
-from ddplaunch.agent.agreed_rounds import AgreedRounds, Means
 from ddplaunch.agent.events import Exited, ForkserverGone, LauncherGone, Signalled
 from ddplaunch.agent.oom import OomCounters, blames
 from ddplaunch.agent.own_rounds import OwnRounds, Rounds
@@ -68,6 +67,8 @@ class Agent:
         size = self._placement.local_world_size
         self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
         if spec.meeting or spec.is_led:
+            from ddplaunch.agent.agreed_rounds import AgreedRounds, Means
+
             means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
             self._rounds = AgreedRounds(spec, size, means)
 

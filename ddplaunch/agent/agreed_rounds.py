@@ -12,6 +12,7 @@ from ddplaunch.agent import endpoint
 from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.membership import Membership
 from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.model import NodesExpected
 from ddplaunch.records import EndpointOpen, Meet, Notice, RendezvousGone
 from ddplaunch.rounds import (
     Gathered,
@@ -20,7 +21,6 @@ from ddplaunch.rounds import (
     NodeEnded,
     NodeGone,
     NodeJoined,
-    NodesExpected,
     RendezvousLost,
     RoundFormed,
     RoundOver,

@@ -9,7 +9,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, kernel, protocol
-from ddplaunch.agent import cgroup, end_run, launcher_watch, limits, processes, program
+from ddplaunch.agent import cgroup, launcher_watch, limits, processes, program
 from ddplaunch.agent.agent import DRAIN_S, Agent
 from ddplaunch.agent.events import Signalled
 from ddplaunch.agent.outbox import Outbox
@@ -59,6 +59,8 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
         if isinstance(order, SweepRun):
             return _sweep_run(order)
         if isinstance(order, ListRuns):
+            from ddplaunch.agent import end_run
+
             return end_run.serve(stream, outbox)
         host = order.host
         kernel.become_subreaper()

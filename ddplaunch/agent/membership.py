@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import secrets
 import socket
 import threading
 from dataclasses import replace
@@ -149,7 +148,7 @@ class Membership:
         meeting = self.meeting
         return MemberSpec(
             token=meeting.token,
-            node_id=f"{self._host} {secrets.token_hex(8)}",
+            node_id=f"{self._host} {os.urandom(8).hex()}",
             node_index=meeting.node_rank,
             hosts=self.addresses,
             port=self.port,

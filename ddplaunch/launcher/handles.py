@@ -56,6 +56,13 @@ class Starter(Protocol):
 
 
 @dataclass(frozen=True)
+class AgentConnected:
+    """The agent's process runs on its node and takes records; ``facts`` is what it found there."""
+
+    facts: NodeFacts
+
+
+@dataclass(frozen=True)
 class FromNode:
     """An event of a node's handle."""
 

@@ -7,7 +7,7 @@ thread owns all state; its only wait is ``mailbox.get``.
 from __future__ import annotations
 
 import contextlib
-import secrets
+import os
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -18,11 +18,10 @@ from ddplaunch.launcher import ending, preparation, report, signals
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.console import Console
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import FromNode, FromSweep, Node
+from ddplaunch.launcher.handles import AgentConnected, FromNode, FromSweep, Node
 from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.remote import AgentConnected
 from ddplaunch.launcher.signals import Signalled
 from ddplaunch.launcher.starting import injector_for, starter_for
 from ddplaunch.launcher.stopping import Stopping
@@ -72,7 +71,7 @@ class _Run:
         self._mailbox = mailbox
         self._run_id = config.run_id or run_folder.new_run_id()
         # What a sweep looks for must be this run's alone, whatever the user called it.
-        self.mark = mark = f"{self._run_id}.{secrets.token_hex(3)}" if config.run_id else self._run_id
+        self.mark = mark = f"{self._run_id}.{os.urandom(3).hex()}" if config.run_id else self._run_id
         self._folder, complaint = preparation.make_folder(config, self._run_id)
         try:
             self._console = Console(preparation.style(config, self._folder))

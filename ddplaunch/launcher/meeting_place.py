@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.model import NodesExpected
 from ddplaunch.records import EndpointOpen, Meet
-from ddplaunch.rounds import NodesExpected
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING
 from ddplaunch import environ, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
 from ddplaunch.launcher.console import Style
-from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.model import AgentSpec, Program, StreamName
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.hosts import Host
+    from ddplaunch.launcher.remote import RemoteStart
     from ddplaunch.records import Output
 
 _LOOPBACK = "127.0.0.1"
@@ -133,6 +133,8 @@ def of_host(spec: AgentSpec, host: Host) -> AgentSpec:
 
 def remote_start(config: LaunchConfig, mark: str) -> RemoteStart:
     """What starts an agent on another machine; ``mark`` is what the processes of that node carry."""
+    from ddplaunch.launcher.remote import RemoteStart
+
     return RemoteStart(
         python=config.remote.python or sys.executable,
         cwd=config.chdir or os.getcwd(),

@@ -19,9 +19,9 @@ from ddplaunch import environ, run_marks
 from ddplaunch.errors import LEFT_RUNNING, NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.launcher import remains_page as page
 from ddplaunch.launcher.failures import HostFailure, failures_table
-from ddplaunch.launcher.handles import Handle
+from ddplaunch.launcher.handles import AgentConnected, Handle
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost, LocalHandle
-from ddplaunch.launcher.remote import AgentConnected, RemoteStart
+from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.records import AgentEnded, AgentFailed
 from ddplaunch.remains import EndRun, ListRuns, RunsFound

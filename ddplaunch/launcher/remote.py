@@ -119,13 +119,6 @@ class NodeFacts:
     status: int = 0
 
 
-@dataclass(frozen=True)
-class AgentConnected:
-    """The agent's process runs on its node and takes records; ``facts`` is what it found there."""
-
-    facts: NodeFacts
-
-
 def first_input(start: RemoteStart) -> bytes:
     """What ``COMMAND`` must get on stdin. The agent's records may follow once its line with ``MARK`` was seen."""
     values = {"cwd": start.cwd, "script": start.script, "entry": start.entry}

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure, Unreachable
+from ddplaunch.launcher.handles import AgentConnected
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.ssh_stream import BUFFER_BYTES, AgentStream, send_all, wait_for_facts
 from ddplaunch.launcher.ssh_transport import Limit, drop
@@ -138,7 +139,7 @@ class SshHandle:
             raise Unreachable(failure.cause, failure.message, failure.hint)
         self._pid = facts.pid
         stream.complain = lambda line: self._post(Notice(f"{self.host}: {line}"))
-        self._post(remote.AgentConnected(facts))
+        self._post(AgentConnected(facts))
         return channel, reader
 
     def _not_started(self, is_over: bool, reason: str, lines: deque[str]) -> Unreachable:

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch import forwarding
-from ddplaunch.host_ranges import fold
-from ddplaunch.hosts import shown
 from ddplaunch.launcher import events, report
 from ddplaunch.launcher.attempts import is_tried_again
 
@@ -45,6 +42,10 @@ class Telling:
             self.say(banner(self._config), 0)
         if not self._config.hosts or self._config.dry_run:
             return
+        from ddplaunch import forwarding
+        from ddplaunch.host_ranges import fold
+        from ddplaunch.hosts import shown
+
         count = self._config.max_nodes
         self.say(f"starting on {shown(fold(host.name for host in self._config.hosts[:count]))}", 0)
         for line in forwarding.shown(dict(self._config.remote.environ)):

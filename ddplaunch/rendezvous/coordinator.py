@@ -11,14 +11,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch import verdict
-from ddplaunch.model import Round
+from ddplaunch.model import NodesExpected, Round
 from ddplaunch.rounds import (
     Gathered,
     ListenForStore,
     NodeEnded,
     NodeGone,
     NodeJoined,
-    NodesExpected,
     RoundFormed,
     RoundOver,
     RunClosed,

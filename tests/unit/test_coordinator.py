@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.model import WorkerError, WorkerExit
+from ddplaunch.model import NodesExpected, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Sent
 from ddplaunch.rounds import (
     Gathered,
@@ -10,7 +10,6 @@ from ddplaunch.rounds import (
     NodeEnded,
     NodeGone,
     NodeJoined,
-    NodesExpected,
     RoundFormed,
     RoundOver,
     RunClosed,

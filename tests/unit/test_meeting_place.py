@@ -8,8 +8,8 @@ from ddplaunch.config import Meeting
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.meeting_place import MeetingPlace
+from ddplaunch.model import NodesExpected
 from ddplaunch.records import EndpointOpen, Meet
-from ddplaunch.rounds import NodesExpected
 
 COMMON = Meeting(
     token="run",

@@ -5,7 +5,7 @@ import sys
 import threading
 
 from ddplaunch.hosts import Host
-from ddplaunch.launcher.remote import AgentConnected
+from ddplaunch.launcher.handles import AgentConnected
 from ddplaunch.launcher.ssh import SshHandle
 from ddplaunch.launcher.ssh_config import SshSettings
 from ddplaunch.launcher.ssh_connections import Connections
