@@ -162,10 +162,11 @@ class AgreedRounds:
         """What all nodes agree on. The others may run on for days after this node's workers have succeeded."""
         lost_after_s = self._member.meeting.lost_after_s if self._member else 0.0
         limit_s = self._spec.shutdown_timeout_s + lost_after_s + _VERDICT_S
-        if self._spec.is_led and self._means.must_end():
-            limit_s = _CLOSE_S  # The launcher, which stops all, knows why.
         deadline = None if succeeded else time.monotonic() + limit_s
-        self._means.wait(lambda: bool(self._over or self._lost or (succeeded and self._means.must_end())), deadline)
+        ends_early = succeeded or self._spec.is_led
+        self._means.wait(lambda: bool(self._over or self._lost or (ends_early and self._means.must_end())), deadline)
+        if self._spec.is_led and self._means.must_end():  # The launcher, which stops all, knows why.
+            self._means.wait(lambda: bool(self._over or self._lost), time.monotonic() + _CLOSE_S)
         return self._over
 
     def alarm(self) -> None:
