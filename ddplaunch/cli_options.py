@@ -104,6 +104,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     ),
     "Nodes and rendezvous": (
         Option("--nnodes", "N|MIN:MAX", "Nodes of the job. Default: all hosts that are named, else 1."),
+        Option(
+            "--cluster",
+            "WORD",
+            "Scheduler whose variables say which node this is and where nodes meet: auto, none, slurm, openmpi, mpich, "
+            "pals, jsrun, lsf, pbs or kubernetes. Default: auto.",
+            "auto",
+            pet=False,
+        ),
         flag("--standalone", "One node, as --nnodes 1; ignore where nodes meet."),
         Option("--rdzv-id", "ID", "Name of the run. Default: a fresh one."),
         Option(

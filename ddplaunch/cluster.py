@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from ddplaunch import slurm
-from ddplaunch.detected import Detected, Task, candidate_ports
+from ddplaunch.detected import Detected, candidate_ports
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import fold
 from ddplaunch.hosts import Host, parse_entry, shown
+from ddplaunch.task import Task
 
 _LOOPBACK = "127.0.0.1"
 

@@ -11,7 +11,8 @@ from ddplaunch.hosts import shown
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from ddplaunch.detected import Detected, Task
+    from ddplaunch.detected import Detected
+    from ddplaunch.task import Task
 
 _STALE = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 

@@ -11,6 +11,7 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from ddplaunch.hosts import Host  # noqa: TC004
     from ddplaunch.injection import Injection  # noqa: TC004
+    from ddplaunch.task import Task  # noqa: TC004
 
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
@@ -62,6 +63,7 @@ class Meeting:
         token: what the nodes of one run have in common; another run at the same endpoint has another.
         node_rank: this node's number; None for the order of arrival.
         hosts: names or addresses of the node that serves, best first; empty for that node to find out its own.
+        other_ports: the node that serves takes the first free one of ``port`` and these, and the others find it.
         serves: this node serves the store; None to find out by comparing addresses.
         seats: numbers of all nodes in the order of their ranks, where a launcher says so; empty where nodes come and
             go by themselves.
@@ -87,11 +89,12 @@ class Meeting:
     seats: tuple[int, ...] = ()
     attempt: int = 0
     restarts: int = 0
+    other_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Remote:
-    """How other machines are reached, and what they are given. None leaves it to ssh's configuration.
+    """How other machines are reached, by ssh or ``by_srun``, and what they are given. None leaves it to ssh's settings.
 
     Attributes:
         accept_new: take the keys of unknown hosts, and keep them, as ``ssh -o StrictHostKeyChecking=accept-new``.
@@ -110,6 +113,7 @@ class Remote:
     python: str | None = None
     setup: str = ""
     environ: tuple[tuple[str, str], ...] = ()
+    by_srun: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +140,8 @@ class LaunchConfig:
         dry_run: all nodes are pretended ones on this machine, and their GPUs are rehearsed on the CPU.
         rehearse_compile: in a dry run ``torch.compile`` compiles for the CPU.
         injections: failures to rehearse in a dry run.
+        task: the one worker that this is, where a scheduler started every worker by itself.
+        notices: to be told at the start: from which ``verbosity`` on, and the text.
         verbosity: -1 quiet, 0 normal, 1 verbose.
 
     Raises:
@@ -181,6 +187,8 @@ class LaunchConfig:
     dry_run: bool = False
     rehearse_compile: bool = False
     injections: tuple[Injection, ...] = ()
+    task: Task | None = None
+    notices: tuple[tuple[int, str], ...] = ()
     verbosity: int = 0
 
     def __post_init__(self) -> None:

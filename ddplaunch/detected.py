@@ -9,41 +9,12 @@ from typing import Literal
 
 from ddplaunch.hostfile import read_hostfile
 from ddplaunch.hosts import Host
+from ddplaunch.task import Task
 
 Kind = Literal["node", "task", "allocation", "hosts"]
 
 PORTS = (16384, 28671)
 """Below what Linux and Kubernetes hand out (32768, 30000) and torchrun's 29400 and 29500, above most services."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """One worker of many, each of which the scheduler started through a ddplaunch of its own.
-
-    Attributes:
-        node_rank: None where the ranks are not dealt out node by node, and nobody tells; ``check_counts`` refuses it.
-        tasks_per_node: all nodes', in their order; empty where they do not come out even, and nobody tells.
-    """
-
-    rank: int
-    local_rank: int
-    world_size: int
-    local_world_size: int
-    node_rank: int | None
-    tasks_per_node: tuple[int, ...]
-
-    def environ(self) -> dict[str, str]:
-        """The worker's variables that a launcher with one worker gets wrong; ``check_counts`` comes first."""
-        return {
-            "RANK": str(self.rank),
-            "LOCAL_RANK": str(self.local_rank),
-            "WORLD_SIZE": str(self.world_size),
-            "LOCAL_WORLD_SIZE": str(self.local_world_size),
-            "GROUP_RANK": str(self.node_rank),
-            "GROUP_WORLD_SIZE": str(len(self.tasks_per_node)),
-            "ROLE_RANK": str(self.rank),
-            "ROLE_WORLD_SIZE": str(self.world_size),
-        }
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,8 +56,8 @@ def candidate_ports(token: str, first: int = PORTS[0], last: int = PORTS[1], cou
     """Ports at which the nodes of a run may meet: everyone who knows the token gets the same ones, in one order.
 
     A formula cannot know which ports are free, so none of them is *the* port. The node that serves binds the first that
-    is free, and keeps it. The others go round the list until a store shows the run's token; a store without it belongs
-    to another run, or is about to get it, so that the next candidate is tried at once and this one again later.
+    is free, and keeps it. The others look at all of them until a store shows the run's token; a store without it
+    belongs to another run, or is about to get it, and is looked at again.
     """
     ports: dict[int, None] = {}
     for turn in itertools.count():

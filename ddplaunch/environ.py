@@ -82,4 +82,6 @@ def worker_environ(
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE=error_file,
     )
+    if spec.task:
+        env.update({**spec.task.environ(), **({"LOCAL_RANK": "0"} if spec.virtual_local_rank else {})})
     return env

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.config import Entry, Meeting, NumaBinding, Rehearsal, StartMethod, Streams
+from ddplaunch.task import Task
 
 StreamName = Literal["stdout", "stderr"]
 Outcome = Literal["succeeded", "failed", "stopped"]
@@ -36,6 +37,7 @@ class AgentSpec:
         stdout_fd: the user's terminal for a lone worker; None means the worker's stdout is piped. Likewise stderr_fd.
         meeting: where to meet the other nodes; None if there are none, or if the launcher tells later.
         rehearsal: the node only pretends to have GPUs; None on a real one.
+        task: this agent's one worker, where a scheduler started every worker by itself.
         is_led: the launcher tells by a record where to meet, and again whenever that changes.
         python_is_ours: ``program.python`` is the interpreter that runs ddplaunch, so workers may be forked.
     """
@@ -71,6 +73,7 @@ class AgentSpec:
     is_led: bool = False
     has_own_folder: bool = False
     rehearsal: Rehearsal | None = None
+    task: Task | None = None
 
 
 @dataclass(frozen=True)

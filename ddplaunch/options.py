@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch import host_options
+from ddplaunch import cluster_options, host_options
 from ddplaunch import option_values as values
 from ddplaunch.config import Entry, LaunchConfig, Meeting, Remote
 from ddplaunch.errors import UsageError
@@ -26,6 +26,11 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
     Raises:
         UsageError: a value or a combination that cannot be meant.
     """
+    return _config(cluster_options.heard(options, environ))
+
+
+def _config(start: cluster_options.Start) -> LaunchConfig:
+    options, environ = start.options, start.environ
     hosts = host_options.chosen_hosts(options, environ)
     min_nodes, max_nodes = host_options.nnodes(options["nnodes"], hosts)
     _check_accepted(options)
@@ -37,9 +42,11 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
         entry=_entry(options),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        meeting=_meeting(options, min_nodes, max_nodes)
+        meeting=start.at_its_place(_meeting(options, min_nodes, max_nodes))
         if max_nodes > 1 and not (hosts or options["dry_run"])
         else None,
+        task=start.task,
+        notices=start.notices,
         nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
         gpus=values.parse_gpus(options["gpus"]),
         gpus_per_proc=values.parse_whole(options["gpus_per_proc"], "--gpus-per-proc"),
@@ -59,7 +66,7 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
         **_shown(options),
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
         hosts=hosts,
-        remote=host_options.remote(options, environ) if hosts or _gives(options) else Remote(),
+        remote=start.reached(host_options.remote(options, environ) if hosts or _gives(options) else Remote()),
         role=options["role"],
         numa_binding=options["numa_binding"],
         chdir=options["chdir"] or None,

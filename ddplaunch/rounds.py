@@ -143,14 +143,16 @@ class MemberSpec:
     seats: tuple[int, ...] = ()
     attempt: int = 0
     restarts: int = 0
+    other_ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class MemberReady:
-    """The node is connected to the rendezvous at ``reached``, as ``node_index``."""
+    """The node is connected to the rendezvous at ``reached`` and ``port``, as ``node_index``."""
 
     node_index: int
     reached: str
+    port: int
 
 
 @dataclass(frozen=True)

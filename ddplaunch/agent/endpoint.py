@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import socket
@@ -59,13 +60,25 @@ def own(host: str, meeting: Meeting) -> tuple[socket.socket | None, tuple[str, .
         addresses = (meeting.local_addr,) if meeting.local_addr else own_addresses(os.environ)
         if not addresses:
             raise LaunchError(f"{host} has no address but loopback", "Name one with --local-addr.", RENDEZVOUS)
-        return listen(host, addresses[0] if len(addresses) == 1 else _any_address(), meeting.port), addresses
+        return _first_free(host, addresses[0] if len(addresses) == 1 else _any_address(), meeting), addresses
     try:
-        return listen(host, bindable(meeting.hosts[0]), meeting.port), meeting.hosts
+        return _first_free(host, bindable(meeting.hosts[0]), meeting), meeting.hosts
     except LaunchError:
         if meeting.serves:
             raise
         return None, meeting.hosts
+
+
+def _first_free(host: str, address: str, meeting: Meeting) -> socket.socket:
+    """A socket on the first of the ports that are agreed on which is free.
+
+    Raises:
+        LaunchError: none is, or the address is not this node's.
+    """
+    for port in (meeting.port, *meeting.other_ports)[:-1]:
+        with contextlib.suppress(LaunchError):
+            return listen(host, address, port)
+    return listen(host, address, (meeting.port, *meeting.other_ports)[-1])
 
 
 def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:

@@ -16,13 +16,15 @@ from ddplaunch.agent.outbox import Outbox
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec
-from ddplaunch.records import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.records import AgentEnded, AgentFailed, PassSignal, SweepRun
 from ddplaunch.remains import ListRuns
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+"""SLURM sends them to the tasks of a step, and in a step of ours that is the agent."""
 
 
 def main() -> None:
@@ -36,6 +38,8 @@ def main() -> None:
     for signum in _STOP_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:
             signal.signal(signum, lambda number, _frame: mailbox.post(Signalled(number)))
+    for signum in _PASSED_ON:
+        signal.signal(signum, lambda number, _frame: mailbox.post(PassSignal(number)))
     # Where it is ignored, the kernel reaps our children, and how they ended is never known.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

@@ -61,7 +61,8 @@ class Membership:
 
     @property
     def where(self) -> str:
-        return f"{self.addresses[0]}:{self.port}"
+        ports = () if self.serves or self.index is not None else self.meeting.other_ports
+        return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
     def enter(self, max_restarts: int, start: Callable[[list[int]], None], post: Callable[[object], None]) -> None:
         """Have ``start`` start the member's process, with these descriptors."""
@@ -83,7 +84,7 @@ class Membership:
             LaunchError: there is no way back from there to this node.
         """
         self.index = event.node_index
-        self.reached = event.reached
+        self.reached, self.port = event.reached, event.port
         self.address = self.meeting.local_addr or (event.reached if self.serves else self.own_address())
 
     def own_address(self) -> str:
@@ -160,6 +161,7 @@ class Membership:
             last_call_s=meeting.last_call_s,
             lost_after_s=meeting.lost_after_s,
             seats=meeting.seats,
+            other_ports=() if self.serves else meeting.other_ports,
             attempt=meeting.attempt,
             restarts=meeting.restarts,
         )

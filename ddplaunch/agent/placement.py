@@ -43,13 +43,13 @@ def place(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
         nproc = devices.resolve_nproc(spec.nproc_per_node, visible, spec.gpus_per_proc)
         if spec.rehearsal:
             visible = visible or tuple(map(str, range(nproc * max(1, spec.gpus_per_proc))))
-        assigned = _assign(spec, visible, nproc)
+        assigned = _assign_task(spec, visible) if spec.task else _assign(spec, visible, nproc)
         cpus = _bind(spec, visible, nproc)
     except ValueError as error:
         raise UsageError(f"{error} (on {spec.host})") from None
     # The launcher's mark of this run; two runs at once may have the same run_id.
     mark = inherited.get(environ.RUN_ID, spec.run_id)
-    shared = environ.shared_environ(inherited, mark, nproc, len(os.sched_getaffinity(0)))
+    shared = environ.shared_environ(inherited, mark, _sharers(spec) or nproc, len(os.sched_getaffinity(0)))
     rehearsal = spec.rehearsal and replace(spec.rehearsal, gpus=_gpus_of(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if rehearsal else devices.visibility_variable(inherited)
     return Placement(nproc, variable, assigned, cpus, shared, rehearsal)
@@ -77,6 +77,23 @@ def _assign(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tup
     if spec.gpus_per_proc:
         return tuple(devices.devices_of(i, visible or (), spec.gpus_per_proc, nproc) for i in range(nproc))
     return (spec.gpus,) * nproc if spec.gpus else None
+
+
+def _assign_task(spec: AgentSpec, visible: tuple[str, ...] | None) -> tuple[tuple[str, ...], ...] | None:
+    """For the one worker here: those that its scheduler left it, or its share of those of the node."""
+    per_worker = 1 if spec.virtual_local_rank else spec.gpus_per_proc
+    if spec.task is None or not per_worker:
+        return _assign(spec, visible, 1)
+    named = tuple(map(str, range(spec.task.local_world_size))) if visible is None else visible
+    if len(named) == per_worker:
+        return (named,)
+    return (devices.devices_of(spec.task.local_rank, named, per_worker, spec.task.local_world_size),)
+
+
+def _sharers(spec: AgentSpec) -> int:
+    """How many workers share the CPUs of this process; 0 where those are its own."""
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return 0 if spec.task is None or is_bound else spec.task.local_world_size
 
 
 def _bind(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
@@ -114,7 +131,7 @@ def worker_spec(
     return WorkerSpec(
         tag=f"{round_.attempt}/{local_rank}",
         how=plan.how,
-        argv=arguments(spec, plan, local_rank, placement.rehearsal),
+        argv=arguments(spec, plan, spec.task.local_rank if spec.task else local_rank, placement.rehearsal),
         env=env,
         cpus=placement.cpus[local_rank] if placement.cpus else None,
         rehearsal=placement.rehearsal,

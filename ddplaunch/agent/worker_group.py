@@ -211,7 +211,7 @@ class WorkerGroup:
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
         return WorkerExit(
             rank=worker.rank,
-            local_rank=worker.local_rank,
+            local_rank=self._spec.task.local_rank if self._spec.task else worker.local_rank,
             host=self._spec.host,
             pid=worker.pid,
             returncode=returncode,

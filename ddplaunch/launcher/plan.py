@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 from ddplaunch import forwarding, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.injection import describe
-from ddplaunch.launcher import plan_environ, preparation, remote
+from ddplaunch.launcher import plan_environ, preparation, remote, srun
 from ddplaunch.launcher.local import COMMAND
 from ddplaunch.launcher.plan_counts import how_counted, is_here, known_gpus, known_workers
 from ddplaunch.launcher.plan_environ import RUN_ID
@@ -83,7 +83,7 @@ class Plan:
     """
 
     dry_run: bool
-    starts: Literal["here", "over SSH", "this node of several"]
+    starts: Literal["here", "over SSH", "through srun", "this node of several"]
     min_nodes: int
     max_nodes: int
     world_size: int | None
@@ -120,7 +120,7 @@ def plan(config: LaunchConfig) -> Plan:
     given = {name: value for name, value in config.remote.environ if name not in common}
     return Plan(
         dry_run=config.dry_run,
-        starts="this node of several" if config.meeting else "here" if is_here(config) else "over SSH",
+        starts=_starts(config),
         min_nodes=config.meeting.min_nodes if config.meeting else config.min_nodes,
         max_nodes=config.max_nodes,
         world_size=None if None in counts else sum(count or 0 for count in counts),
@@ -216,8 +216,15 @@ def _node(
         start = preparation.remote_start(config, RUN_ID)
         reached = _reached(config, index)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
-        return replace(node, reached=reached, command=(remote.COMMAND,))
+        command = srun.command(spec.host) if config.remote.by_srun else (remote.COMMAND,)
+        return replace(node, reached=reached, command=command)
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
+
+
+def _starts(config: LaunchConfig) -> Literal["here", "over SSH", "through srun", "this node of several"]:
+    if config.meeting:
+        return "this node of several"
+    return "here" if is_here(config) else "through srun" if config.remote.by_srun else "over SSH"
 
 
 def _reached(config: LaunchConfig, index: int) -> str:

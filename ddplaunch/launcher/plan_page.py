@@ -54,6 +54,7 @@ def _head(plan: Plan) -> Iterator[str]:
     how = {
         "here": "pretended here, on the CPU with gloo in place of NCCL" if plan.dry_run else "on this machine",
         "over SSH": "started over SSH",
+        "through srun": "started through srun",
         "this node of several": "each of which starts ddplaunch itself",
     }[plan.starts]
     yield f"plan: {count} on {nodes}, {how}; {_restarts(plan.max_restarts)}"
@@ -130,7 +131,7 @@ def _commands(plan: Plan) -> Iterator[str]:
     node = plan.nodes[0]
     yield "what the real run executes" if plan.dry_run else "what is executed"
     if node.reached:
-        yield f"  on each node  over SSH: {_typed(node.command, shell=True)}"
+        yield f"  on each node  {plan.starts}: {_typed(node.command, shell=len(node.command) == 1)}"
         setup = f"{shown(node.setup)}; " if node.setup else ""
         yield f"                told on stdin: environment; {setup}{_typed([node.python])} as ddplaunch's agent"
     elif node.command:

@@ -30,6 +30,7 @@ def warnings(config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[Ag
     here = is_here(config)
     return (
         *(_no_start(config, specs, nodes) if here else ()),
+        *(text.removeprefix("warning: ") for level, text in config.notices if level == 0),
         *_few_devices(nodes, specs),
         *_same_machine(config.hosts),
         *(_cores(config, nodes) if here else _left_behind(config)),

@@ -119,6 +119,7 @@ def agent_spec(config: LaunchConfig, run_id: str, host: str, log_dir: str | None
         meeting=config.meeting,
         is_led=config.is_led,
         rehearsal=Rehearsal(compiles=config.rehearse_compile) if config.dry_run else None,
+        task=config.task,
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),

@@ -30,6 +30,10 @@ def starter_for(
     """Of agents on other machines where hosts are named, else here. ``mark`` must be this run's alone."""
     if config.dry_run or not config.hosts:
         return LocalNodes(config, preparation.hosts(config), run_id, mark, folder, console, post)
+    if config.remote.by_srun:
+        from ddplaunch.launcher.srun_nodes import SrunNodes
+
+        return SrunNodes(config, run_id, mark, console, post)
     from ddplaunch.launcher.ssh_nodes import SshNodes  # paramiko's users wait for it, nobody else.
 
     return SshNodes(config, run_id, mark, console, post)

@@ -36,6 +36,8 @@ class Telling:
 
     def begins(self) -> None:
         """Say what happens before the first agent can be heard of."""
+        for level, text in self._config.notices:
+            self.say(text, level)
         if self._config.dry_run:
             from ddplaunch.launcher.plan import banner
 

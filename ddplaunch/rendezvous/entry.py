@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 import select
 import socket
+import threading
 import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
@@ -16,14 +18,16 @@ if TYPE_CHECKING:
 
 _OPENED_S = 10.0
 _PROBE_S, _BETTER_S = 3.0, 0.3
+_ANSWER_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 
 
 class Refused(Exception):
     """The rendezvous does not want this node; the text says why."""
 
 
-def connect(spec: MemberSpec, listen_fd: int) -> tuple[TCPStore, str]:
-    """The store, and by which of the addresses it was reached.
+def connect(spec: MemberSpec, listen_fd: int) -> tuple[TCPStore, str, int]:
+    """The store, and by which of the addresses and ports it was reached.
 
     Raises:
         RuntimeError: it cannot be reached, as torch says it.
@@ -31,6 +35,8 @@ def connect(spec: MemberSpec, listen_fd: int) -> tuple[TCPStore, str]:
     from torch.distributed import TCPStore
 
     deadline = time.monotonic() + spec.connect_timeout_s
+    if spec.other_ports and not spec.serves:
+        return _find(spec, deadline)
     host = reachable(spec.hosts, spec.port, deadline) if len(spec.hosts) > 1 and not spec.serves else spec.hosts[0]
     timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
     if spec.serves:
@@ -39,7 +45,54 @@ def connect(spec: MemberSpec, listen_fd: int) -> tuple[TCPStore, str]:
         )
     else:
         store = TCPStore(host, spec.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return store, host
+    return store, host, spec.port
+
+
+def _find(spec: MemberSpec, deadline: float) -> tuple[TCPStore, str, int]:
+    """This run's store at one of several ports; other runs and services at them are passed over.
+
+    Raises:
+        RuntimeError: it is at none of them until ``deadline``.
+    """
+    ports = (spec.port, *spec.other_ports)
+    found: queue.SimpleQueue[tuple[TCPStore, str, int]] = queue.SimpleQueue()
+    is_over = threading.Event()
+    # A thread each: torch waits for ever where something else than a store listens.
+    for port in ports:
+        threading.Thread(target=_seek, args=(spec, port, found, is_over), name=f"port {port}", daemon=True).start()
+    try:
+        return found.get(timeout=max(0.0, deadline - time.monotonic()))
+    except queue.Empty:
+        text = ", ".join(map(str, ports))
+        raise RuntimeError(f"this run is not at any of the ports {text} of {spec.hosts[0]}") from None
+    finally:
+        is_over.set()
+
+
+def _seek(
+    spec: MemberSpec, port: int, found: queue.SimpleQueue[tuple[TCPStore, str, int]], is_over: threading.Event
+) -> None:
+    pause_s = _FIRST_PAUSE_S
+    while not is_over.is_set():
+        answered = _probe(spec.hosts, port, time.monotonic() + _PROBE_S)
+        host = min(answered, key=spec.hosts.index, default="")
+        if host and (store := _own_store(spec, host, port)):
+            found.put((store, host, port))
+            return
+        is_over.wait(pause_s)
+        pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
+
+
+def _own_store(spec: MemberSpec, host: str, port: int) -> TCPStore | None:
+    """None where the store is another run's, or is about to become ours, or where none answers."""
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=_ANSWER_S)
+    try:
+        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+        return store if store.check([_open_key(spec)]) else None
+    except RuntimeError:
+        return None
 
 
 def reachable(hosts: tuple[str, ...], port: int, deadline: float) -> str:
@@ -88,7 +141,7 @@ def take_place(spec: MemberSpec, store: TCPStore) -> int:
     Raises:
         Refused: the endpoint belongs to another run, or the node rank is taken.
     """
-    opened = f"{prefix(spec)}/open"
+    opened = _open_key(spec)
     if spec.serves:
         store.set(opened, "")
     elif not _appears(store, opened):
@@ -111,6 +164,10 @@ def _appears(store: TCPStore, key: str) -> bool:
     except RuntimeError:
         return False
     return True
+
+
+def _open_key(spec: MemberSpec) -> str:
+    return f"{prefix(spec)}/open"
 
 
 def prefix(spec: MemberSpec) -> str:

@@ -77,14 +77,14 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         return
     spec = received[0]
     try:
-        store, reached = connect(spec, listen_fd)
+        store, reached, port = connect(spec, listen_fd)
         index = take_place(spec, store)
     except (RuntimeError, Refused) as error:
         lost = RendezvousLost(first_line(error), isinstance(error, Refused))
         writer.write(protocol.encode(lost))
         writer.flush()
         return
-    Member(spec, MemberReady(index, reached), store, reader, writer).run()
+    Member(spec, MemberReady(index, reached, port), store, reader, writer).run()
 
 
 class Member:

@@ -159,7 +159,7 @@ class Node:
         self._slow = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", *_in_netns(self._lab.netns), *command],
             stdout=subprocess.PIPE,
-            env=_own_environ(),
+            env=own_environ(),
         )
         assert self._slow.stdout
         if self._slow.stdout.readline() != b"ready\n":
@@ -185,7 +185,7 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
-                env=_own_environ(),
+                env=own_environ(),
             )
 
     def wait(self) -> None:
@@ -368,7 +368,7 @@ def _inside(netns: str) -> Iterator[None]:
             enter(own.fileno())
 
 
-def _own_environ() -> dict[str, str]:
+def own_environ() -> dict[str, str]:
     """Without the mark that a test's processes carry: these outlive a test's body, and are ended with their lab."""
     return {name: value for name, value in os.environ.items() if name != _TEST_MARK}
 

@@ -120,6 +120,13 @@ def test_a_dry_run_of_hosts_has_their_slots_and_the_real_runs_command():
     assert [(node.reached, node.command) for node in found.nodes] == [(h, (remote.COMMAND,)) for h in ("gpu1", "gpu2")]
 
 
+def test_nodes_of_an_allocation_are_started_through_srun():
+    notices = ((1, "SLURM job 7"), (0, "warning: beware"))
+    found = plan(config(hosts=HOSTS, max_nodes=2, min_nodes=2, remote=Remote(by_srun=True), notices=notices))
+    assert (found.starts, found.nodes[0].command[0], found.warnings[0]) == ("through srun", "srun", "beware")
+    assert "started through srun" in page(found)
+
+
 def test_one_of_several_nodes_knows_its_own_ranks_if_it_has_a_number():
     found = plan(config(meeting=meeting(node_rank=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.nodes[0].ranks, found.starts) == (8, (4, 7), "this node of several")

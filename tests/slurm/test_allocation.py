@@ -1,0 +1,86 @@
+"""``ddplaunch`` inside salloc or sbatch, without srun: it starts its agents through srun itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_nodes_meet import SUM, WAIT
+from tests.slurm.test_srun import job_of, sums
+from tests.support.processes import children, command_line, wait_until
+from tests.support.runs import PROGRAMS, ROOT, TIMEOUT_S, Running, command
+from tests.support.slurm import Slurm
+
+pytestmark = pytest.mark.slurm
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "job.py"
+
+
+def salloc(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
+    return slurm.start(["salloc", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
+
+
+def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
+    script.write_text(SUM)
+    # Counts of the job that must not count for the agents' steps.
+    done = salloc(slurm, "-N3 --ntasks-per-node=2 -c2", "-v", "--nproc-per-node", "2", script).finish()
+    assert done.returncode == 0, done.err
+    assert sums(done.out) == [(f"node{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
+    assert re.search(r"SLURM job \d+: 3 nodes \(node\[1-3\]\), not in a step of srun", done.err)
+    assert "warning" not in done.err
+
+
+def test_a_rank_that_fails_ends_the_job_with_one_page_and_its_code(slurm: Slurm):
+    done = salloc(slurm, "-N2", "--nproc-per-node", "1", PROGRAMS / "exit_with.py", "1=code:7").finish()
+    assert done.returncode == 7
+    assert done.err.count("on node2 failed first") == 1
+
+
+def test_an_agent_that_is_lost_is_replaced_by_a_spare(slurm: Slurm, script: Path):
+    script.write_text(WAIT)
+    running = salloc(slurm, "-N3", "--nnodes", "2", "--nproc-per-node", "1", script)
+    running.wait_for("runs", 2)
+    agent = next(pid for pid, line in slurm.leftovers()["node2"].items() if "DDPLAUNCH_START" in line)
+    os.kill(agent, signal.SIGKILL)
+    running.wait_for(r"\[node3:1\] runs 1 2 0")
+    os.kill(launcher_pid(running), signal.SIGINT)
+    assert running.finish().returncode == 130
+
+
+def launcher_pid(running: Running) -> int:
+    """The child of salloc, which would keep a signal to itself."""
+    return next(pid for pid in children(running.pid) if "-m ddplaunch" in command_line(pid))
+
+
+def test_the_template_for_sbatch_works_as_it_stands(slurm: Slurm, script: Path, tmp_path: Path):
+    script.write_text(SUM)
+    template, log = ROOT / "scripts/slurm/train.sbatch", tmp_path / "out.log"
+    env = {"OMP_NUM_THREADS": "1", "DDPLAUNCH": " ".join(command())}
+    options = ["--parsable", "--nodes=2", "--output", str(log)]
+    sbatch = slurm.start(["sbatch", *options, template, "--nproc-per-node", "1", script], env=env).finish()
+    assert sbatch.returncode == 0, sbatch.err
+    wait_until(lambda: "JobState=COMP" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), TIMEOUT_S)
+    wait_until(lambda: slurm.is_idle)
+    text = log.read_text()
+    assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), text
+    assert [line.split()[:2] for _, line in sums(text)] == [["2", "0"], ["2", "1"]]
+
+
+def test_signals_of_scancel_reach_the_workers(slurm: Slurm):
+    """USR1 is passed on, as SLURM's warning before a time limit; SIGTERM, as preemption's, lets them end well."""
+    running = salloc(slurm, "-N2 --job-name=warned", "--nproc-per-node", "2", PROGRAMS / "print_signals.py")
+    running.wait_for("ready", 4)
+    job = job_of(slurm, "warned")
+    slurm.run("scancel", "--signal=USR1", job)
+    running.wait_for("got SIGUSR1", 4)
+    slurm.run("scancel", "--signal=TERM", job)
+    running.wait_for("got SIGTERM", 4)
+    running.wait_for("bye", 4)
+    assert running.finish().returncode != 0

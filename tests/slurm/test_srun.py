@@ -1,0 +1,106 @@
+"""``srun ddplaunch``: one task per node, or one per worker, of a real SLURM."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.process.test_nodes_meet import SUM
+from tests.support.processes import wait_until
+from tests.support.runs import PROGRAMS, Running, command
+from tests.support.slurm import Slurm
+
+pytestmark = pytest.mark.slurm
+
+EXIT_WITH = PROGRAMS / "exit_with.py"
+
+TOGETHER = """
+import os, pathlib, sys, time
+mine, other = map(pathlib.Path, sys.argv[1:])
+mine.touch()
+while not other.exists():
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Path:
+    return tmp_path / "job.py"
+
+
+def srun(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
+    return slurm.start(["srun", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
+
+
+def sums(text: str) -> list[str]:
+    """Host, and what its rank printed."""
+    return sorted(re.findall(r"\[(\w+):\d+\] sum (.*)", text), key=lambda found: int(found[1].split()[1]))
+
+
+def job_of(slurm: Slurm, name: str) -> str:
+    return wait_until(lambda: slurm.run("squeue", "--noheader", "--name", name, "--format=%i").strip())
+
+
+def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
+    script.write_text(SUM)
+    done = srun(slurm, "-N3 --ntasks-per-node=1", "-v", "--nproc-per-node", "2", script).finish()
+    assert done.returncode == 0, done.err
+    assert sums(done.out) == [(f"node{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
+    assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[1-3\]\)", done.err)
+    assert "warning" not in done.err
+
+
+def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):
+    done = srun(slurm, "-N3 --ntasks-per-node=1", "--nproc-per-node", "1", EXIT_WITH, "1=code:7").finish()
+    assert done.returncode == 7
+    assert len(re.findall("on node2 failed first", done.err)) == 3
+
+
+def test_a_rank_that_is_killed_is_tried_again_on_all_nodes(slurm: Slurm, script: Path):
+    script.write_text(SUM)
+    options = ("--nproc-per-node", "2", "--max-restarts", "1")
+    running = slurm.start(["srun", "-N2", "--ntasks-per-node=1", *command(*options, script)], env={"DIE": "3"})
+    done = running.finish()
+    assert done.returncode == 0, done.err
+    assert [line.split()[-1] for _, line in sums(done.out)] == ["1"] * 4
+
+
+def test_two_steps_of_one_job_at_once_do_not_mix(slurm: Slurm, script: Path, tmp_path: Path):
+    script.write_text(TOGETHER + SUM)
+    files = [tmp_path / "a", tmp_path / "b"]
+    lines = [
+        " ".join(["srun --overlap --ntasks-per-node=1", *command("--nproc-per-node", "1", script, *map(str, order))])
+        for order in (files, files[::-1])
+    ]
+    shell = f"{lines[0]} & {lines[1]}; code=$?; wait $! && exit $code"
+    done = slurm.start(["salloc", "-N2", "--quiet", "sh", "-c", shell], env={"OMP_NUM_THREADS": "1"}).finish()
+    assert done.returncode == 0, done.err
+    assert [line.split()[:2] for _, line in sums(done.out)] == [["2", "0"], ["2", "0"], ["2", "1"], ["2", "1"]]
+
+
+def test_a_task_per_worker_becomes_that_worker(slurm: Slurm, script: Path):
+    script.write_text(SUM)
+    done = srun(slurm, "-N2 --ntasks-per-node=2", script).finish()
+    assert done.returncode == 0, done.err
+    assert sums(done.out) == [(f"node{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
+
+
+def test_a_node_alone_needs_nobody(slurm: Slurm, script: Path):
+    script.write_text(SUM)
+    done = srun(slurm, "-N1", "--nproc-per-node", "2", script).finish()
+    assert (done.returncode, len(sums(done.out))) == (0, 2), done.err
+
+
+def test_signals_of_scancel_reach_the_workers(slurm: Slurm):
+    running = srun(slurm, "-N3 --ntasks-per-node=1 --job-name=waits", PROGRAMS / "print_signals.py")
+    running.wait_for("ready", 3)
+    job = job_of(slurm, "waits")
+    slurm.run("scancel", "--signal=USR1", job)
+    running.wait_for("got SIGUSR1", 3)
+    slurm.run("scancel", job)
+    running.wait_for("got SIGTERM", 3)
+    done = running.finish()
+    assert done.returncode != 0
+    assert "stopped" in done.err

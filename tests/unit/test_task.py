@@ -1,0 +1,64 @@
+"""A worker that a scheduler started by itself gets its own place in the job, though its agent has but this one."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch import environ, protocol
+from ddplaunch.agent.placement import Placement, place
+from ddplaunch.errors import UsageError
+from ddplaunch.launcher import srun
+from ddplaunch.model import AgentSpec, Round
+from ddplaunch.task import Task
+from tests.unit.test_environ import SPEC
+
+TASK = Task(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
+OF_TASK = replace(SPEC, nproc_per_node=1, task=TASK)
+ROUND = Round(attempt=0, restarts=0, node_rank=6, local_world_sizes=(1,) * 12, master_addr="a", master_port=1)
+
+
+def placed(visible: str, **fields: object) -> Placement:
+    return place(replace(OF_TASK, **fields), {"CUDA_VISIBLE_DEVICES": visible})
+
+
+def test_the_workers_environment_is_the_tasks():
+    worker = environ.worker_environ({}, OF_TASK, ROUND, 0, "")
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
+    assert [worker[name] for name in names] == ["6", "2", "12", "4", "1", "3", "6"]
+    alone = environ.worker_environ({}, replace(OF_TASK, virtual_local_rank=True), ROUND, 0, "")
+    assert (alone["LOCAL_RANK"], alone["RANK"]) == ("0", "6")
+
+
+def test_the_record_survives_the_wire():
+    assert protocol.decode(protocol.encode(OF_TASK), (AgentSpec,)) == OF_TASK
+
+
+def test_devices_are_the_tasks_share_of_the_node_or_what_the_scheduler_left_it():
+    assert placed("4,5,6,7", virtual_local_rank=True).devices == (("6",),)
+    assert placed("6", virtual_local_rank=True).devices == (("6",),)
+    assert placed("0,1,2,3,4,5,6,7", gpus_per_proc=2).devices == (("4", "5"),)
+    assert placed("4,5", gpus_per_proc=2).devices == (("4", "5"),)
+    assert placed("0,1,2,3").devices is None
+    with pytest.raises(UsageError, match="are needed"):
+        placed("0,1", virtual_local_rank=True)
+
+
+def test_cpus_are_shared_with_the_nodes_other_tasks_unless_the_scheduler_has_dealt_them_out():
+    allowed = os.sched_getaffinity(0)
+    if len(allowed) == os.cpu_count():
+        assert placed("").shared_environ["OMP_NUM_THREADS"] == str(max(1, len(allowed) // 4))
+    if len(allowed) > 1:
+        os.sched_setaffinity(0, {min(allowed)})
+        try:
+            assert "OMP_NUM_THREADS" not in placed("").shared_environ
+        finally:
+            os.sched_setaffinity(0, allowed)
+
+
+def test_a_step_of_ours_inherits_nothing_of_how_the_job_counts_tasks():
+    inherited = {"SLURM_JOB_ID": "7", "SLURM_CPUS_PER_TASK": "2", "SLURM_CPU_BIND": "x", "SLURM_NTASKS": "9", "A": "b"}
+    assert srun.environment(inherited) == {"SLURM_JOB_ID": "7", "A": "b"}
+    assert srun.command("node7")[:2] == ("srun", "--nodelist=node7")
