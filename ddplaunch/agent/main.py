@@ -35,11 +35,10 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)
     mailbox: Mailbox[object] = Mailbox()
-    for signum in _STOP_SIGNALS:
-        if signal.getsignal(signum) != signal.SIG_IGN:
-            signal.signal(signum, lambda number, _frame: mailbox.post(Signalled(number)))
-    for signum in _PASSED_ON:
-        signal.signal(signum, lambda number, _frame: mailbox.post(PassSignal(number)))
+    for signum in (*_STOP_SIGNALS, *_PASSED_ON):
+        event = PassSignal if signum in _PASSED_ON else Signalled
+        if signal.getsignal(signum) != signal.SIG_IGN:  # As nohup has it, for workers too.
+            signal.signal(signum, lambda number, _frame, event=event: mailbox.post(event(number)))  # type: ignore[misc]
     # Where it is ignored, the kernel reaps our children, and how they ended is never known.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
