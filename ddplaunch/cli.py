@@ -41,8 +41,8 @@ AFTER_OPTIONS = {
         ("2", "wrong usage"),
         (
             "80-89",
-            "ddplaunch's own: 80 a bug, 82 not ready to run, 83 no rendezvous, 84 node lost, 85 needs a GPU, "
-            "86 processes left",
+            "ddplaunch's own: 80 a bug, 81 --check warns, 82 not ready to run, 83 no rendezvous, 84 node lost, "
+            "85 needs a GPU, 86 processes left",
         ),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
         ("others", "that of the worker that failed first"),
@@ -79,8 +79,12 @@ def _to_config(**options: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _asked_for(plan: bool, json: bool, ps: bool, kill: str | None, **options: object) -> LaunchConfig | int:
+def _asked_for(
+    plan: bool, json: bool, check: bool, ps: bool, kill: str | None, **options: object
+) -> LaunchConfig | int:
     """The run that the user wants; an exit code where something else was all, which has been done."""
+    if check:
+        return _check(plan or json or ps or kill is not None, options)
     if ps or kill is not None:
         return _look_for_runs(ps, kill, plan, options)
     if json and not plan:
@@ -94,6 +98,17 @@ def _asked_for(plan: bool, json: bool, ps: bool, kill: str | None, **options: ob
     found = plans.plan(config)
     click.echo(plan_page.as_json(found) if json else plan_page.page(found))
     return 0
+
+
+def _check(is_more: bool, options: dict[str, Any]) -> int:
+    """A script that is named must be there, and is not run."""
+    if is_more:
+        raise UsageError("--check is done alone, without --plan, --json, --ps or --kill")
+    from ddplaunch.launcher import check
+
+    if not options["script"]:
+        options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
+    return check.check(_to_config(**options), click.echo, (lambda _: None) if options["quiet"] else _tell)
 
 
 def _look_for_runs(ps: bool, kill: str | None, plan: bool, options: Mapping[str, Any]) -> int:

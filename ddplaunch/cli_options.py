@@ -142,6 +142,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         flag("--ssh-accept-new", "Take and keep the keys of unknown hosts.", pet=False),
         Option("--connect-timeout", "S", "Seconds for one try to connect. Default: 15.", "15", pet=False),
     ),
+    "Before a run": (
+        flag("--check", "Look whether a job would run, here or on the hosts, and how fast; run no script.", pet=False),
+    ),
     "Earlier runs (yours, here and on --hosts)": (
         flag("--ps", "Show which runs have processes, and whether their launcher is alive.", pet=False),
         Option(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 USAGE = 2
 INTERNAL = 80
+CHECK_FOUND = 81
 NODE_NOT_READY = 82
 RENDEZVOUS = 83
 NODE_LOST = 84

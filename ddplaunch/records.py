@@ -8,6 +8,7 @@ from typing import Literal
 from ddplaunch.config import Meeting, Rehearsal
 from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, AttemptResult, NodesExpected, StreamName
+from ddplaunch.node_check import NodeLook, NodesReached, TimeTold
 from ddplaunch.remains import RunsFound
 
 # Records from the agent.
@@ -224,6 +225,9 @@ FROM_AGENT = (
     RendezvousGone,
     Inflicted,
     RunsFound,
+    NodeLook,
+    NodesReached,
+    TimeTold,
     Output,
     Pong,
     Notice,

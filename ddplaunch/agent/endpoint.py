@@ -60,7 +60,7 @@ def own(host: str, meeting: Meeting) -> tuple[socket.socket | None, tuple[str, .
         addresses = (meeting.local_addr,) if meeting.local_addr else own_addresses(os.environ)
         if not addresses:
             raise LaunchError(f"{host} has no address but loopback", "Name one with --local-addr.", RENDEZVOUS)
-        return _first_free(host, addresses[0] if len(addresses) == 1 else _any_address(), meeting), addresses
+        return _first_free(host, addresses[0] if len(addresses) == 1 else any_address(), meeting), addresses
     try:
         return _first_free(host, bindable(meeting.hosts[0]), meeting), meeting.hosts
     except LaunchError:
@@ -129,7 +129,8 @@ def interface_of(address: str) -> str:
     return ""
 
 
-def _any_address() -> str:
+def any_address() -> str:
+    """Stands for all addresses of this node."""
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
 
 

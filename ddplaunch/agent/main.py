@@ -16,6 +16,7 @@ from ddplaunch.agent.outbox import Outbox
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec
+from ddplaunch.node_check import LookAtNode
 from ddplaunch.records import AgentEnded, AgentFailed, PassSignal, SweepRun
 from ddplaunch.remains import ListRuns
 
@@ -55,7 +56,7 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
     agent: Agent | None = None
     host = "this node"
     try:
-        received = protocol.read_record(stream, (AgentSpec, SweepRun, ListRuns))
+        received = protocol.read_record(stream, (AgentSpec, SweepRun, ListRuns, LookAtNode))
         if received is None:
             return ()
         order = received[0]
@@ -65,6 +66,10 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
             from ddplaunch.agent import end_run
 
             return end_run.serve(stream, outbox)
+        if isinstance(order, LookAtNode):
+            from ddplaunch.agent import node_check
+
+            return node_check.serve(order, stream, outbox)
         host = order.host
         kernel.become_subreaper()
         launcher_watch.start(stream, mailbox)

@@ -48,8 +48,10 @@ def at_home(spec: AgentSpec) -> AgentSpec:
     """
     if not spec.program.python:
         spec = replace(spec, program=replace(spec.program, python=sys.executable))
-    if not spec.has_own_folder or spec.log_dir == NO_LOGS:
+    if not spec.has_own_folder:
         return spec
+    if spec.log_dir == NO_LOGS:
+        return replace(spec, log_dir=None)
     base = Path(spec.log_dir).absolute() if spec.log_dir else run_folder.default_base(os.environ)
     if spec.log_dir is None:
         run_folder.prune(base)

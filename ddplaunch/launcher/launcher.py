@@ -48,17 +48,18 @@ if TYPE_CHECKING:
 _PASSED_ON = ("SIGUSR1", "SIGUSR2")
 
 
-def launch(config: LaunchConfig) -> RunResult:
+def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     """Run the job to its end and return the verdict; nothing of it runs any more, but what ``left`` names.
 
     From the main thread, signals are handled as the command does until it returns; from another they are left alone.
+    What workers write to their stdout goes to ``stdout_fd``.
 
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
     mailbox: Mailbox[object] = Mailbox()
     with signals.posted((*config.signals, *_PASSED_ON), mailbox.post):
-        run = _Run(config, mailbox)
+        run = _Run(config, mailbox, stdout_fd)
         with run_marks.badge(run.mark):
             return run.run()
 
@@ -66,7 +67,7 @@ def launch(config: LaunchConfig) -> RunResult:
 class _Run:
     """The state of one run."""
 
-    def __init__(self, config: LaunchConfig, mailbox: Mailbox[object]) -> None:
+    def __init__(self, config: LaunchConfig, mailbox: Mailbox[object], stdout_fd: int) -> None:
         self._config = config
         self._mailbox = mailbox
         self._run_id = config.run_id or run_folder.new_run_id()
@@ -74,7 +75,7 @@ class _Run:
         self.mark = mark = f"{self._run_id}.{os.urandom(3).hex()}" if config.run_id else self._run_id
         self._folder, complaint = preparation.make_folder(config, self._run_id)
         try:
-            self._console = Console(preparation.style(config, self._folder))
+            self._console = Console(preparation.style(config, self._folder), stdout_fd)
         except RuntimeError as error:  # "can't start new thread"
             raise LaunchError(f"no room to start: {error}", NO_ROOM_HINT) from None
         self._telling = Telling(config, self._run_id, self._folder, self._console)

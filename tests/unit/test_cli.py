@@ -154,6 +154,7 @@ NO_EFFECT = {
     "logs_specs": "refused",
     "version": "ends the program",
     **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
+    "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     "cluster": "tests/unit/test_cluster_options.py",
     **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),

@@ -57,7 +57,7 @@ def test_every_exit_code_of_our_own_is_in_the_table():
 def examples() -> list[str]:
     blocks = re.findall(r"^(?:ddplaunch|python -m ddplaunch) .*$", section("Examples"), re.MULTILINE)
     assert len(blocks) >= 8
-    return [line for line in blocks if not re.match("ddplaunch --(ps|kill)", line)]  # They look for runs at once.
+    return [line for line in blocks if not re.match("ddplaunch --(ps|kill|check)", line)]  # They look at once.
 
 
 @pytest.mark.parametrize("line", examples())

@@ -1,0 +1,19 @@
+"""--check in an allocation: the nodes of SLURM, asked through srun."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.slurm.test_allocation import salloc
+from tests.support.slurm import Slurm
+
+pytestmark = pytest.mark.slurm
+
+
+def test_the_nodes_of_the_allocation_are_checked(slurm: Slurm):
+    done = salloc(slurm, "-N2", "--check").finish()
+    assert done.returncode == 0, done.err
+    assert re.search(r"^node\[1-2\]  ", done.out, re.MULTILINE)
+    assert "all-reduce by gloo over 2 nodes" in done.out
