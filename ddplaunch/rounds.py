@@ -11,12 +11,17 @@ from ddplaunch.model import NodesExpected, Round, WorkerExit
 
 @dataclass(frozen=True)
 class NodeJoined:
-    """A node is ready for the next round. ``reached`` is the address at which it reached the one that serves."""
+    """A node is ready for the next round.
+
+    ``reached`` is the address at which it reached the one that serves, ``attempt`` the first number of a round that
+    it has not had, at an earlier rendezvous maybe.
+    """
 
     node_index: int
     host: str
     local_world_size: int
     reached: str = ""
+    attempt: int = 0
 
 
 @dataclass(frozen=True)

@@ -51,20 +51,17 @@ class Agent:
 
     def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object]) -> None:
         self._spec = spec
-        self._outbox = outbox
-        self._mailbox = mailbox
+        self._outbox, self._mailbox = outbox, mailbox
         plan, self._placement = program.plan(spec, os.environ), place(spec, os.environ)
-        open_files = limits.make_room(spec, self._placement.local_world_size)
-        self._spawner = Spawner(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
-        self._group: WorkerGroup | None = None
-        self._last_start_s = 0.0
-        self._helpers: dict[int, int] = {}
-        self._trouble = ""
-        self._told_by = ""
-        self._stop: StopWorkers | None = None
-        self._stop_deadline = float("inf")
-        self._unkillable: tuple[int, ...] = ()
         size = self._placement.local_world_size
+        room = limits.make_room(spec, size)
+        self._spawner = Spawner(spec, plan, self._placement.shared_environ, room, mailbox.post)
+        self._group: WorkerGroup | None = None
+        self._last_start_s, self._stop_deadline = 0.0, float("inf")
+        self._helpers: dict[int, int] = {}
+        self._trouble = self._told_by = ""
+        self._stop: StopWorkers | None = None
+        self._unkillable: tuple[int, ...] = ()
         self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
         if spec.meeting or spec.is_led:
             from ddplaunch.agent.agreed_rounds import AgreedRounds, Means
@@ -86,6 +83,8 @@ class Agent:
             self._outbox.drain(DRAIN_S)
             self._outbox.send(AttemptEnded(result))
             restarts = result.restarts
+        if restarts and self._told_by:
+            self._outbox.send(Notice(self._told_by, -1))
         return self.close()
 
     def close(self) -> tuple[int, ...]:
@@ -158,7 +157,7 @@ class Agent:
         self._end_helper(MEMBER)
         self._ensure_forkserver()
         self._spawner.request(WorkerSpec(tag="member", how="member"), fds, MEMBER)
-        self._wait(lambda: not self._spawner.is_waiting or self._must_end())
+        self._wait(lambda: not self._spawner.is_waiting or bool(self._stop))  # A sweep kills one that is not known.
 
     def _end_workers(self, group: WorkerGroup) -> None:
         """Polite, then not: when it returns all workers are reaped, but those in uninterruptible sleep."""
@@ -206,6 +205,7 @@ class Agent:
             case StopWorkers():
                 self._stop_asked(event)
             case LauncherGone():
+                self._told_by = f"the agent on {self._spec.host} has not heard of its launcher for too long"
                 self._stop_asked(StopWorkers(signal.SIGTERM, self._spec.shutdown_timeout_s))
             case Signalled(signum=signum):
                 self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"

@@ -68,6 +68,7 @@ class AgreedRounds:
         self._member: Membership | None = None
         self._listener: socket.socket | None = None
         self._formed: Round | None = None
+        self._next_attempt = 0
         self._stopped_attempt = -1
         self._over: RoundOver | None = None
         self._closed = False
@@ -104,12 +105,13 @@ class AgreedRounds:
             if member is None or member.index is None:
                 continue
             self._formed = self._over = None
-            member.say(NodeJoined(member.index, self._spec.host, self._size, member.reached))
+            member.say(NodeJoined(member.index, self._spec.host, self._size, member.reached, self._next_attempt))
             self._await(lambda: bool(self._formed or self._over), deadline)
             if self._over and not self._formed:
                 raise LaunchError(f"{member.where}: {self._over.reason}", "", RENDEZVOUS)
             if self._formed and not self._means.must_end():
                 listener, self._listener = self._listener, None
+                self._next_attempt = self._formed.attempt + 1
                 return self._formed, listener
         return None
 

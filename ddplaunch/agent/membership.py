@@ -67,15 +67,15 @@ class Membership:
     def enter(self, max_restarts: int, start: Callable[[list[int]], None], post: Callable[[object], None]) -> None:
         """Have ``start`` start the member's process, with these descriptors."""
         ours, theirs = socket.socketpair()
-        null = os.open(os.devnull, os.O_RDWR)
-        last = self._listener.detach() if self._listener else os.dup(null)
-        start([null, os.dup(null), os.dup(null), theirs.detach(), last])
-        self._listener = None
         self._channel = ours.makefile("wb")
         stream = ours.makefile("rb")
-        threading.Thread(target=self._listen, args=(stream, post), name="rendezvous", daemon=True).start()
         ours.close()
-        self.say(self._spec(max_restarts))
+        self.say(self._spec(max_restarts))  # First: what there is to say while the process starts waits in the socket.
+        null = os.open(os.devnull, os.O_RDWR)
+        last = self._listener.detach() if self._listener else os.dup(null)
+        self._listener = None
+        start([null, os.dup(null), os.dup(null), theirs.detach(), last])
+        threading.Thread(target=self._listen, args=(stream, post), name="rendezvous", daemon=True).start()
 
     def ready(self, event: MemberReady) -> None:
         """The rendezvous has this node.
@@ -105,13 +105,11 @@ class Membership:
         return endpoint.listen(self._host, endpoint.bindable(self.address), 0)
 
     def say(self, record: object) -> None:
-        """Tell the member, and by it the coordinator."""
+        """Tell the member, and by it the coordinator. The end of a member that cannot hear it is posted anyway."""
         if self._channel:
-            try:
+            with contextlib.suppress(OSError):
                 self._channel.write(protocol.encode(record))
                 self._channel.flush()
-            except OSError:
-                self.lost = self.lost or _ENDED
 
     def waiting(self, missing: int) -> str:
         """For the user, while ``missing`` nodes are waited for."""

@@ -41,6 +41,12 @@ class Attempts:
         results = [*self.ended, *(result for opened in self._open.values() for result in opened.results[:1])]
         return sum(map(is_tried_again, results))
 
+    @property
+    def are_decided(self) -> bool:
+        """A node has told of the run's end: no other attempt follows."""
+        results = [*self.ended, *(result for opened in self._open.values() for result in opened.results)]
+        return any(not result.restarts for result in results)
+
     def started(self, number: int, seats: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
         """A node's workers run; whether it is the first node to say so. ``seats`` are all that take part."""
         is_new = number not in self._open

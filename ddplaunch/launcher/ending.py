@@ -34,6 +34,9 @@ def result(
     is_over = last is not None and not last.restarts
     outcome: Outcome = "failed" if failed else last.outcome if last and is_over else "stopped"
     first = (last.cause or verdict.first_failure(last.exits)) if last and outcome == "failed" else None
+    if signals and not failed and first and verdict.is_consequence(first):
+        # Nodes hear of the stop one after the other: a worker misses its peers on another node before it is told.
+        outcome, first = "stopped", None
     ended = RunResult(
         run_id=run_id,
         exit_code=failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left)),

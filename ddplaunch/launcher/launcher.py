@@ -6,7 +6,6 @@ thread owns all state; its only wait is ``mailbox.get``.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from functools import partial
@@ -91,7 +90,8 @@ class _Run:
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
         self._stopping = Stopping(config, self._nodes, self._injector, self._telling)
-        self._ready: dict[str, int] = {}
+        self._ready: dict[int, int] = {}
+        self._told_ready = False
 
     def run(self) -> RunResult:
         try:
@@ -106,7 +106,7 @@ class _Run:
                 else:
                     self._stopping.give_up_silent(time.monotonic())
                     self._nodes.give_up_sweeps(time.monotonic())
-                self._guarded(self._lose_silent)
+                self._lose_silent()
         finally:
             self._nodes.close()
         self._all_ended(self._attempts.close())
@@ -122,8 +122,8 @@ class _Run:
     def _lose_silent(self) -> None:
         """Machines that are frozen or cut off."""
         for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
-            self._lose(node, f"{node.host} has not answered for {preparation.LOST_AFTER_S:g} s")
             node.handle.kill()
+            self._guarded(partial(self._lose, node, f"{node.host} has not answered for {preparation.LOST_AFTER_S:g} s"))
 
     # Events.
 
@@ -148,10 +148,8 @@ class _Run:
             case HostFailure():
                 self._nodes.failed(node, event)
             case AgentReady(local_world_size=nproc):
-                self._ready[node.host] = nproc
-                if len(self._ready) == len(self._nodes.seats):
-                    self._telling.nodes_ready(self._ready)
-                    self._injector.check(tuple(self._ready.values()))
+                self._ready[node.index] = nproc
+                self._tell_ready()
             case AttemptStarted(attempt=attempt):
                 is_first, completed = self._attempts.started(attempt, self._nodes.seats)
                 self._all_ended(completed)
@@ -168,14 +166,24 @@ class _Run:
             case EndpointOpen() if self._nodes.place:
                 self._nodes.place.opened(event)
                 self._nodes.meet()
-            case RendezvousGone() if not self._stopping.is_on:
+            case RendezvousGone() if not self._is_ending:
                 self._nodes.rendezvous_gone(node, event)
+            case AgentFailed() if self._nodes.place and self._attempts.are_decided:  # A spare that has come too late.
+                self._telling.say(event.message, 0)
             case AgentFailed():
                 self._stopping.fail(event)
             case AgentEnded(left=left):
                 node.left = left
             case AgentLost():
                 self._agent_gone(node)
+
+    def _tell_ready(self) -> None:
+        """Once: nodes that come later take the place of lost ones."""
+        seats = self._nodes.seats
+        if not self._told_ready and self._ready.keys() >= set(seats):
+            self._told_ready = True
+            self._telling.nodes_ready({self._nodes.all[index].host: self._ready[index] for index in seats})
+            self._injector.check(tuple(self._ready[index] for index in seats))
 
     def _all_ended(self, results: Iterable[AttemptResult]) -> None:
         for result in results:
@@ -191,17 +199,28 @@ class _Run:
         if node.left is not None:
             self._all_ended(self._attempts.lost(node.index))
             node.state = "ended"
+            if self._nodes.place and not self._stopping.is_on:
+                self._stopping.follow()
         elif returncode is None:
             self._lose(node, f"the connection to {node.host} has ended")
         else:
             self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
 
     def _lose(self, node: Node, why: str) -> None:
+        may_go_on = not self._is_ending
+        is_needed = not (self._nodes.place and (self._stopping.follows or self._attempts.are_decided))
         self._all_ended(self._attempts.lost(node.index))
-        with contextlib.suppress(
-            *([LaunchError] if self._stopping.has_killed else [])
-        ):  # Killed by us: that is told already.
-            self._nodes.lost(node, why, may_go_on=not self._stopping.is_on)
+        try:
+            self._nodes.lost(node, why, may_go_on=may_go_on)
+        except LaunchError:
+            if is_needed and not self._stopping.has_killed:
+                raise
+            self._telling.say(why, 1 if self._stopping.has_killed else -1)  # Killed by us: that is told already.
+
+    @property
+    def _is_ending(self) -> bool:
+        """Nothing is to be started any more: the verdict is there, or the end is wanted."""
+        return self._stopping.is_on or self._attempts.are_decided
 
     def _finish(self) -> RunResult:
         result = ending.result(
@@ -215,6 +234,9 @@ class _Run:
             accounts=self._injector.accounts,
         )
         interrupted = partial(self._more_signals, len(self._stopping.signals))
+        if not self._stopping.failed:
+            for unknown in self._nodes.after_losses(only_bad=True):
+                self._telling.say(unknown, -1)
         self._telling.end(result, is_explained=bool(self._stopping.failed), interrupted=interrupted)
         if failed := self._stopping.failed:
             message = "; ".join([failed.message, *self._nodes.after_losses()])

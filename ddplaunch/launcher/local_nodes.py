@@ -6,7 +6,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import environ, marked
+from ddplaunch import environ, errors, marked
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
 from ddplaunch.launcher.line_watch import watched
@@ -52,8 +52,11 @@ class LocalNodes:
         """Start an agent.
 
         Raises:
-            LaunchError: this machine has no room for it.
+            LaunchError: this machine has no room for it, or not the folder it shall work in.
         """
+        chdir = self._config.chdir
+        if chdir and not os.path.isdir(chdir):
+            raise LaunchError(f"--chdir {chdir}: no such folder on {self.hosts[index]}", "", errors.NODE_NOT_READY)
         self._fds = self._inherited() if index == 0 else {}
         env = {
             **os.environ,
@@ -63,7 +66,7 @@ class LocalNodes:
         post = lambda event: self._post(FromNode(index, event))  # noqa: E731
         output = watched(self._config.injections, self._console.output, post)
         try:
-            return LocalHandle(env, tuple(self._fds.values()), post, output, self._config.chdir)
+            return LocalHandle(env, tuple(self._fds.values()), post, output, chdir)
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
         finally:

@@ -39,11 +39,6 @@ class MeetingPlace:
         """The present place's own."""
         return f"{self._meeting.token}#{self._number}"
 
-    @property
-    def is_open(self) -> bool:
-        """A node was told to serve."""
-        return self._server is not None
-
     def invite(self, seats: Sequence[int], attempts: Attempts, send: Callable[[int, object], None]) -> None:
         """Have the first node serve, if none does; tell those the place who were not told yet."""
         if self._server is None:

@@ -53,6 +53,7 @@ class Nodes:
         self.all: list[Node] = []
         self.seats: list[int] = []
         self._failures: list[HostFailure] = []
+        self._told_failures = 0
         self.place = MeetingPlace(meeting) if meeting else None
 
     @property
@@ -102,6 +103,9 @@ class Nodes:
             return
         if len(self.seats) < self._min_nodes:
             raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
+        for failure in self._failures[self._told_failures :]:
+            self._say(f"{failure.host} cannot be used: {failure.message}; the job does without it", -1)
+        self._told_failures = len(self._failures)
         if self.place:
             self.place.invite(self.seats, self._attempts, self._send_to)
 
@@ -133,8 +137,6 @@ class Nodes:
         """
         self._failures.append(failure)
         node.state, node.left = "ended", ()
-        if self.place and self.place.is_open:
-            self._say(f"{failure.host} cannot be used: {failure.message}", -1)
         self._replace(node)
 
     def lost(self, node: Node, why: str, *, may_go_on: bool) -> None:
@@ -187,9 +189,9 @@ class Nodes:
         """Pids that could not be ended, of all nodes that have told."""
         return tuple(sorted(pid for node in self.all for pid in node.left or ()))
 
-    def after_losses(self) -> list[str]:
-        """What became of the processes of lost nodes."""
-        return [_after_loss(node) for node in self.all if node.state == "lost"]
+    def after_losses(self, *, only_bad: bool = False) -> list[str]:
+        """What became of the processes of lost nodes; ``only_bad`` leaves out those that have none any more."""
+        return [_after_loss(node) for node in self.all if node.state == "lost" and not (only_bad and node.left == ())]
 
     def close(self) -> None:
         """End what still runs; returns when all agents of ours are gone."""

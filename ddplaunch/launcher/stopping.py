@@ -28,6 +28,7 @@ class Stopping:
         failed: trouble that ended the run; None if only workers' ends do.
         deadline: when agents that have not ended are killed, by ``time.monotonic()``.
         has_killed: they were.
+        follows: a node has left by itself.
     """
 
     def __init__(self, config: LaunchConfig, nodes: Nodes, injector: Injector, telling: Telling) -> None:
@@ -35,6 +36,7 @@ class Stopping:
         self.failed: AgentFailed | None = None
         self.deadline = float("inf")
         self.has_killed = False
+        self.follows = False
         self._config = config
         self._nodes = nodes
         self._injector = injector
@@ -43,7 +45,7 @@ class Stopping:
     @property
     def is_on(self) -> bool:
         """The run shall not go on."""
-        return bool(self.signals or self.failed)
+        return bool(self.signals or self.failed or self.follows)
 
     def signalled(self, signum: int) -> None:
         """A second signal shortens the grace, a third ends it; others than those that stop are passed on."""
@@ -66,8 +68,13 @@ class Stopping:
         """Likewise."""
         self.fail(AgentFailed(error.message, error.hint, error.exit_code))
 
+    def follow(self) -> None:
+        """A node has left, so the run is over: the others know, or could not hear it and must not wait for it."""
+        self.follows = True
+        self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
+
     def _stop(self, signum: int, grace_s: float) -> None:
-        self.deadline = time.monotonic() + grace_s + _AGENT_OVERTIME_S
+        self.deadline = min(self.deadline, time.monotonic() + grace_s + _AGENT_OVERTIME_S)
         self._nodes.abandon()
         self._injector.release()
         if len(self.signals) > 1 or not self._config.hosts:  # Over SSH it takes a session of its own for each.

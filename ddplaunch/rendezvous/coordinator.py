@@ -144,6 +144,7 @@ class Coordinator:
                 seated.append(newcomers.pop(0))
         self.seats = list(self.expected) or [*seated, *newcomers][: self.max_nodes]
         self.phase = "listening"
+        self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.seats))
         return [Sent(self.seats[0], ListenForStore(self.attempt, self._reached()))]
 
     def _reached(self) -> str:

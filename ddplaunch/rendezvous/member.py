@@ -108,6 +108,8 @@ class Member:
             self._coordinator = Coordinator(*nodes, spec.max_restarts, spec.seats, spec.attempt, spec.restarts)
         self._last_call = _NEVER
         self._beats: dict[int, tuple[int, float]] = {}
+        self._hosts: dict[int, str] = {}
+        self._is_led = bool(spec.seats)
 
     def run(self) -> None:
         """Carry messages and beat until a channel ends."""
@@ -155,6 +157,7 @@ class Member:
             return
         if isinstance(message, NodeJoined):
             self._beats[message.node_index] = (-1, time.monotonic())
+            self._hosts[message.node_index] = message.host
         elif isinstance(message, NodeGone):
             self._beats.pop(message.node_index, None)
         self._send(coordinator.receive(message))
@@ -184,6 +187,8 @@ class Member:
                 self._beats[index] = (current, now)
             elif now - since > self._lost_after_s:
                 self._coordinate(NodeGone(index))
+                if self._is_led:  # Its launcher may well hear of it, and would wait for it here for ever.
+                    self._tell(RendezvousLost(f"{self._hosts[index]} was silent for {self._lost_after_s:g} s"))
 
     # Threads, with one blocking call each.
 

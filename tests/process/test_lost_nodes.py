@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -95,6 +97,73 @@ def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     [member] = [pid for pid in children(job.agents()[0]) if command_line(pid).startswith("ddplaunch member")]
     os.kill(member, signal.SIGKILL)
     job.running.wait_for("the nodes meet anew")
+    job.running.wait_for(r"rank \d of 2 in round 1", 2)
+    job.end()
+    assert job.running.finish().returncode == 0
+
+
+@contextlib.contextmanager
+def stopped(pids: Iterable[int]) -> Iterator[None]:
+    """Stand still in the meantime."""
+    held = list(pids)
+    for pid in held:
+        os.kill(pid, signal.SIGSTOP)
+    yield
+    for pid in held:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGCONT)
+
+
+def forkserver(agent: int) -> int:
+    return wait_until(lambda: [pid for pid in children(agent) if "forkserver" in command_line(pid)])[0]
+
+
+def test_the_rendezvous_moves_while_nodes_are_on_their_way_to_it(job: Job) -> None:
+    job.start("--verbose", "--nnodes", "2:3")
+    wait_until(lambda: len(job.agents()) == 3)
+    first, *others = job.agents()
+    with stopped(map(forkserver, others)):
+        job.running.wait_for("waiting at .* for 2 more nodes; here: node0")
+        os.kill(first, signal.SIGKILL)
+        job.running.wait_for("the agent on node0 ended by SIGKILL; the job goes on")
+    job.wait_for_world(2, "node1,node2")
+    job.end()
+    finished = job.running.finish()
+    assert finished.returncode == 0, finished.err
+    assert "has lost the rendezvous" not in finished.err
+
+
+def test_a_node_is_lost_while_the_rendezvous_is_being_opened(job: Job) -> None:
+    job.start("--nnodes", "2:3")
+    wait_until(lambda: len(job.agents()) == 3)
+    first, *_, last = job.agents()
+    with stopped([forkserver(first)]):
+        job.running.wait_for("workers on 3 nodes")
+        os.kill(last, signal.SIGKILL)
+        job.running.wait_for("the agent on node2 ended by SIGKILL; the job goes on")
+    job.wait_for_world(2, "node0,node1")
+    job.end()
+    assert job.running.finish().returncode == 0
+
+
+def test_an_agent_that_is_told_to_end_before_the_nodes_have_met_ends_the_run(job: Job) -> None:
+    job.start("--nnodes", "2")
+    wait_until(lambda: len(job.agents()) == 2)
+    first, second = job.agents()
+    with stopped([forkserver(first)]):
+        job.running.wait_for("workers on 2 nodes")
+        os.kill(second, signal.SIGTERM)
+        job.running.wait_for("somebody sent SIGTERM to the agent on node1")
+        finished = job.running.finish()
+    assert finished.returncode == NODE_LOST
+
+
+def test_a_member_that_is_silent_does_not_keep_the_nodes_from_meeting_again(job: Job) -> None:
+    job.start("--nnodes", "2")
+    job.wait_for_world(2, "node0,node1")
+    [member] = [pid for pid in children(job.agents()[1]) if command_line(pid).startswith("ddplaunch member")]
+    os.kill(member, signal.SIGSTOP)
+    job.running.wait_for("node0 has lost the rendezvous .node1 was silent for 5 s.; the nodes meet anew")
     job.running.wait_for(r"rank \d of 2 in round 1", 2)
     job.end()
     assert job.running.finish().returncode == 0

@@ -106,7 +106,9 @@ def test_a_spare_takes_the_place_of_a_host_that_cannot_be_used(make_lab, tmp_pat
     running = rounds(lab, tmp_path / "end", "--nnodes", "2")
     wait_for_world(running, 0, "node3,node2")
     (tmp_path / "end").touch()
-    assert running.finish().returncode == 0
+    finished = running.finish()
+    assert finished.returncode == 0
+    assert "node1 cannot be used: " in finished.err
 
 
 @pytest.mark.parametrize("victim", ["node1", "node3"])

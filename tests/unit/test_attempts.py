@@ -79,3 +79,11 @@ def test_a_lone_nodes_result_is_its_own():
     attempts = Attempts()
     alone = replace(result(0, rank=0), note="as it was")
     assert attempts.over(0, alone, [0]) == [alone]
+
+
+def test_one_node_that_tells_of_the_end_decides():
+    attempts = Attempts()
+    attempts.over(0, result(0, rank=0, restarts=True), [0, 1])
+    assert not attempts.are_decided
+    attempts.over(0, result(1, rank=0), [0, 1])
+    assert attempts.are_decided

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ddplaunch.model import NodesExpected, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Sent
 from ddplaunch.rounds import (
@@ -256,3 +258,12 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForStore)
     assert records(coordinator.receive(StoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+
+
+def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
+    coordinator = Coordinator(0, 2, 2, 0, expected=(0, 1), attempt=1)
+    coordinator.receive(join(0))
+    [sent] = coordinator.receive(replace(join(1), attempt=3))
+    assert sent == Sent(0, ListenForStore(3, ""))
+    rounds = records(coordinator.receive(StoreListens(3, "a", 1)), RoundFormed)
+    assert {formed.round.attempt for formed in rounds.values()} == {3}

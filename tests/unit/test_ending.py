@@ -1,0 +1,42 @@
+"""One verdict and one exit code, from what the nodes and the user have said."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from ddplaunch.launcher import ending
+from ddplaunch.model import AttemptResult, RunResult, WorkerError, WorkerExit
+
+PEER_GONE = "RuntimeError: [gloo/transport/tcp/pair.cc:553] Connection closed by peer [10.0.0.1]:53403"
+
+
+def ended(message: str, *signals: int) -> RunResult:
+    """Of a run with one attempt, in which rank 1 has raised ``message``."""
+    error = WorkerError(message, "", 0.0)
+    exit_ = WorkerExit(1, 0, "node1", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
+    attempt = AttemptResult(0, "failed", (exit_,), 1.0, cause=exit_)
+    return ending.result(
+        run_id="run",
+        attempts=[attempt],
+        failed=None,
+        signals=signals,
+        left=(),
+        duration_s=1.0,
+        run_dir=None,
+        accounts=lambda _result: (),
+    )
+
+
+def test_a_worker_that_misses_its_peers_after_the_users_signal_has_not_failed():
+    result = ended(PEER_GONE, signal.SIGINT)
+    assert (result.outcome, result.exit_code, result.first_failure) == ("stopped", 130, None)
+
+
+@pytest.mark.parametrize(("message", "signals"), [(PEER_GONE, ()), ("ValueError: no", (signal.SIGINT,))])
+def test_else_it_has(message: str, signals: tuple[int, ...]):
+    result = ended(message, *signals)
+    assert (result.outcome, result.exit_code) == ("failed", 1)
+    assert result.first_failure
+    assert result.first_failure.rank == 1
