@@ -222,11 +222,20 @@ def _exec(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
 
 
 def _send(sock: socket.socket, record: object) -> None:
-    sock.sendall(protocol.encode(record))
+    with contextlib.suppress(ConnectionError):  # The kernel closes a killed agent's sockets before it kills us.
+        sock.sendall(protocol.encode(record))
 
 
 def _receive(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
-    """The next record and its descriptors; None when the agent is gone. Descriptors ride on the length's 8 bytes."""
+    """The next record and its descriptors; None when the agent is gone."""
+    try:
+        return _read(sock, allowed)
+    except ConnectionError:
+        return None
+
+
+def _read(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
+    # Descriptors ride on the length's 8 bytes.
     header, fds, _flags, _address = socket.recv_fds(sock, _HEADER_BYTES, _MAX_FDS)
     if len(header) < _HEADER_BYTES:
         return None
