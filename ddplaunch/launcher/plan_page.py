@@ -131,7 +131,8 @@ def _commands(plan: Plan) -> Iterator[str]:
     node = plan.nodes[0]
     yield "what the real run executes" if plan.dry_run else "what is executed"
     if node.reached:
-        yield f"  on each node  {plan.starts}: {_typed(node.command, shell=len(node.command) == 1)}"
+        way = "through srun" if plan.starts == "through srun" else "over SSH"  # In a dry run, of the real one.
+        yield f"  on each node  {way}: {_typed(node.command, shell=len(node.command) == 1)}"
         setup = f"{shown(node.setup)}; " if node.setup else ""
         yield f"                told on stdin: environment; {setup}{_typed([node.python])} as ddplaunch's agent"
     elif node.command:

@@ -356,3 +356,8 @@ def test_json_without_a_plan_is_refused():
 def test_a_command_that_would_be_refused_has_no_plan():
     with pytest.raises(UsageError, match="nothing says where the nodes meet"):
         ask("--plan", "--nnodes", "2")
+
+
+def test_a_rehearsals_page_says_how_the_real_run_reaches_its_hosts():
+    hosts = (Host("gpu1"), Host("gpu2"))
+    assert "on each node  over SSH: exec /bin/sh -c" in page(plan(rehearsal(2, hosts=hosts)))
