@@ -50,6 +50,9 @@ def chosen_hosts(options: Mapping[str, Any], environ: Mapping[str, str]) -> tupl
             raise UsageError(f"--hosts and {place} exclude each other", hint)
         _check_needless(options)
         return ()
+    if options["master_port"] is not None and not options["dry_run"]:
+        hint = "Every attempt has a fresh port, on the first node; it needs to be open to the others."
+        raise UsageError("--master-port: is not obeyed where hosts are named", hint)
     from ddplaunch import host_selection
 
     return host_selection.resolve(environ, *names)

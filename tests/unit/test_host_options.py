@@ -81,6 +81,12 @@ def test_what_is_for_hosts_needs_some(argv: tuple[str, ...]):
     assert config("--dry-run", *argv).dry_run
 
 
+def test_a_port_that_would_not_be_obeyed_is_refused():
+    with pytest.raises(UsageError, match="--master-port: is not obeyed where hosts are named"):
+        config("--hosts", "a,b", "--master-port", "29500")
+    assert config("--dry-run", "--hosts", "a,b", "--master-port", "29500").dry_run
+
+
 def test_how_hosts_are_reached():
     found = config("--hosts", "a", "--ssh-user", "u", "--ssh-port", "2222", "--ssh-identity", "k", "--ssh-config", "f")
     assert (found.remote.user, found.remote.port) == ("u", 2222)
