@@ -226,8 +226,7 @@ class Agent:
             return
         exited = lambda: self._mailbox.post(Exited(local_rank))  # noqa: E731
         if not event.pid:
-            room = "see `ulimit -u` and the container's pids limit"
-            self._trouble = f"{self._spec.host} cannot start another process: {event.error} ({room})"
+            self._trouble = f"{self._spec.host} cannot start another process: {event.error} ({limits.WHERE_TO_LOOK})"
         elif local_rank < 0:
             self._helpers[local_rank] = event.pid
             processes.watch_exit(event.pid, event.tag, exited)
@@ -239,8 +238,9 @@ class Agent:
             self._group.exited(local_rank)
         elif local_rank < 0:
             ended = verdict.describe(processes.reap(self._helpers.pop(local_rank)))
-            runs = self._group and not self._group.all_ended and not self._group.any_failed and not self._must_end()
-            if local_rank == STORE and runs:  # What the member's end means, its channel tells.
+            group = self._group
+            runs = group and (self._spawner.is_waiting or not group.all_ended) and not group.any_failed
+            if local_rank == STORE and runs and not self._must_end():  # What the member's end means, its channel tells.
                 self._trouble = f"the workers' store on {self._spec.host} ended by {ended}"
 
     def _stop_asked(self, order: StopWorkers) -> None:

@@ -20,6 +20,8 @@ _OWN_FILES = 32
 Limits = tuple[int, int]
 """Soft and hard, as ``resource`` has them."""
 
+WHERE_TO_LOOK = "see `ulimit -u` and the container's pids limit"
+
 
 def make_room(spec: AgentSpec, nproc: int) -> Limits:
     """Raise this process's own limit of open files as far as ``nproc`` workers need it; returns what it was.

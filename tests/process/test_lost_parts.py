@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.processes import is_alive, pids_with, wait_until
+from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, start
 
 PRINT_SIGNALS = PROGRAMS / "print_signals.py"
@@ -136,6 +136,19 @@ def test_workers_run_on_without_their_forkserver_and_another_serves_the_restart(
     os.kill(int(running.wait_for(r"ready \(pid: (\d+)")[0][1]), signal.SIGKILL)
     finished = running.finish()
     assert finished.returncode == 0, finished.err
+
+
+@pytest.mark.parametrize("_try", range(4))
+def test_a_store_killed_before_any_worker_runs_ends_the_attempt(_try: int) -> None:
+    """Else they would try to reach it for as long as torch waits. The moment is short, and not met by every try."""
+    running = start("--nproc-per-node", "2", PROGRAMS / "allreduce.py", "40")
+    agent, store = running.agent_pid(), 0
+    while not store and running.process.poll() is None:
+        store = next((pid for pid in children(agent) if command_line(pid).startswith("ddplaunch store")), 0)
+    os.kill(store, signal.SIGKILL)
+    finished = running.finish(30)
+    assert_lost(finished)
+    assert "the workers' store on" in finished.err
 
 
 def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own(start_method: str) -> None:
