@@ -101,6 +101,10 @@ class Nodes:
         """
         if any(self.all[index].state == "connecting" for index in self.seats):
             return
+        for node, failure in self._unlike():
+            node.handle.end_input()
+            self.failed(node, failure)  # And all others meet.
+            return
         if len(self.seats) < self._min_nodes:
             raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
         for failure in self._failures[self._told_failures :]:
@@ -108,6 +112,16 @@ class Nodes:
         self._told_failures = len(self._failures)
         if self.place:
             self.place.invite(self.seats, self._attempts, self._send_to)
+
+    def _unlike(self) -> list[tuple[Node, HostFailure]]:
+        """Nodes whose torch is not the one that most have."""
+        told = {node.host: (node, node.facts) for node in map(self.all.__getitem__, self.seats) if node.facts}
+        if len(told) < 2:
+            return []
+        from ddplaunch.launcher.remote import judge_versions
+
+        failures = judge_versions({host: facts for host, (_, facts) in told.items() if facts})
+        return [(told[failure.host][0], failure) for failure in failures]
 
     def rendezvous_gone(self, node: Node, event: RendezvousGone) -> None:
         """A node cannot reach the others any more: they meet anew.

@@ -34,7 +34,12 @@ def hosts(config: LaunchConfig) -> tuple[str, ...]:
         return tuple(host.name for host in config.hosts)
     if config.dry_run:
         return tuple(f"node{number}" for number in range(config.max_nodes))
-    return (socket.gethostname().split(".")[0] or "localhost",)
+    return (own_name(),)
+
+
+def own_name() -> str:
+    """This machine's display name."""
+    return socket.gethostname().split(".")[0] or "localhost"
 
 
 def meeting(config: LaunchConfig, token: str) -> Meeting:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import sys
 import time
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, run_marks
 from ddplaunch.errors import LEFT_RUNNING, NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.launcher import preparation
 from ddplaunch.launcher import remains_page as page
 from ddplaunch.launcher.failures import HostFailure, failures_table
 from ddplaunch.launcher.handles import AgentConnected, Handle
@@ -197,7 +197,7 @@ def _asked(hosts: Sequence[Host], remote: Remote) -> Iterator[_Machines]:
     with contextlib.ExitStack() as stack:
         connect = _connector(hosts, remote, stack)
         stack.callback(machines.close)
-        machines.ask(socket.gethostname().split(".")[0] or "localhost", _start_here)
+        machines.ask(preparation.own_name(), _start_here)
         for host in hosts:
             machines.ask(host.name, partial(connect, host))
         yield machines

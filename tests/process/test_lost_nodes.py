@@ -94,8 +94,7 @@ def test_a_run_without_spares_ends_and_names_the_node(job: Job) -> None:
 def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")
-    [member] = [pid for pid in children(job.agents()[0]) if command_line(pid).startswith("ddplaunch member")]
-    os.kill(member, signal.SIGKILL)
+    os.kill(member(job.agents()[0]), signal.SIGKILL)
     job.running.wait_for("the nodes meet anew")
     job.running.wait_for(r"rank \d of 2 in round 1", 2)
     job.end()
@@ -112,6 +111,10 @@ def stopped(pids: Iterable[int]) -> Iterator[None]:
     for pid in held:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGCONT)
+
+
+def member(agent: int) -> int:
+    return next(pid for pid in children(agent) if command_line(pid).startswith("ddplaunch member"))
 
 
 def forkserver(agent: int) -> int:
@@ -161,8 +164,7 @@ def test_an_agent_that_is_told_to_end_before_the_nodes_have_met_ends_the_run(job
 def test_a_member_that_is_silent_does_not_keep_the_nodes_from_meeting_again(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")
-    [member] = [pid for pid in children(job.agents()[1]) if command_line(pid).startswith("ddplaunch member")]
-    os.kill(member, signal.SIGSTOP)
+    os.kill(member(job.agents()[1]), signal.SIGSTOP)
     job.running.wait_for("node0 has lost the rendezvous .node1 was silent for 5 s.; the nodes meet anew")
     job.running.wait_for(r"rank \d of 2 in round 1", 2)
     job.end()

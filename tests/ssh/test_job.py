@@ -18,7 +18,7 @@ from tests.support.runs import PROGRAMS, Finished, Running, start
 pytestmark = pytest.mark.ssh
 
 ALLREDUCE, EXIT_WITH, ROUNDS = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py", PROGRAMS / "rounds.py"
-NODE_NOT_READY, NODE_LOST = 82, 84
+NODE_NOT_READY, RENDEZVOUS, NODE_LOST = 82, 83, 84
 
 
 def job(lab: Lab, *arguments: str | Path, hosts: str = "", extra: dict[str, str] | None = None) -> Running:
@@ -56,6 +56,17 @@ def test_workers_get_the_interface_by_which_nodes_reach_each_other_and_what_is_f
         assert (environ["GLOO_SOCKET_IFNAME"], environ["MASTER_ADDR"]) == ("eth0", lab["node1"].address)
         assert (environ["NCCL_DEBUG"], environ["COLOUR"]) == ("INFO", "blue")
         assert "NCCL_SOCKET_IFNAME" not in environ
+
+
+def test_a_named_interface_is_the_one_that_workers_use(make_lab):
+    lab = make_lab(2)
+    code = "import os; print('ENV', os.environ['NCCL_SOCKET_IFNAME'], os.environ['MASTER_ADDR'])"
+    finished = job(lab, "--no-python", "--interface", "eth0", sys.executable, "-c", code).finish()
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count(f"ENV =eth0 {lab['node1'].address}") == 2
+    missing = job(lab, "--no-python", "--interface", "eth7", sys.executable, "-c", code).finish()
+    assert missing.returncode == RENDEZVOUS
+    assert re.search(r"error: --interface eth7: node\d has no address there", missing.err)
 
 
 def test_slots_give_nodes_different_worker_counts(make_lab):
