@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import queue
 import signal
@@ -39,7 +40,7 @@ class Mailbox(Generic[E]):
         """Append an event; any thread, also inside a signal handler."""
         self._queue.put(event)
 
-    def get(self, deadline: float | None = None) -> E | None:
+    def get(self, deadline: float = math.inf) -> E | None:
         """Wait for the next event; main thread only. None once ``deadline`` (``time.monotonic()``) has passed."""
         if threading.current_thread() is not threading.main_thread():
             return self._get(deadline)
@@ -51,9 +52,9 @@ class Mailbox(Generic[E]):
         finally:
             signal.set_wakeup_fd(before)
 
-    def _get(self, deadline: float | None) -> E | None:
+    def _get(self, deadline: float) -> E | None:
         while True:
-            timeout_s = None if deadline is None else max(0.0, deadline - time.monotonic())
+            timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             try:
                 event = self._queue.get(timeout=timeout_s)
             except queue.Empty:

@@ -107,13 +107,14 @@ class StopRound:
 class RoundOver:
     """All nodes have stopped, and this is the verdict of all.
 
-    ``restarts``: another round follows, join it. ``reason`` tells what ended the round where no worker's failure,
-    ``cause``, did.
+    ``restarts``: another round follows, join it. ``stopped``: somebody stopped a node, and no worker failed by
+    itself. ``reason`` tells what ended the round where no worker's failure, ``cause``, did.
     """
 
     attempt: int
     restarts: bool
     failed: bool
+    stopped: bool = False
     reason: str = ""
     cause: WorkerExit | None = None
 

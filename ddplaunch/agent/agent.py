@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.outbox import Outbox
     from ddplaunch.mailbox import Mailbox
 
-DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
+DRAIN_S, _START_S, _SLOW_IMPORT_S, _NEVER = 0.5, 30.0, 15.0, float("inf")
 
 
 class Agent:
@@ -57,7 +57,7 @@ class Agent:
         room = limits.make_room(spec, size)
         self._spawner = Spawner(spec, plan, self._placement.shared_environ, room, mailbox.post)
         self._group: WorkerGroup | None = None
-        self._last_start_s, self._stop_deadline = 0.0, float("inf")
+        self._last_start_s, self._stop_deadline = 0.0, _NEVER
         self._helpers: dict[int, int] = {}
         self._trouble = self._told_by = ""
         self._stop: StopWorkers | None = None
@@ -105,7 +105,7 @@ class Agent:
         with listener or contextlib.nullcontext():
             self._start(group, round_, listener)
         self._wait(lambda: group.all_ended or group.any_failed or self._must_end())
-        if group.any_failed or self._trouble:
+        if group.any_failed or self._trouble or self._told_by or (self._stop and not self._spec.is_led):
             self._rounds.alarm()
         self._end_workers(group)
         hanging = group.unkillable()  # Not for the sweep to reap: how a worker ends must not get lost.
@@ -172,7 +172,7 @@ class Agent:
             self._wait(lambda: group.all_ended, time.monotonic() + processes.SWEEP_S)
         self._end_helper(STORE)
         if not self._stop:
-            self._stop_deadline = float("inf")
+            self._stop_deadline = _NEVER
 
     def _end_helper(self, place: int) -> None:
         if place in self._helpers:
@@ -181,11 +181,10 @@ class Agent:
 
     # Events.
 
-    def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] | None = None) -> bool:
+    def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = _NEVER) -> bool:
         """Take events until ``done()``; False if ``deadline`` (``time.monotonic()``, may move) came first."""
         while not done():
-            limit = deadline() if callable(deadline) else deadline
-            event = self._mailbox.get(None if limit == float("inf") else limit)
+            event = self._mailbox.get(deadline() if callable(deadline) else deadline)
             if event is None:
                 return False
             self._apply(event)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 _CLOSE_S = 2.0
 _VERDICT_S = 30.0
+_NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Means:
     launcher a record.
     """
 
-    wait: Callable[[Callable[[], bool], float | None], bool]
+    wait: Callable[[Callable[[], bool], float], bool]
     must_end: Callable[[], bool]
     start_member: Callable[[list[int]], None]
     tell: Callable[[object], None]
@@ -117,14 +118,14 @@ class AgreedRounds:
 
     def _join_timeout_s(self) -> float:
         meeting = self._next_meeting or (self._member.meeting if self._member else None)
-        return meeting.join_timeout_s if meeting else float("inf")
+        return meeting.join_timeout_s if meeting else _NEVER
 
     def _enter(self, deadline: float) -> Membership | None:
         """Go to the place that is due; a led agent waits until it is told one. None where it came to nothing."""
         if self._member:
             self._member.close()
             self._member = None
-        self._means.wait(lambda: self._next_meeting is not None or self._means.must_end(), None)
+        self._means.wait(lambda: self._next_meeting is not None or self._means.must_end(), _NEVER)
         meeting, self._next_meeting = self._next_meeting, None
         if self._listener:
             self._listener.close()
@@ -151,12 +152,12 @@ class AgreedRounds:
         if over is None:
             if self._spec.is_led and self._lost and not stopped:
                 return replace(result, outcome="stopped", restarts=True, note=self._lost)
-            outcome = "failed" if self._lost else result.outcome
+            outcome = "failed" if self._lost and not stopped else result.outcome
             return replace(result, outcome=outcome, note=self.must_stop or result.note)
         if not over.restarts:
             self._take_leave()
         told_to = result.outcome == "stopped" and (stopped or over.restarts)
-        outcome = "stopped" if told_to else "failed" if over.failed else "succeeded"
+        outcome = "stopped" if told_to or over.stopped else "failed" if over.failed else "succeeded"
         note = result.note or over.reason
         return replace(result, outcome=outcome, restarts=over.restarts, note=note, cause=over.cause)
 
@@ -164,7 +165,7 @@ class AgreedRounds:
         """What all nodes agree on. The others may run on for days after this node's workers have succeeded."""
         lost_after_s = self._member.meeting.lost_after_s if self._member else 0.0
         limit_s = self._spec.shutdown_timeout_s + lost_after_s + _VERDICT_S
-        deadline = None if succeeded else time.monotonic() + limit_s
+        deadline = _NEVER if succeeded else time.monotonic() + limit_s
         ends_early = succeeded or self._spec.is_led
         self._means.wait(lambda: bool(self._over or self._lost or (ends_early and self._means.must_end())), deadline)
         if self._spec.is_led and self._means.must_end():  # The launcher, which stops all, knows why.

@@ -95,7 +95,7 @@ class _Asking:
         """Until all have answered, or cannot."""
         while waited_for := [asked for asked in self._all if not (asked.failure or is_done(asked))]:
             deadline = min(asked.deadline for asked in waited_for)
-            received = self._mailbox.get(None if deadline == float("inf") else deadline)
+            received = self._mailbox.get(deadline)
             if received:
                 now_s, event = received
                 if isinstance(event, FromNode):

@@ -165,7 +165,7 @@ class _Machines:
     def _wait(self, machines: Sequence[_Machine], is_done: Callable[[_Machine], bool]) -> None:
         while waited_for := [machine for machine in machines if not (machine.failure or is_done(machine))]:
             deadline = min(machine.deadline for machine in waited_for)
-            received = self._mailbox.get(None if deadline == float("inf") else deadline)
+            received = self._mailbox.get(deadline)
             if received:
                 _take(self._all[received[0]], received[1])
                 continue

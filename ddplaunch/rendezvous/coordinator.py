@@ -214,21 +214,22 @@ class Coordinator:
         return [*(Sent(index, over) for index in told), *closed]
 
     def _decide(self) -> RoundOver:
-        failed = any(end.failed and not self._is_by_loss(end) for end in self._ends)
         stopped = any(end.stopped for end in self._ends)
+        is_short = self._has_lost or stopped
+        failed = any(end.failed and not (is_short and _is_for_want_of_others(end)) for end in self._ends)
         hopeless = any(end.hopeless for end in self._ends)
         cause = self._cause()
+        if stopped and not failed:
+            who = next(self._hosts[end.node_index] for end in self._ends if end.stopped)
+            reason = self._reason or f"{who} was told to stop"
+            return RoundOver(self.attempt, restarts=False, failed=False, stopped=True, reason=reason)
         if stopped or not (failed or self._reason):
-            return RoundOver(self.attempt, restarts=False, failed=failed or stopped, reason=self._reason, cause=cause)
+            return RoundOver(self.attempt, restarts=False, failed=failed, reason=self._reason, cause=cause)
         if failed:
             again = self.restarts < self.max_restarts and not hopeless
             return RoundOver(self.attempt, restarts=again, failed=True, reason=self._reason, cause=cause)
         again = bool(self.expected) or self.min_nodes < self.max_nodes or "joins" in self._reason
         return RoundOver(self.attempt, restarts=again, failed=not again, reason=self._reason)
-
-    def _is_by_loss(self, end: NodeEnded) -> bool:
-        """Workers of the nodes that are left fail for want of those of a lost one: that is not a failure of theirs."""
-        return self._has_lost and end.cause is not None and verdict.is_consequence(end.cause)
 
     def _cause(self) -> WorkerExit | None:
         """The job's first failure, by the order in which the nodes' alarms came here: no two clocks are compared."""
@@ -236,6 +237,11 @@ class Coordinator:
         ends = sorted((end for end in self._ends if end.cause), key=lambda end: order.get(end.node_index, len(order)))
         causes = [end.cause for end in ends if end.cause]
         return min(causes, key=verdict.is_consequence, default=None)
+
+
+def _is_for_want_of_others(end: NodeEnded) -> bool:
+    """Where a node is lost or told to stop, workers of the others miss its workers: that is not a failure of theirs."""
+    return end.cause is not None and verdict.is_consequence(end.cause)
 
 
 def _is_bad(end: NodeEnded) -> bool:

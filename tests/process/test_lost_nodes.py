@@ -161,6 +161,27 @@ def test_an_agent_that_is_told_to_end_before_the_nodes_have_met_ends_the_run(job
     assert finished.returncode == NODE_LOST
 
 
+def test_one_agent_that_is_told_to_end_ends_the_run_and_no_rank_is_blamed(job: Job) -> None:
+    job.start("--nnodes", "2")
+    job.wait_for_world(2, "node0,node1")
+    os.kill(job.agents()[1], signal.SIGTERM)
+    finished = job.running.finish()
+    assert finished.returncode == NODE_LOST
+    assert "stopped, somebody sent SIGTERM to the agent on node1" in finished.err
+    assert (finished.report["outcome"], finished.report["first_failure"]) == ("stopped", None)
+
+
+def test_a_rendezvous_that_is_lost_while_the_run_is_stopped_changes_nothing(job: Job) -> None:
+    job.start("--nnodes", "2")
+    job.wait_for_world(2, "node0,node1")
+    with stopped([pid for agent in job.agents() for pid in children(agent) if "rounds.py" in command_line(pid)]):
+        job.running.signal(signal.SIGINT)
+        job.running.wait_for("SIGINT: stopping the workers")
+        os.kill(member(job.agents()[0]), signal.SIGKILL)
+    finished = job.running.finish()
+    assert finished.returncode == 128 + signal.SIGINT, finished.err
+
+
 def test_a_member_that_is_silent_does_not_keep_the_nodes_from_meeting_again(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")

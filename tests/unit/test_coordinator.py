@@ -164,7 +164,26 @@ def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
     started(coordinator, 0, 1)
     assert records(coordinator.receive(NodeEnded(1, 0, stopped=True)), StopRound)
     over = records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0]
-    assert (over.restarts, over.reason) == (False, "host1 was told to stop")
+    assert (over.restarts, over.stopped, over.reason) == (False, True, "host1 was told to stop")
+
+
+def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
+    coordinator = Coordinator(0, 2, 2, 3)
+    started(coordinator, 0, 1)
+    coordinator.receive(WorkerFailed(0, 0))
+    missing = NodeEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
+    over = records(ended(coordinator, missing, NodeEnded(1, 0, stopped=True)), RoundOver)[0]
+    assert over == RoundOver(0, restarts=False, failed=False, stopped=True, reason="host1 was told to stop")
+
+
+def test_a_failure_stays_one_though_somebody_stops_the_run_then():
+    coordinator = Coordinator(0, 2, 2, 3)
+    started(coordinator, 0, 1)
+    cause = exit_(0, "ValueError: no")
+    over = records(
+        ended(coordinator, NodeEnded(0, 0, failed=True, cause=cause), NodeEnded(1, 0, stopped=True)), RoundOver
+    )[0]
+    assert (over.restarts, over.failed, over.stopped, over.cause) == (False, True, False, cause)
 
 
 def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others():
