@@ -26,6 +26,7 @@ Cause = Literal[
     "torch",
     "directory",
     "script",
+    "agent",
 ]
 
 

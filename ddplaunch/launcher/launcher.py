@@ -11,7 +11,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import run_folder, run_marks, verdict
+from ddplaunch import run_folder, run_marks
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import ending, preparation, report, signals
 from ddplaunch.launcher.attempts import Attempts
@@ -20,6 +20,7 @@ from ddplaunch.launcher.failures import HostFailure
 from ddplaunch.launcher.handles import AgentConnected, FromNode, FromSweep, Node
 from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
+from ddplaunch.launcher.losses import Losses
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.signals import Signalled
 from ddplaunch.launcher.starting import injector_for, starter_for
@@ -90,6 +91,8 @@ class _Run:
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
         self._stopping = Stopping(config, self._nodes, self._injector, self._telling)
+        parts = (self._nodes, self._attempts, self._heartbeats, self._stopping)
+        self._losses = Losses(*parts, self._all_ended, self._telling.say)
         self._ready: dict[int, int] = {}
         self._told_ready = False
 
@@ -100,13 +103,13 @@ class _Run:
             while not self._nodes.are_over:
                 injection, sweep = self._injector.act(), self._nodes.sweep_deadline  # What it does may begin a beat.
                 deadline = min(self._stopping.deadline, injection, sweep, self._heartbeats.deadline)
-                event = self._mailbox.get(None if deadline == float("inf") else deadline)
+                event = self._mailbox.get(deadline)
                 if event is not None:
                     self._guarded(partial(self._apply, event))
                 else:
                     self._stopping.give_up_silent(time.monotonic())
                     self._nodes.give_up_sweeps(time.monotonic())
-                self._lose_silent()
+                self._losses.lose_silent()
         finally:
             self._nodes.close()
         self._all_ended(self._attempts.close())
@@ -118,12 +121,6 @@ class _Run:
             step()
         except LaunchError as error:
             self._stopping.fail_by(error)
-
-    def _lose_silent(self) -> None:
-        """Machines that are frozen or cut off."""
-        for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
-            node.handle.kill()
-            self._guarded(partial(self._lose, node, f"{node.host} has not answered for {preparation.LOST_AFTER_S:g} s"))
 
     # Events.
 
@@ -139,6 +136,8 @@ class _Run:
     def _heard(self, node: Node, event: object) -> None:
         self._injector.hear(node, event)
         match event:
+            case AgentEnded(left=left):
+                node.left = left
             case _ if node.state == "ended" or (node.state == "lost" and not isinstance(event, AgentLost)):
                 pass
             case AgentConnected(facts=facts):
@@ -170,12 +169,13 @@ class _Run:
                 self._nodes.rendezvous_gone(node, event)
             case AgentFailed() if self._nodes.place and self._attempts.are_decided:  # A spare that has come too late.
                 self._telling.say(event.message, 0)
+            case AgentFailed() if self._nodes.can_do_without(node) and not self._is_ending:
+                self._nodes.failed(node, HostFailure(node.host, "agent", event.message, event.hint))
+                self._all_ended(self._attempts.lost(node.index))
             case AgentFailed():
                 self._stopping.fail(event)
-            case AgentEnded(left=left):
-                node.left = left
             case AgentLost():
-                self._agent_gone(node)
+                self._losses.gone(node)
 
     def _tell_ready(self) -> None:
         """Once: nodes that come later take the place of lost ones."""
@@ -187,35 +187,9 @@ class _Run:
 
     def _all_ended(self, results: Iterable[AttemptResult]) -> None:
         for result in results:
-            self._telling.attempt_ended(result, self._attempts.restarts)
+            self._telling.attempt_ended(result, self._attempts.restarts, goes_on=not self._stopping.is_on)
 
     # The end.
-
-    def _agent_gone(self, node: Node) -> None:
-        """The channel has ended: as it should after the agent's last record, else the node is lost."""
-        if node.state == "lost":  # It was silent before.
-            return
-        returncode = node.handle.close()
-        if node.left is not None:
-            self._all_ended(self._attempts.lost(node.index))
-            node.state = "ended"
-            if self._nodes.place and not self._stopping.is_on:
-                self._stopping.follow()
-        elif returncode is None:
-            self._lose(node, f"the connection to {node.host} has ended")
-        else:
-            self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
-
-    def _lose(self, node: Node, why: str) -> None:
-        may_go_on = not self._is_ending
-        is_needed = not (self._nodes.place and (self._stopping.follows or self._attempts.are_decided))
-        self._all_ended(self._attempts.lost(node.index))
-        try:
-            self._nodes.lost(node, why, may_go_on=may_go_on)
-        except LaunchError:
-            if is_needed and not self._stopping.has_killed:
-                raise
-            self._telling.say(why, 1 if self._stopping.has_killed else -1)  # Killed by us: that is told already.
 
     @property
     def _is_ending(self) -> bool:

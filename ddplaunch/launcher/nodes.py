@@ -143,6 +143,11 @@ class Nodes:
 
     # Who is lost.
 
+    def can_do_without(self, node: Node) -> bool:
+        """This node takes part, and enough others would be left, spares included."""
+        spares = len(self._starter.hosts) - len(self.all)
+        return bool(self.place) and node.index in self.seats and len(self.seats) - 1 + spares >= self._min_nodes
+
     def failed(self, node: Node, failure: HostFailure) -> None:
         """A host cannot be used.
 
@@ -164,8 +169,7 @@ class Nodes:
         node.sweep_deadline = time.monotonic() + SWEEP_S
         if node.index not in self.seats:
             return
-        spares = len(self._starter.hosts) - len(self.all)
-        if self.place is None or not may_go_on or len(self.seats) - 1 + spares < self._min_nodes:
+        if not may_go_on or not self.can_do_without(node):
             self.seats.remove(node.index)
             if self.place and self.seats:
                 self.place.left(node.index, self.seats, self._send_to)

@@ -63,11 +63,16 @@ class Telling:
         where = f"logs in {self._folder}" if self._folder else "no logs are kept"
         self.say(f"{workers} on {on}, {where}", 0)
 
-    def attempt_ended(self, result: AttemptResult, restarts: int) -> None:
-        """An attempt is over; ``restarts`` counts the failed ones that are tried again, with this one."""
+    def attempt_ended(self, result: AttemptResult, restarts: int, *, goes_on: bool) -> None:
+        """An attempt is over; ``restarts`` counts the failed ones that are tried again, with this one.
+
+        Its nodes cannot know that the run is ended meanwhile: then it ``goes_on`` no more.
+        """
         if self._config.events == "console":
             for line in events.worker_events(self._run_id, self._config.role, result):
                 self._console.say(line)
+        if not goes_on:
+            return
         if is_tried_again(result):
             self.say(f"{report.attempt_line(result)}; restart {restarts} of {self._config.max_restarts}", 0)
         elif result.restarts:

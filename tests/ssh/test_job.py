@@ -69,6 +69,17 @@ def test_a_named_interface_is_the_one_that_workers_use(make_lab):
     assert re.search(r"error: --interface eth7: node\d has no address there", missing.err)
 
 
+def test_a_node_that_fails_by_itself_is_left_out_of_an_elastic_run(make_lab):
+    lab = make_lab(3)
+    lab.nodes[1].run(["sh", "-c", "ip link set eth0 down && ip link set eth0 name eth7 && ip link set eth7 up"])
+    code = "import os; print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'])"
+    program = ("--no-python", "--interface", "eth0", sys.executable, "-c", code)
+    finished = job(lab, "--nnodes", "2:3", *program, hosts="node1,node2,node3").finish()
+    assert finished.returncode == 0, finished.err
+    assert "node2 cannot be used: --interface eth0: node2 has no address there; the job does without it" in finished.err
+    assert set(finished.out.splitlines()) == {"[node1:0] rank 0 of 2", "[node3:1] rank 1 of 2"}
+
+
 def test_slots_give_nodes_different_worker_counts(make_lab):
     lab = make_lab(2, node1=NodeOptions(resolves=False), node2=NodeOptions(resolves=False))
     finished = job(lab, ALLREDUCE, "40", hosts="node1:slots=1,node2:slots=3").finish()

@@ -1,0 +1,74 @@
+"""Which agents are gone: as they should be after their last record, or lost with their node. Main thread only."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch import verdict
+from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.preparation import LOST_AFTER_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from ddplaunch.launcher.attempts import Attempts
+    from ddplaunch.launcher.handles import Node
+    from ddplaunch.launcher.heartbeats import Heartbeats
+    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.stopping import Stopping
+    from ddplaunch.model import AttemptResult
+
+
+class Losses:
+    """Sees that a lost node is replaced, done without, or ends the run."""
+
+    def __init__(
+        self,
+        nodes: Nodes,
+        attempts: Attempts,
+        heartbeats: Heartbeats,
+        stopping: Stopping,
+        all_ended: Callable[[Iterable[AttemptResult]], None],
+        say: Callable[[str, int], None],
+    ) -> None:
+        """``all_ended`` hears of the attempts that a loss completes."""
+        self._nodes = nodes
+        self._attempts = attempts
+        self._heartbeats = heartbeats
+        self._stopping = stopping
+        self._all_ended = all_ended
+        self._say = say
+
+    def lose_silent(self) -> None:
+        """Machines that are frozen or cut off."""
+        for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
+            node.handle.kill()
+            self._lose(node, f"{node.host} has not answered for {LOST_AFTER_S:g} s")
+
+    def gone(self, node: Node) -> None:
+        """The channel has ended: as it should after the agent's last record, else the node is lost."""
+        if node.state == "lost":  # It was silent before.
+            return
+        returncode = node.handle.close()
+        if node.left is not None:
+            self._all_ended(self._attempts.lost(node.index))
+            node.state = "ended"
+            if self._nodes.place and not self._stopping.is_on:
+                self._stopping.follow()
+        elif returncode is None:
+            self._lose(node, f"the connection to {node.host} has ended")
+        else:
+            self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
+
+    def _lose(self, node: Node, why: str) -> None:
+        decided = self._attempts.are_decided
+        is_needed = not (self._nodes.place and (self._stopping.follows or decided))
+        try:
+            self._nodes.lost(node, why, may_go_on=not (self._stopping.is_on or decided))
+        except LaunchError as error:
+            if is_needed and not self._stopping.has_killed:
+                self._stopping.fail_by(error)
+            else:
+                self._say(why, 1 if self._stopping.has_killed else -1)  # Killed by us: that is told already.
+        self._all_ended(self._attempts.lost(node.index))
