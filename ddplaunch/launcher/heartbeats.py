@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher import signals
 from ddplaunch.records import Ping
 
 if TYPE_CHECKING:
@@ -12,6 +13,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.handles import Node
 
 BEAT_S = 1.0
+_TOLD_S = 3.0
+_SUSPENDED_S = 24 * 3600.0
+"""How long agents go on without a launcher that has said that it will be stopped (Ctrl-Z)."""
 
 
 class Heartbeats:
@@ -26,18 +30,37 @@ class Heartbeats:
         self.deadline = float("inf")
         self._lost_after_s = lost_after_s
         self._heard: dict[int, float] = {}
+        self._unanswered: dict[int, int] = {}
+        self._suspends_by: float | None = None
 
     def begin(self, node: Node, now: float) -> None:
         """Ask this one from now on."""
         self._heard[node.index] = now
+        self._unanswered[node.index] = 0
         self.deadline = min(self.deadline, now)
 
     def heard(self, node: Node, now: float) -> None:
         """It has answered."""
         self._heard[node.index] = now
+        self._unanswered[node.index] -= 1
+
+    def suspend(self, now: float, nodes: Sequence[Node]) -> None:
+        """The user wants this process stopped for a while: ``beat`` does it, once all agents know that."""
+        self._suspends_by = now + _TOLD_S
+        self._ask(nodes, _SUSPENDED_S)
+        self.deadline = self._suspends_by
 
     def beat(self, now: float, nodes: Sequence[Node]) -> list[Node]:
-        """Ask all of ``nodes`` that are asked at all; returns those that have not answered for too long."""
+        """Ask all of ``nodes`` that are asked at all; returns those that have not answered for too long.
+
+        To be called after every event, and at ``deadline``.
+        """
+        if self._suspends_by is not None:
+            if now < self._suspends_by and any(self._unanswered.get(node.index) for node in nodes):
+                return []
+            self._suspends_by, self.deadline = None, now
+            signals.suspend()
+            return []
         if now < self.deadline:
             return []
         asked = [node for node in nodes if node.index in self._heard]
@@ -46,6 +69,10 @@ class Heartbeats:
         if was_stopped:
             self._heard.update((node.index, now) for node in asked)
         self.deadline = now + BEAT_S if asked else float("inf")
-        for node in asked:
-            node.handle.send(Ping(self._lost_after_s))
+        self._ask(asked, self._lost_after_s)
         return [node for node in asked if now - self._heard[node.index] > self._lost_after_s]
+
+    def _ask(self, nodes: Sequence[Node], lost_after_s: float) -> None:
+        for node in nodes:
+            self._unanswered[node.index] = self._unanswered.get(node.index, 0) + 1
+            node.handle.send(Ping(lost_after_s))

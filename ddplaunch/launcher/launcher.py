@@ -7,6 +7,7 @@ thread owns all state; its only wait is ``mailbox.get``.
 from __future__ import annotations
 
 import os
+import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -58,7 +59,8 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
         LaunchError: the job could not be started, or an agent was lost.
     """
     mailbox: Mailbox[object] = Mailbox()
-    with signals.posted((*config.signals, *_PASSED_ON), mailbox.post):
+    suspends = ("SIGTSTP",) if config.hosts and not config.dry_run else ()
+    with signals.posted((*config.signals, *_PASSED_ON, *suspends), mailbox.post):
         run = _Run(config, mailbox, stdout_fd)
         with run_marks.badge(run.mark):
             return run.run()
@@ -126,6 +128,8 @@ class _Run:
 
     def _apply(self, event: object) -> None:
         match event:
+            case Signalled(signum=signal.SIGTSTP):
+                self._heartbeats.suspend(time.monotonic(), self._nodes.running)
             case Signalled(signum=signum):
                 self._stopping.signalled(signum)
             case FromNode(index=index, event=record):

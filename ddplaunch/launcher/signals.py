@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from dataclasses import dataclass
@@ -40,3 +41,13 @@ def posted(names: Iterable[str], post: Callable[[object], None]) -> Iterator[Non
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def suspend() -> None:
+    """Do what SIGTSTP does by default, though it is handled; returns when this process is continued.
+
+    Not SIGSTOP: the kernel stops nobody by SIGTSTP whom no shell could continue (an orphaned process group).
+    """
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)
