@@ -8,41 +8,33 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import run_folder
-from ddplaunch.launcher import preparation
+from ddplaunch.launcher import asking, preparation
+from ddplaunch.launcher.asking import Asked
 from ddplaunch.launcher.check_page import CheckedNode
 from ddplaunch.launcher.console import Console
-from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, FromNode, Handle
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import FromNode
 from ddplaunch.launcher.starting import starter_for
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.node_check import Listening, LookAtNode, NodeLook, NodesReached, ReachNodes, TellTime, TimeTold
-from ddplaunch.records import AgentFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.failures import HostFailure
 
 _MAX_OTHERS = 63
 """How many each node connects to, beside the first: all of all would be too many for large jobs."""
 
-_ANSWER_S = 30.0
-"""The longest that a look-up in the DNS and all tries to reach a node take is less."""
-
 
 @dataclass
-class _Asked:
-    """A node that is asked. ``deadline``: for its next answer; while it is connected to, its handle knows better."""
+class _Asked(Asked):
+    """A node and what is known of it."""
 
-    name: str
-    handle: Handle
     node: CheckedNode | None = None
     is_told: bool = False
     is_reached: bool = False
     asked_s: float = 0.0
-    failure: HostFailure | None = None
-    deadline: float = float("inf")
 
 
 def look(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]]:
@@ -51,15 +43,15 @@ def look(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]]:
     Raises:
         LaunchError: this machine has no room for it.
     """
-    with contextlib.closing(_Asking(config)) as asking:
-        asking.ask(LookAtNode(len(config.hosts) > 1, config.local_addr, config.interface))
-        asking.wait(lambda asked: asked.is_told)
-        asking.reach()
-        asking.wait(lambda asked: asked.is_reached)
-        return asking.nodes(), asking.failures()
+    with contextlib.closing(_Nodes(config)) as nodes:
+        nodes.ask(LookAtNode(len(config.hosts) > 1, config.local_addr, config.interface))
+        nodes.wait(lambda asked: asked.is_told)
+        nodes.reach()
+        nodes.wait(lambda asked: asked.is_reached)
+        return nodes.checked(), nodes.failures()
 
 
-class _Asking:
+class _Nodes:
     """All nodes that are asked, whose agents are started as a run's; an event comes with the launcher's time."""
 
     def __init__(self, config: LaunchConfig) -> None:
@@ -88,24 +80,20 @@ class _Asking:
             ring = (there[(place + step) % len(there)] for step in range(1, min(len(there), _MAX_OTHERS + 1)))
             others = {node.host: node for node in (there[0], *ring) if node.host != asked.name}
             asked.is_reached = not others
-            asked.deadline = time.monotonic() + _ANSWER_S
+            asked.deadline = time.monotonic() + asking.ANSWER_S
             asked.handle.send(ReachNodes(tuple(others.values())))
 
     def wait(self, is_done: Callable[[_Asked], bool]) -> None:
         """Until all have answered, or cannot."""
-        while waited_for := [asked for asked in self._all if not (asked.failure or is_done(asked))]:
-            deadline = min(asked.deadline for asked in waited_for)
-            received = self._mailbox.get(deadline)
-            if received:
-                now_s, event = received
-                if isinstance(event, FromNode):
-                    _take(self._all[event.index], now_s, event.event)
-                continue
-            for asked in waited_for:
-                if time.monotonic() >= asked.deadline:
-                    asked.failure = HostFailure(asked.name, "timeout", "did not answer in time")
+        asking.wait(lambda: [asked for asked in self._all if not (asked.failure or is_done(asked))], self._take_next)
 
-    def nodes(self) -> list[CheckedNode]:
+    def _take_next(self, deadline: float) -> bool:
+        received = self._mailbox.get(deadline)
+        if received and isinstance(received[1], FromNode):
+            _take(self._all[received[1].index], received[0], received[1].event)
+        return received is not None
+
+    def checked(self) -> list[CheckedNode]:
         """Those that have answered."""
         return [asked.node for asked in self._all if asked.node and not asked.failure]
 
@@ -115,23 +103,12 @@ class _Asking:
 
     def close(self) -> None:
         """End all agents."""
-        for asked in self._all:
-            asked.handle.end_input()
-        for asked in self._all:
-            asked.handle.close()
+        asking.close(self._all)
         self._starter.close()
 
 
 def _take(asked: _Asked, now_s: float, event: object) -> None:
     match event:
-        case AgentConnected():
-            asked.deadline = time.monotonic() + _ANSWER_S
-        case HostFailure():
-            asked.failure = event
-        case AgentFailed(message=message, hint=hint):
-            asked.failure = HostFailure(asked.name, "start", message, hint)
-        case AgentLost():
-            asked.failure = asked.failure or HostFailure(asked.name, "start", "the connection has ended")
         case NodeLook():
             asked.node = CheckedNode(host=asked.name, look=event)
             asked.asked_s = time.time()
@@ -143,3 +120,5 @@ def _take(asked: _Asked, now_s: float, event: object) -> None:
         case NodesReached(failed=failed) if asked.node:
             asked.node = replace(asked.node, unreached=failed)
             asked.is_reached = True
+        case _:
+            asked.hear(event)

@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, run_marks
 from ddplaunch.errors import LEFT_RUNNING, NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.launcher import preparation
+from ddplaunch.launcher import asking, preparation
 from ddplaunch.launcher import remains_page as page
-from ddplaunch.launcher.failures import HostFailure, failures_table
-from ddplaunch.launcher.handles import AgentConnected, Handle
+from ddplaunch.launcher.asking import Asked
+from ddplaunch.launcher.failures import failures_table
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost, LocalHandle
 from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.records import AgentEnded, AgentFailed
+from ddplaunch.records import AgentEnded
 from ddplaunch.remains import EndRun, ListRuns, RunsFound
 
 if TYPE_CHECKING:
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import Remote
     from ddplaunch.hosts import Host
+    from ddplaunch.launcher.handles import Handle
 
 Post = Callable[[object], None]
 
-_ANSWER_S = 30.0
 _END_S = 30.0
 """What an agent may take beyond the grace; its own limits add up to less."""
 
@@ -43,20 +43,11 @@ MAX_GRACE_S = 600.0
 
 
 @dataclass
-class _Machine:
-    """One that is asked.
+class _Machine(Asked):
+    """One that is asked. ``left``: pids that could not be ended; None as long as nobody knows."""
 
-    Attributes:
-        left: pids that could not be ended; None as long as nobody knows.
-        deadline: for its next answer; of a host that is being connected to, its handle says when that takes too long.
-    """
-
-    name: str
-    handle: Handle
     found: RunsFound | None = None
     left: tuple[int, ...] | None = None
-    failure: HostFailure | None = None
-    deadline: float = float("inf")
 
 
 def ps(hosts: Sequence[Host], remote: Remote, show: Callable[[str], None], say: Callable[[str], None]) -> None:
@@ -157,37 +148,29 @@ class _Machines:
 
     def close(self) -> None:
         """End all agents."""
-        for machine in self._all:
-            machine.handle.end_input()
-        for machine in self._all:
-            machine.handle.close()
+        asking.close(self._all)
 
     def _wait(self, machines: Sequence[_Machine], is_done: Callable[[_Machine], bool]) -> None:
-        while waited_for := [machine for machine in machines if not (machine.failure or is_done(machine))]:
-            deadline = min(machine.deadline for machine in waited_for)
-            received = self._mailbox.get(deadline)
-            if received:
-                _take(self._all[received[0]], received[1])
-                continue
-            for machine in waited_for:
-                if time.monotonic() >= machine.deadline:
-                    machine.failure = HostFailure(machine.name, "timeout", "did not answer in time")
+        late = lambda: [machine for machine in machines if not (machine.failure or is_done(machine))]  # noqa: E731
+        asking.wait(late, self._take_next)
+
+    def _take_next(self, deadline: float) -> bool:
+        received = self._mailbox.get(deadline)
+        if received:
+            _take(self._all[received[0]], received[1])
+        return received is not None
 
 
 def _take(machine: _Machine, event: object) -> None:
     match event:
-        case AgentConnected():
-            machine.deadline = time.monotonic() + _ANSWER_S
-        case HostFailure():
-            machine.failure = event
         case RunsFound():
             machine.found = event
-        case AgentFailed(message=message, hint=hint):
-            machine.failure = HostFailure(machine.name, "start", message, hint)
         case AgentEnded(left=left):
             machine.left = left
-        case AgentLost() if machine.found is None or machine.left is None:
-            machine.failure = machine.failure or HostFailure(machine.name, "start", "the connection has ended")
+        case AgentLost() if machine.found and machine.left is not None:
+            pass  # As it should be.
+        case _:
+            machine.hear(event)
 
 
 @contextlib.contextmanager
