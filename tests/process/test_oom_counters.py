@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import errno
 import json
-import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING
 
 import pytest
 
 import ddplaunch
 from ddplaunch.agent.oom import OomCounters, blames
+from tests.support.cgroups import limited_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,59 +33,11 @@ print(json.dumps([returncode, asdict(before), asdict(OomCounters.read())]))
 """
 
 
-def cannot_run(reason: str) -> NoReturn:
-    """Skip on a laptop; fail where everything must run."""
-    if os.environ.get("CI") == "true":
-        pytest.fail(reason)
-    pytest.skip(reason)
-
-
-def make_cgroup_v1(folder: Path) -> None:
-    folder.mkdir()
-    (folder / "memory.limit_in_bytes").write_text(str(LIMIT_BYTES))
-    # Not there without swap accounting.
-    with contextlib.suppress(OSError):
-        (folder / "memory.memsw.limit_in_bytes").write_text(str(LIMIT_BYTES))
-
-
-def make_cgroup_v2(folder: Path) -> None:
-    if "memory" not in (folder.parent / "cgroup.subtree_control").read_text().split():
-        (folder.parent / "cgroup.subtree_control").write_text("+memory")
-    folder.mkdir()
-    (folder / "memory.max").write_text(str(LIMIT_BYTES))
-    with contextlib.suppress(OSError):
-        (folder / "memory.swap.max").write_text("0")
-
-
-def remove_cgroup(folder: Path, timeout_s: float = 10) -> None:
-    """Kill what is in it and remove it; a cgroup stays busy until its dead are reaped."""
-    deadline = time.monotonic() + timeout_s
-    while folder.exists():
-        for pid in map(int, (folder / "cgroup.procs").read_text().split()):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        try:
-            folder.rmdir()
-        except OSError as error:
-            if error.errno != errno.EBUSY or time.monotonic() > deadline:
-                raise
-            time.sleep(0.01)
-
-
 @pytest.fixture
 def limited_cgroup() -> Iterator[Path]:
     """A memory cgroup of its own with room for two interpreters and not for ``GREEDY``."""
-    mount = Path("/sys/fs/cgroup")
-    is_v1 = (mount / "memory/memory.limit_in_bytes").exists()
-    folder = (mount / "memory" if is_v1 else mount) / f"ddplaunch-test-{os.getpid()}"
-    try:
-        try:
-            (make_cgroup_v1 if is_v1 else make_cgroup_v2)(folder)
-        except OSError as error:
-            cannot_run(f"no memory cgroup can be made here: {error}")
+    with limited_memory(LIMIT_BYTES) as folder:
         yield folder
-    finally:
-        remove_cgroup(folder)
 
 
 def run_in(cgroup: Path, source: str) -> tuple[int, OomCounters, OomCounters]:

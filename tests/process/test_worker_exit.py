@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cgroups import inside, limited
+from tests.support.cgroups import inside, limited_memory
 from tests.support.runs import PROGRAMS, Finished, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
@@ -143,8 +143,7 @@ def test_a_script_that_cannot_be_parsed_is_not_tried_again(start_method: str, tm
 
 
 def test_a_worker_killed_for_memory_is_named_as_such() -> None:
-    limits = {"limit_in_bytes": 600 << 20, "memsw.limit_in_bytes": 600 << 20, "max": 600 << 20, "swap.max": 0}
-    with limited("memory", **limits) as folder:
+    with limited_memory(600 << 20) as folder:
         options = ("--start-method", "spawn", "--nproc-per-node", "2")
         finished = run(*options, PROGRAMS / "eat_memory.py", under=inside(folder))
     assert finished.returncode == 137, finished.err
