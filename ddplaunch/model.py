@@ -12,6 +12,7 @@ from ddplaunch.config import Entry, Meeting, NumaBinding, Rehearsal, StartMethod
 from ddplaunch.task import Task
 
 StreamName = Literal["stdout", "stderr"]
+Certainty = Literal["no", "perhaps", "yes"]
 Outcome = Literal["succeeded", "failed", "stopped"]
 
 
@@ -128,7 +129,8 @@ class WorkerExit:
         returncode: as ``subprocess``: the exit code, or minus the signal's number.
         stopped: it ran until it was told to stop and had raised nothing before; not a failure of its own.
         time_s: when it failed: its exception's time where it left one, else its exit's.
-        out_of_memory: SIGKILL while the kernel counted an out-of-memory kill.
+        out_of_memory: SIGKILL by the kernel, for memory; ``perhaps`` if it is only known that it killed something on
+            the machine meanwhile.
         tail: its last lines, stderr's if it wrote any.
         log_dir: folder of its files; None where none were kept.
     """
@@ -142,7 +144,7 @@ class WorkerExit:
     time_s: float
     duration_s: float
     error: WorkerError | None = None
-    out_of_memory: bool = False
+    out_of_memory: Certainty = "no"
     tail: tuple[str, ...] = ()
     log_dir: str | None = None
 

@@ -20,6 +20,12 @@ _SAYS_PEER_IS_GONE = re.compile(
 """What gloo, NCCL and TCPStore say in a rank whose *peer* died. The dying rank's sockets close before its exit can be
 seen, so such an error may well be dated before the failure that caused it."""
 
+KILLED_FOR_MEMORY = {
+    "yes": "killed by the kernel for memory (out of memory)",
+    "perhaps": "perhaps by the kernel for memory: it killed something on this machine meanwhile",
+}
+"""What a SIGKILL is called, by ``WorkerExit.out_of_memory``."""
+
 _HOPELESS = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
 
 

@@ -112,8 +112,8 @@ class Agent:
         self._unkillable = (*hanging, *self._spawner.sweep(frozenset((*hanging, *self._helpers.values()))))
         out_of_memory = blames(counters, OomCounters.read())
         exits = group.finish(time.monotonic() + DRAIN_S, out_of_memory, bool(self._stop))
-        if out_of_memory and self._trouble.endswith("SIGKILL"):
-            self._trouble += ", killed by the kernel for memory"
+        if out_of_memory != "no" and self._trouble.endswith("SIGKILL"):
+            self._trouble += f", {verdict.KILLED_FOR_MEMORY[out_of_memory]}"
         if self._unkillable:
             self._trouble = f"pids {', '.join(map(str, self._unkillable))} on {self._spec.host} cannot be ended"
         note = self._trouble or self._told_by or verdict.why_hopeless(verdict.first_failure(exits))

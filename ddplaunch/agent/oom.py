@@ -8,6 +8,10 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.model import Certainty
 
 
 @dataclass(frozen=True)
@@ -34,9 +38,14 @@ class OomCounters:
         return cls(machine=_oom_kill(_text(base / "proc/vmstat")), cgroup=_cgroup_kills(base))
 
 
-def blames(before: OomCounters, after: OomCounters) -> bool:
-    """Whether the kernel killed anything for memory between the two readings, ours or not."""
-    return after.machine > before.machine or after.cgroup > before.cgroup
+def blames(before: OomCounters, after: OomCounters) -> Certainty:
+    """Whether a SIGKILL between the two readings was the kernel's, for memory.
+
+    A kill in our cgroup was one of ours; one somewhere on the machine need not have been.
+    """
+    if after.cgroup > before.cgroup:
+        return "yes"
+    return "perhaps" if after.machine > before.machine else "no"
 
 
 def _cgroup_kills(base: Path) -> int:

@@ -15,7 +15,7 @@ from ddplaunch.agent import error_file, inflicted, processes
 from ddplaunch.agent.exits import cut, last_lines
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.harm import Inflict, Inflicted
-from ddplaunch.model import AgentSpec, Round, StreamName, WorkerError, WorkerExit
+from ddplaunch.model import AgentSpec, Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.records import AttemptStarted, Notice, Output
 
 if TYPE_CHECKING:
@@ -192,10 +192,10 @@ class WorkerGroup:
         """Pids that SIGKILL has not ended."""
         return tuple(worker.pid for worker in self.workers if worker.runs)
 
-    def finish(self, deadline: float, out_of_memory: bool, asked: bool) -> tuple[WorkerExit, ...]:
+    def finish(self, deadline: float, out_of_memory: Certainty, asked: bool) -> tuple[WorkerExit, ...]:
         """Drain the pumps until ``deadline``, close the files, and tell how each worker ended, by local rank.
 
-        ``out_of_memory``: the kernel has killed for memory meanwhile; ``asked``: somebody wanted the job to stop.
+        ``out_of_memory``: SIGKILL was the kernel's, for memory; ``asked``: somebody wanted the job to stop.
         """
         for pump in (pump for worker in self.workers for pump in worker.pumps):
             pump.join(deadline)
@@ -203,11 +203,12 @@ class WorkerGroup:
             copy.close()
         return cut([self._exit(worker, out_of_memory, asked) for worker in self.workers if worker.pid])
 
-    def _exit(self, worker: Worker, out_of_memory: bool, asked: bool) -> WorkerExit:
+    def _exit(self, worker: Worker, out_of_memory: Certainty, asked: bool) -> WorkerExit:
         error = error_file.read(worker.error_file) if worker.error_file else None
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
         stopped = self._was_stopped(worker, ended_time_s, error, asked)
+        is_from_outside = returncode == -signal.SIGKILL and signal.SIGKILL not in worker.told
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
         return WorkerExit(
             rank=worker.rank,
@@ -219,7 +220,7 @@ class WorkerGroup:
             time_s=error.time_s if error and error.time_s else ended_time_s,
             duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
             error=error,
-            out_of_memory=out_of_memory and returncode == -signal.SIGKILL and signal.SIGKILL not in worker.told,
+            out_of_memory=out_of_memory if is_from_outside else "no",
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_dir=str(worker.log_dir) if worker.log_dir and worker.pumps else None,
         )

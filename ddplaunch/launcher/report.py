@@ -81,8 +81,8 @@ def _clock(time_s: float) -> str:
 
 def how(exit_: WorkerExit) -> str:
     """How a worker ended, in words: its exit code, or its signal and what that usually means."""
-    if exit_.out_of_memory:
-        return "SIGKILL, killed by the kernel for memory (out of memory)"
+    if exit_.out_of_memory != "no":
+        return f"SIGKILL, {verdict.KILLED_FOR_MEMORY[exit_.out_of_memory]}"
     return verdict.describe(exit_.returncode)
 
 
@@ -167,7 +167,9 @@ def _places(result: RunResult, first: WorkerExit | None) -> list[str]:
 def _hints(first: WorkerExit | None) -> list[str]:
     if first is None:
         return []
-    if first.out_of_memory:
+    if first.out_of_memory == "perhaps":
+        return ["If it was the kernel, `dmesg` names the process; else it was somebody's kill or a job scheduler."]
+    if first.out_of_memory == "yes":
         return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
     text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
     found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]

@@ -59,8 +59,8 @@ def test_a_kill_for_memory_raises_the_machines_and_the_cgroups_counter(limited_c
     assert returncode == -signal.SIGKILL
     assert after.machine > before.machine
     assert after.cgroup == before.cgroup + 1
-    assert blames(before, after)
-    assert blames(outside, OomCounters.read()), "the kill must be seen from outside the victim's cgroup too"
+    assert blames(before, after) == "yes"
+    assert blames(outside, OomCounters.read()) == "perhaps", "the kill must be seen from outside the cgroup too"
 
 
 def test_a_kill_by_someone_else_is_not_blamed_on_memory(limited_cgroup: Path) -> None:

@@ -111,9 +111,15 @@ def test_a_message_without_a_traceback_is_shown_with_the_last_lines() -> None:
 
 
 def test_a_kill_for_memory_is_named_as_such() -> None:
-    text = page(ended(0, -9, out_of_memory=True))
+    text = page(ended(0, -9, out_of_memory="yes"))
     assert "SIGKILL, killed by the kernel for memory (out of memory)" in text
     assert "hint:     Use less memory per worker" in text
+
+
+def test_a_kill_that_may_have_been_for_memory_is_not_said_to_have_been() -> None:
+    text = page(ended(0, -9, out_of_memory="perhaps"))
+    assert "SIGKILL, perhaps by the kernel for memory" in text
+    assert "hint:     If it was the kernel, `dmesg`" in text
 
 
 def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() -> None:
