@@ -132,7 +132,7 @@ class WorkerExit:
         out_of_memory: SIGKILL by the kernel, for memory; ``perhaps`` if it is only known that it killed something on
             the machine meanwhile.
         tail: its last lines, stderr's if it wrote any.
-        log_dir: folder of its files; None where none were kept.
+        log_file: of its files the one to look at first; None where none were kept.
     """
 
     rank: int
@@ -146,7 +146,7 @@ class WorkerExit:
     error: WorkerError | None = None
     out_of_memory: Certainty = "no"
     tail: tuple[str, ...] = ()
-    log_dir: str | None = None
+    log_file: str | None = None
 
 
 @dataclass(frozen=True)
@@ -183,6 +183,7 @@ class RunResult:
         run_dir: the run's folder with logs, report.txt and report.json; None where none was kept.
         signal: name of the signal that stopped the run, or None.
         left: pids that could not be ended; empty is the promise.
+        unasked: hosts of lost nodes that could not be asked what is left there.
     """
 
     run_id: str
@@ -194,4 +195,5 @@ class RunResult:
     signal: str | None = None
     run_dir: str | None = None
     left: tuple[int, ...] = ()
+    unasked: tuple[str, ...] = ()
     injections: tuple[Injected, ...] = ()

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 from ddplaunch import verdict
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
 
     from ddplaunch.model import StreamName, WorkerExit
 
@@ -35,6 +36,11 @@ def cut(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
             left -= min(chars, left)
             kept[exit_.rank] = exit_
     return tuple(kept[exit_.rank] for exit_ in exits)
+
+
+def log_to_read(folder: Path | None, logged: Collection[StreamName]) -> str | None:
+    """The file to look at first; None where none is kept."""
+    return f"{folder}/{'stderr' if 'stderr' in logged else 'stdout'}.log" if folder and logged else None
 
 
 def last_lines(tails: Mapping[StreamName, bytes], *, is_needed: bool) -> tuple[str, ...]:

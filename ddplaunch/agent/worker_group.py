@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import error_file, inflicted, processes
-from ddplaunch.agent.exits import cut, last_lines
+from ddplaunch.agent.exits import cut, last_lines, log_to_read
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, Certainty, Round, StreamName, WorkerError, WorkerExit
@@ -222,7 +222,7 @@ class WorkerGroup:
             error=error,
             out_of_memory=out_of_memory if is_from_outside else "no",
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
-            log_dir=str(worker.log_dir) if worker.log_dir and worker.pumps else None,
+            log_file=log_to_read(worker.log_dir, tails),
         )
 
     def _was_stopped(self, worker: Worker, ended_time_s: float, error: WorkerError | None, asked: bool) -> bool:

@@ -22,13 +22,14 @@ def result(
     failed: AgentFailed | None,
     signals: Sequence[int],
     left: tuple[int, ...],
+    unasked: tuple[str, ...],
     duration_s: float,
     run_dir: str | None,
     accounts: Callable[[RunResult], tuple[Injected, ...]],
 ) -> RunResult:
     """The verdict. ``failed`` is trouble that ended the run, ``signals`` those that asked for its end, in order.
 
-    ``accounts`` tells what became of the injections.
+    ``left`` and ``unasked`` are the result's; ``accounts`` tells what became of the injections.
     """
     last = attempts[-1] if attempts else None
     is_over = last is not None and not last.restarts
@@ -47,6 +48,7 @@ def result(
         signal=signal.Signals(signals[0]).name if signals else None,
         run_dir=run_dir,
         left=left,
+        unasked=unasked,
     )
     return replace(ended, injections=accounts(ended))
 

@@ -159,7 +159,7 @@ class _Run:
                 if self._nodes.place:
                     self._nodes.place.round_formed()
                 if is_first:
-                    self._telling.say(f"{report.ranks(range(event.world_size))} run, attempt {attempt + 1}", 1)
+                    self._telling.say(f"{report.ranks(range(event.world_size))} run, attempt {attempt}", 1)
             case AttemptEnded(result=result):
                 self._all_ended(self._attempts.over(node.index, result, self._nodes.seats))
             case Pong():
@@ -201,24 +201,23 @@ class _Run:
         return self._stopping.is_on or self._attempts.are_decided
 
     def _finish(self) -> RunResult:
+        lost = self._nodes.lost_ones
         result = ending.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
             failed=self._stopping.failed,
             signals=self._stopping.signals,
             left=self._nodes.left,
+            unasked=tuple(node.host for node in lost if node.left is None),
             duration_s=time.monotonic() - self._started_s,
             run_dir=str(self._folder) if self._folder else None,
             accounts=self._injector.accounts,
         )
         interrupted = partial(self._more_signals, len(self._stopping.signals))
-        if not self._stopping.failed:
-            for unknown in self._nodes.after_losses(only_bad=True):
-                self._telling.say(unknown, -1)
         self._telling.end(result, is_explained=bool(self._stopping.failed), interrupted=interrupted)
         if failed := self._stopping.failed:
-            message = "; ".join([failed.message, *self._nodes.after_losses()])
-            raise LaunchError(message, failed.hint, failed.exit_code)
+            left = f"; left: {report.left(result)}" if lost else ""
+            raise LaunchError(f"{failed.message}{left}", failed.hint, failed.exit_code)
         return result
 
     def _more_signals(self, count: int) -> bool:

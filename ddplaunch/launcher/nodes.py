@@ -207,9 +207,10 @@ class Nodes:
         """Pids that could not be ended, of all nodes that have told."""
         return tuple(sorted(pid for node in self.all for pid in node.left or ()))
 
-    def after_losses(self, *, only_bad: bool = False) -> list[str]:
-        """What became of the processes of lost nodes; ``only_bad`` leaves out those that have none any more."""
-        return [_after_loss(node) for node in self.all if node.state == "lost" and not (only_bad and node.left == ())]
+    @property
+    def lost_ones(self) -> list[Node]:
+        """The lost ones; ``left`` of one that could not be asked any more is None."""
+        return [node for node in self.all if node.state == "lost"]
 
     def close(self) -> None:
         """End what still runs; returns when all agents of ours are gone."""
@@ -228,9 +229,3 @@ class Nodes:
         elif isinstance(event, (AgentLost, HostFailure)) and node.sweep:
             node.sweep.close()
             node.sweep = None
-
-
-def _after_loss(node: Node) -> str:
-    if node.left == ():
-        return "its workers are gone"
-    return f"of its processes {node.left or 'some'} may be left on {node.host}"

@@ -6,11 +6,13 @@ import contextlib
 import json
 import os
 import re
+import signal
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import protocol, verdict
+from ddplaunch.host_ranges import fold
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,8 +45,11 @@ _HINTS = (
 )
 
 
-def page(result: RunResult) -> str:
-    """What happened, for a person: who failed first, why, who else, where to look."""
+def page(result: RunResult, *, is_remote: bool = False) -> str:
+    """What happened, for a person: who failed first, why, who else, where to look.
+
+    ``is_remote``: the logs are on the hosts.
+    """
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
     parts = [_rule("ddplaunch: the job failed")]
@@ -54,9 +59,9 @@ def page(result: RunResult) -> str:
         parts += ["", attempt.note]
     if attempt:
         parts += ["", *_others(attempt, first)]
-    parts += [*_earlier(result.attempts), *_places(result, first)]
+    parts += [*_earlier(result.attempts), *_places(result, first, is_remote)]
     parts += [f"hint:     {hint}" for hint in _hints(first)]
-    parts += [f"left:     {_left(result)}", "=" * _WIDTH]
+    parts += [f"left:     {left(result)}", "=" * _WIDTH]
     return "\n".join(parts)
 
 
@@ -128,6 +133,8 @@ def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
 def _brief(exit_: WorkerExit) -> str:
     lines = exit_.error.message.strip().splitlines() if exit_.error else []
     message = printable(lines[0][:160]) if lines else ""
+    if message and exit_.returncode == -signal.SIGTERM:  # Ours, while it was on its way out.
+        return message
     return f"{how(exit_)}: {message}" if message else how(exit_)
 
 
@@ -152,13 +159,13 @@ def attempt_line(attempt: AttemptResult) -> str:
 def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
     if len(attempts) < 2:
         return []
-    return [f"attempt {a.attempt + 1} of {len(attempts)}: {attempt_line(a)}" for a in attempts]
+    return [f"attempt {a.attempt}: {attempt_line(a)}" for a in attempts]
 
 
-def _places(result: RunResult, first: WorkerExit | None) -> list[str]:
+def _places(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
     lines = []
-    if first and first.log_dir:
-        lines.append(f"log:      {first.log_dir}/stderr.log")
+    if first and first.log_file:
+        lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{first.log_file}")
     if result.run_dir:
         lines.append(f"report:   {result.run_dir}/report.json")
     return lines
@@ -178,10 +185,14 @@ def _hints(first: WorkerExit | None) -> list[str]:
     return found[:1]
 
 
-def _left(result: RunResult) -> str:
-    if not result.left:
-        return "nothing; every process of this run is gone"
-    return f"pids {', '.join(map(str, result.left))} could not be ended (uninterruptible sleep?)"
+def left(result: RunResult) -> str:
+    """What may still be there of the run."""
+    parts = []
+    if result.left:
+        parts.append(f"pids {', '.join(map(str, result.left))} could not be ended (uninterruptible sleep?)")
+    if result.unasked:
+        parts.append(f"unknown on {fold(result.unasked)}, which could not be asked; --ps asks again")
+    return "; ".join(parts) or "nothing; every process of this run is gone"
 
 
 def write(result: RunResult, folder: Path, text: str) -> None:

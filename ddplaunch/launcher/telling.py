@@ -78,24 +78,32 @@ class Telling:
         elif result.restarts:
             self.say(f"{result.note}; starting again", 0)
 
+    def _ended(self, result: RunResult) -> None:
+        """What there is to say without a failure of the job's own."""
+        is_bad = bool(result.left or result.unasked)
+        left = f"left: {report.left(result)}" if is_bad else "every process of this run is gone"
+        if result.outcome == "stopped":
+            why = result.attempts[-1].note if result.attempts and not result.signal else ""
+            self.say(f"stopped{why and f', {why}'}; {left}", -1 if why or is_bad else 0)
+        elif is_bad:
+            self.say(left, -1)
+
     def end(self, result: RunResult, *, is_explained: bool, interrupted: Callable[[], bool]) -> None:
         """Leave the report, show the page, and wait until all is shown, or ``interrupted()``.
 
         ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
         """
-        if self._folder and self._config.hosts and not self._config.dry_run:
+        is_remote = bool(self._config.hosts and not self._config.dry_run)
+        if self._folder and is_remote:
             report.write_failures(result, self._folder)
-        text = report.page(result) if result.outcome == "failed" and not is_explained else ""
+        text = report.page(result, is_remote=is_remote) if result.outcome == "failed" and not is_explained else ""
         if self._folder:
             report.write(result, self._folder, text)
         report.reply(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text:
             self._console.say(text)
-        elif result.left:
-            self.say(f"pids {result.left} could not be ended", -1)
-        elif result.outcome == "stopped":
-            why = result.attempts[-1].note if result.attempts and not result.signal else ""
-            self.say(f"stopped{why and f', {why}'}; every process of this run is gone", -1 if why else 0)
+        elif not is_explained:
+            self._ended(result)
         for injected in result.injections:
             self.say(f"inject {injected.text}: {injected.account}", 0)
         self._console.drain(interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)

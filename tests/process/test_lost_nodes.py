@@ -67,7 +67,7 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
     os.kill(job.agents()[0], signal.SIGKILL)  # Too few are left now.
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 ended by SIGKILL; its workers are gone" in finished.err
+    assert "error: the agent on node1 ended by SIGKILL; left: nothing" in finished.err
 
 
 def test_a_spare_takes_the_rank_of_a_lost_node_and_the_others_keep_theirs(job: Job) -> None:
@@ -87,7 +87,7 @@ def test_a_run_without_spares_ends_and_names_the_node(job: Job) -> None:
     os.kill(job.agents()[1], signal.SIGKILL)
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 ended by SIGKILL; its workers are gone" in finished.err
+    assert "error: the agent on node1 ended by SIGKILL; left: nothing" in finished.err
     assert finished.report["outcome"] == "failed"
 
 

@@ -70,7 +70,7 @@ def test_a_killed_agent_is_told_of_and_leaves_nothing(start_method: str, phase: 
     running = start_in(phase, start_method)
     os.kill(running.agent_pid(), signal.SIGKILL)
     finished = running.finish(20)
-    assert "ended by SIGKILL; its workers are gone" in finished.err
+    assert "ended by SIGKILL; left: nothing" in finished.err
     assert_lost(finished)
     assert_nothing_left(1)
 

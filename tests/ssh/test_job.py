@@ -191,7 +191,7 @@ def test_a_killed_agent_is_told_of_and_its_node_swept(make_lab, tmp_path):
     os.kill(agent(lab, "node2"), signal.SIGKILL)
     finished = running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the connection to node2 has ended; its workers are gone" in finished.err
+    assert "error: the connection to node2 has ended; left: nothing" in finished.err
 
 
 def test_a_killed_launcher_leaves_nothing_on_any_node(make_lab, tmp_path):

@@ -23,6 +23,7 @@ def ended(message: str, *signals: int) -> RunResult:
         failed=None,
         signals=signals,
         left=(),
+        unasked=(),
         duration_s=1.0,
         run_dir=None,
         accounts=lambda _result: (),

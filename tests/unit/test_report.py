@@ -30,7 +30,7 @@ def ended(rank: int, returncode: int = 0, **fields: Any) -> WorkerExit:
         "stopped": False,
         "time_s": NOON + 0.25,
         "duration_s": 61.04,
-        "log_dir": f"/runs/r1/attempt_0/{rank % 8}",
+        "log_file": f"/runs/r1/attempt_0/{rank % 8}/stderr.log",
     }
     return WorkerExit(**{**defaults, **fields})
 
@@ -151,7 +151,7 @@ def test_earlier_attempts_are_told_in_a_line_each() -> None:
         for number in range(3)
     )
     text = report.page(failed(ended(2, 1), attempts=attempts))
-    assert "attempt 1 of 3: rank 0 on node0: exit code 1: ValueError: no\nattempt 2 of 3: rank 1" in text
+    assert "attempt 0: rank 0 on node0: exit code 1: ValueError: no\nattempt 1: rank 1" in text
 
 
 def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
@@ -162,13 +162,28 @@ def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
 
 
 def test_without_files_no_file_is_named() -> None:
-    text = page(ended(0, 7, log_dir=None), run_dir=None)
+    text = page(ended(0, 7, log_file=None), run_dir=None)
     assert "log:" not in text
     assert "report:" not in text
 
 
 def test_what_could_not_be_ended_is_named() -> None:
     assert "left:     pids 7, 8 could not be ended" in page(ended(0, 7), left=(7, 8))
+
+
+def test_a_host_that_could_not_be_asked_what_is_left_is_named() -> None:
+    text = page(ended(0, 7), unasked=("gpu1", "gpu2"))
+    assert "left:     unknown on gpu[1-2], which could not be asked; --ps asks again" in text
+
+
+def test_the_log_of_another_machine_is_named_with_its_host() -> None:
+    result = failed(ended(3, 1, error=RAISED))
+    assert "log:      node0:/runs/r1/attempt_0/3/stderr.log" in report.page(result, is_remote=True)
+
+
+def test_a_signal_of_ours_is_not_called_what_a_late_worker_died_of() -> None:
+    late = ended(1, -15, error=WorkerError("RuntimeError: Read error", "", NOON))
+    assert "then:     rank 1 on node0: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
 
 
 def test_no_worker_can_steer_the_users_terminal_through_the_page() -> None:
