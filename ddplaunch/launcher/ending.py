@@ -35,8 +35,9 @@ def result(
     is_over = last is not None and not last.restarts
     outcome: Outcome = "failed" if failed else last.outcome if last and is_over else "stopped"
     first = (last.cause or verdict.first_failure(last.exits)) if last and outcome == "failed" else None
-    if signals and not failed and first and verdict.is_consequence(first):
+    if signals and not failed and outcome == "failed" and (first is None or verdict.is_consequence(first)):
         # Nodes hear of the stop one after the other: a worker misses its peers on another node before it is told.
+        # And what goes wrong with the stop itself, a process that cannot be ended, is told as what is left.
         outcome, first = "stopped", None
     ended = RunResult(
         run_id=run_id,

@@ -107,6 +107,8 @@ class SshHandle:
             self._fail(error)
         except RuntimeError as error:
             self._fail(Unreachable("start", f"this machine: {error}", NO_ROOM_HINT))
+        except Exception as error:  # Whatever it is: the host is waited for, and nobody else would tell.
+            self._fail(Unreachable("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
         else:
             self._send_records(channel)
 

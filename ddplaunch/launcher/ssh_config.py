@@ -178,7 +178,7 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
         return (all_of(key, default) or [""])[0]
 
     user = first("user") or getpass.getuser()
-    port = int(first("port", "22"))
+    port = _port(first("port", "22"))
     hostname = first("hostname", name)
     alias = first("hostkeyalias")
     tokens = _tokens(name, hostname, user, port, alias)
@@ -206,6 +206,12 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
         hash_known_hosts=first("hashknownhosts", "no").lower() in ("yes", "true"),
         accept_new=accept_new or checking == "accept-new" or checking in _NO_CHECK,
     )
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
+        raise ConfigError(f"Port {text}: not a port")
+    return int(text)
 
 
 def _tokens(name: str, hostname: str, user: str, port: int, alias: str) -> dict[str, str]:

@@ -16,13 +16,16 @@ def ended(message: str, *signals: int) -> RunResult:
     """Of a run with one attempt, in which rank 1 has raised ``message``."""
     error = WorkerError(message, "", 0.0)
     exit_ = WorkerExit(1, 0, "node1", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
-    attempt = AttemptResult(0, "failed", (exit_,), 1.0, cause=exit_)
+    return _result(AttemptResult(0, "failed", (exit_,), 1.0, cause=exit_), signals)
+
+
+def _result(attempt: AttemptResult, signals: tuple[int, ...], left: tuple[int, ...] = ()) -> RunResult:
     return ending.result(
         run_id="run",
         attempts=[attempt],
         failed=None,
         signals=signals,
-        left=(),
+        left=left,
         unasked=(),
         duration_s=1.0,
         run_dir=None,
@@ -33,6 +36,11 @@ def ended(message: str, *signals: int) -> RunResult:
 def test_a_worker_that_misses_its_peers_after_the_users_signal_has_not_failed():
     result = ended(PEER_GONE, signal.SIGINT)
     assert (result.outcome, result.exit_code, result.first_failure) == ("stopped", 130, None)
+
+
+def test_what_could_not_be_ended_does_not_make_a_failure_of_the_users_signal():
+    result = _result(AttemptResult(0, "failed", (), 1.0, note="pids 7 cannot be ended"), (signal.SIGTERM,), (7,))
+    assert (result.outcome, result.exit_code, result.left) == ("stopped", 143, (7,))
 
 
 @pytest.mark.parametrize(("message", "signals"), [(PEER_GONE, ()), ("ValueError: no", (signal.SIGINT,))])

@@ -158,3 +158,11 @@ def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_
     release.set()
     for thread in threads:
         thread.join()
+
+
+def test_a_port_that_is_none_is_told_without_ssh_too(tmp_path, monkeypatch):
+    monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
+    path = tmp_path / "config"
+    path.write_text("Host gpu1\n  Port abc\n")
+    with pytest.raises(ConfigError, match="Port abc: not a port"):
+        resolve(Host("gpu1"), SshSettings(config=str(path)))
