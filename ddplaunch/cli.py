@@ -19,6 +19,7 @@ from ddplaunch.cli_options import OPTIONS
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
 from ddplaunch.options import build_config, find_options
+from ddplaunch.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -185,7 +186,7 @@ def _in_our_words(error: click.ClickException) -> tuple[str, str]:
 def _tell(text: str) -> None:
     # The exit code must survive a stderr that nobody reads any more.
     with contextlib.suppress(OSError):
-        print(f"ddplaunch: {text}", file=sys.stderr, flush=True)
+        print(f"ddplaunch: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def _tell_error(message: str, hint: str) -> None:

@@ -14,7 +14,8 @@ from ddplaunch import slurm
 from ddplaunch.detected import Detected, candidate_ports
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import fold
-from ddplaunch.hosts import Host, parse_entry, shown
+from ddplaunch.hosts import Host, parse_entry
+from ddplaunch.printable import shown
 from ddplaunch.task import Task
 
 _LOOPBACK = "127.0.0.1"

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import slurm
 from ddplaunch.errors import UsageError
-from ddplaunch.hosts import shown
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

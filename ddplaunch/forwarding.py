@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.environ import NAMES
 from ddplaunch.errors import UsageError
-from ddplaunch.hosts import shown as printable
+from ddplaunch.printable import shown as printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

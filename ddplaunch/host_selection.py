@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import NAME, expand, fold
 from ddplaunch.hostfile import read_hostfile
-from ddplaunch.hosts import Host, check_unique, parse_hosts, shown
+from ddplaunch.hosts import Host, check_unique, parse_hosts
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

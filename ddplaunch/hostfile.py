@@ -13,7 +13,8 @@ from typing import Any
 
 from ddplaunch.config import MAX_WORKERS_PER_NODE
 from ddplaunch.errors import UsageError
-from ddplaunch.hosts import Host, check_count, parse_entry, shown
+from ddplaunch.hosts import Host, check_count, parse_entry
+from ddplaunch.printable import shown
 
 _MAX_BYTES = 16 << 20
 _MAX_LINE = 1 << 16

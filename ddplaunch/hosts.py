@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.config import MAX_WORKERS_PER_NODE
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import MAX_HOSTS, MAX_NAME, NAME, expand
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sized
@@ -199,9 +200,3 @@ def _is_address(text: str) -> bool:
     except ValueError:
         return False
     return True
-
-
-def shown(text: str, limit: int = 80) -> str:
-    """The text as a message may contain it: printable, and not endless."""
-    start = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text[:limit])
-    return start + ("..." if len(text) > limit else "")

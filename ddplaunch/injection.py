@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.errors import UsageError
-from ddplaunch.hosts import shown
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator

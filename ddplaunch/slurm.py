@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import MAX_HOSTS, expand
-from ddplaunch.hosts import shown
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

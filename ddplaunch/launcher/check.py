@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.config import NO_LOGS, LaunchConfig, Streams
 from ddplaunch.errors import CHECK_FOUND, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.host_ranges import fold
-from ddplaunch.hosts import shown
 from ddplaunch.launcher import check_nodes, preparation
 from ddplaunch.launcher import check_page as page
 from ddplaunch.launcher.failures import failures_table
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from ddplaunch.host_ranges import fold
-from ddplaunch.hosts import shown
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence

@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ddplaunch import forwarding
-from ddplaunch.hosts import shown
 from ddplaunch.launcher.plan_counts import has_driver, is_here
+from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

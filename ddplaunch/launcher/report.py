@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import protocol, verdict
 from ddplaunch.host_ranges import fold
+from ddplaunch.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,11 +113,6 @@ def _cut(line: str) -> str:
     return (
         line if len(line) <= _MAX_COLUMNS else f"{line[:_MAX_COLUMNS]} ... {len(line) - _MAX_COLUMNS} more characters"
     )
-
-
-def printable(text: str) -> str:
-    """``text`` with control characters escaped: what a worker wrote must not steer the user's terminal."""
-    return "".join(c if c.isprintable() or c == "\t" else c.encode("unicode_escape").decode() for c in text)
 
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher import events, report
 from ddplaunch.launcher.attempts import is_tried_again
+from ddplaunch.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ class Telling:
     def say(self, text: str, level: int) -> None:
         """``level``: -1 always, 0 unless quiet, 1 only if verbose."""
         if level <= self._config.verbosity:
-            self._console.say(f"ddplaunch: {text}")
+            self._console.say(f"ddplaunch: {printable(text)}")
 
     def begins(self) -> None:
         """Say what happens before the first agent can be heard of."""
@@ -46,7 +47,7 @@ class Telling:
             return
         from ddplaunch import forwarding
         from ddplaunch.host_ranges import fold
-        from ddplaunch.hosts import shown
+        from ddplaunch.printable import shown
 
         count = self._config.max_nodes
         self.say(f"starting on {shown(fold(host.name for host in self._config.hosts[:count]))}", 0)
