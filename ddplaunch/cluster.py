@@ -156,20 +156,17 @@ class Row:
     Attributes:
         word: how ``--cluster`` names it.
         marks: recognised where all of these variables are set.
-        gives: what is taken from it, for the README.
         read: None where the marks deceive.
     """
 
     word: str
     name: str
     marks: tuple[str, ...]
-    gives: str
     read: Callable[[Mapping[str, str]], Detected | None]
 
 
 def _mpi_row(word: str, name: str, variables: tuple[str, ...], *more_marks: str) -> Row:
-    gives = "node or worker, its number, how many; MASTER_ADDR or --rdzv-endpoint says where several nodes meet"
-    return Row(word, name, (variables[0], *more_marks), gives, lambda environ: _mpi(name, variables, environ))
+    return Row(word, name, (variables[0], *more_marks), lambda environ: _mpi(name, variables, environ))
 
 
 TABLE = (
@@ -178,11 +175,11 @@ TABLE = (
     _mpi_row("pals", "PALS", _PALS),
     # srun --mpi=pmi2 sets PMI_RANK too.
     _mpi_row("mpich", "MPICH, Intel MPI", _MPICH, "MPI_LOCALRANKID"),
-    Row("slurm", "SLURM, srun", ("SLURM_STEP_NODELIST",), "node or worker, its number, all nodes, port", _slurm_step),
-    Row("slurm", "SLURM, sbatch or salloc", ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"), "all nodes", _slurm_allocation),
-    Row("lsf", "LSF", ("LSB_JOBID",), "hosts for ssh", _lsf),
-    Row("pbs", "PBS", ("PBS_JOBID", "PBS_NODEFILE"), "hosts for ssh", _pbs),
-    Row("kubernetes", "Kubernetes indexed job", ("JOB_COMPLETION_INDEX",), "node's number", _kubernetes),
+    Row("slurm", "SLURM, srun", ("SLURM_STEP_NODELIST",), _slurm_step),
+    Row("slurm", "SLURM, sbatch or salloc", ("SLURM_JOB_ID", "SLURM_JOB_NODELIST"), _slurm_allocation),
+    Row("lsf", "LSF", ("LSB_JOBID",), _lsf),
+    Row("pbs", "PBS", ("PBS_JOBID", "PBS_NODEFILE"), _pbs),
+    Row("kubernetes", "Kubernetes indexed job", ("JOB_COMPLETION_INDEX",), _kubernetes),
 )
 """In the order in which they are asked; the first that answers counts."""
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import NAME, expand, fold
 from ddplaunch.hostfile import read_hostfile
-from ddplaunch.hosts import Host, check_unique, parse_hosts
+from ddplaunch.hosts import Host, parse_hosts
 from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
@@ -52,22 +52,14 @@ def resolve(
         raise UsageError("--hosts and --hostfile exclude each other", "Both name all hosts of the run.")
     if not hosts and (include, exclude) != (None, None):
         option = "--exclude" if include is None else "--include"
-        raise UsageError(f"{option}: no hosts are named to choose from", f"{_WAYS} On this machine --gpus chooses.")
+        raise UsageError(f"{option}: no hosts are named to choose from", _WAYS)
     return select(hosts, include, exclude)
 
 
 _WAYS = (
     "Name them with --hosts gpu1,gpu[2-4] or --hostfile FILE, "
-    f"or in the environment with {HOSTS_VARIABLE} or {HOSTFILE_VARIABLE}."
+    f"or in the environment with {HOSTS_VARIABLE} or {HOSTFILE_VARIABLE}. On this machine --gpus chooses."
 )
-
-
-def needs_hosts_error(nnodes: int | str) -> UsageError:
-    """For a run on several nodes of which none is named; ``nnodes`` as the user wrote it."""
-    return UsageError(
-        f"--nnodes {nnodes}: no hosts are named",
-        f"{_WAYS} Or start ddplaunch on every node yourself, with the same --rdzv-endpoint HOST:PORT.",
-    )
 
 
 def _from_environment(environ: Mapping[str, str]) -> tuple[Host, ...]:
@@ -86,22 +78,6 @@ def _from_file(path: str, source: str) -> tuple[Host, ...]:
     if not path:
         raise UsageError(f"{source}: no file is named")
     return read_hostfile(path)
-
-
-def choose(hosts: Sequence[Host], min_nodes: int, max_nodes: int) -> tuple[tuple[Host, ...], tuple[Host, ...]]:
-    """The first ``max_nodes`` hosts, which start, and the rest, which are spares; both in the user's order.
-
-    Raises:
-        UsageError: fewer hosts than ``min_nodes``, or a host named twice.
-    """
-    check_unique(hosts, "hosts")
-    if len(hosts) < min_nodes:
-        nnodes = str(min_nodes) if min_nodes == max_nodes else f"{min_nodes}:{max_nodes}"
-        there = f"there is {len(hosts)}" if len(hosts) == 1 else f"there are {len(hosts)}"
-        names = f" ({shown(fold(map(str, hosts)))})" if hosts else ""
-        hint = "Name more hosts, or lower --nnodes."
-        raise UsageError(f"--nnodes {nnodes}: needs {min_nodes} hosts, and {there}{names}", hint)
-    return tuple(hosts[:max_nodes]), tuple(hosts[max_nodes:])
 
 
 def select(hosts: Sequence[Host], include: str | None, exclude: str | None) -> tuple[Host, ...]:

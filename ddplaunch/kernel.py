@@ -38,9 +38,9 @@ def die_with_parent(parent_pid: int) -> None:
         os._exit(1)
 
 
-def become_subreaper(on: bool = True) -> None:
+def become_subreaper() -> None:
     """Make orphaned descendants children of this process instead of init's (prctl(2), PR_SET_CHILD_SUBREAPER)."""
-    _prctl(_PR_SET_CHILD_SUBREAPER, int(on))
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 _MAP_FIELDS = {

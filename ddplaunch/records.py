@@ -177,7 +177,7 @@ class WorkerSpec:
         tag: chosen by the asker, returned in the answer.
         argv: for ``how="exec"`` the command; else ``sys.argv`` as ``python -u`` would get it, script or module first.
         how: ``script``/``module`` runs in a fork of the forkserver, ``exec`` replaces it, ``store`` serves the
-            workers' c10d store on the fourth descriptor.
+            workers' c10d store on the fourth descriptor, ``member`` is the node's member of the rendezvous.
         env: the complete environment; None keeps the forkserver's.
         cpus: CPU set to run on; None for no change.
         rehearsal: GPUs are rehearsed in a forked worker; an exec'd one has it on its command line.
@@ -236,4 +236,3 @@ FROM_AGENT = (
 )
 TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, Inflict)
 FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)
-TO_FORKSERVER = (ForkserverSpec, WorkerSpec)

@@ -172,4 +172,3 @@ class RendezvousLost:
 FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeGone, NodesExpected)
 TO_NODE = (Gathered, ListenForStore, RoundFormed, StopRound, RoundOver, RunClosed)
 FROM_MEMBER = (MemberReady, RendezvousLost, *TO_NODE)
-TO_MEMBER = (MemberSpec, *FROM_NODE)

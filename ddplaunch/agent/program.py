@@ -15,6 +15,7 @@ from ddplaunch import run_folder
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError
 from ddplaunch.records import ForkserverSpec
+from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -64,6 +65,7 @@ def check(program: Program, host: str, path_variable: str) -> None:
     Raises:
         LaunchError: the script, program or interpreter is missing or not usable on ``host``.
     """
+    working_folder()  # Not even torch can be imported without one.
     if program.entry == "program":
         if shutil.which(program.path, path=path_variable) is None:
             raise LaunchError(
@@ -90,7 +92,7 @@ def _check_script(path: str, host: str) -> None:
     except FileNotFoundError:
         raise LaunchError(
             f"{path}: no such file on {host}",
-            f"It is looked for in {os.getcwd()}. A module is started with -m, a program with --no-python.",
+            f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
         ) from None
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
@@ -161,7 +163,7 @@ def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
         imports=forks,
         preload=spec.preload if forks else (),
         script=path if plan.how == "script" else "",
-        script_dir=os.path.dirname(os.path.realpath(path)) if plan.how == "script" else os.getcwd(),
+        script_dir=os.path.dirname(os.path.realpath(path)) if plan.how == "script" else working_folder(),
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
+import signal
 import socket
 import subprocess
 import sys
@@ -194,7 +195,10 @@ class Forkserver:
         """Kill and reap it, and return its returncode; what it started lives on."""
         self._socket.close()
         self._process.kill()
-        return self._process.wait()
+        try:
+            return self._process.wait(processes.SWEEP_S)
+        except subprocess.TimeoutExpired:  # In uninterruptible sleep; the sweep that follows names it.
+            return -signal.SIGKILL
 
     def _send(self, record: object, fds: Sequence[int]) -> None:
         body = protocol.encode(record)

@@ -20,6 +20,7 @@ from ddplaunch.launcher.local import COMMAND
 from ddplaunch.launcher.plan_counts import how_counted, is_here, known_gpus, known_workers
 from ddplaunch.launcher.plan_environ import RUN_ID
 from ddplaunch.launcher.plan_warnings import warnings
+from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -210,7 +211,7 @@ def _node(
         gpus=gpus,
         counted="" if workers is not None else how_counted(spec),
         is_spare=index >= len(firsts),
-        directory=config.chdir or os.getcwd(),
+        directory=config.chdir or working_folder(),
     )
     if config.hosts:
         start = preparation.remote_start(config, RUN_ID)

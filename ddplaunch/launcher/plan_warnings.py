@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import forwarding
 from ddplaunch.launcher.plan_counts import has_driver, is_here
 from ddplaunch.printable import shown
+from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -43,7 +44,7 @@ def warnings(config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[Ag
 
 def _no_start(config: LaunchConfig, specs: Sequence[AgentSpec], nodes: Sequence[NodePlan]) -> Iterator[str]:
     """What an agent on this machine will refuse."""
-    folder = config.chdir or os.getcwd()
+    folder = config.chdir or working_folder()
     if not os.path.isdir(folder):
         yield f"the run will not start: --chdir {shown(folder)} is not a folder here"
     elif config.entry == "script" and not os.path.exists(os.path.join(folder, config.script)):

@@ -14,6 +14,7 @@ from ddplaunch import environ, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
 from ddplaunch.launcher.console import Style
 from ddplaunch.model import AgentSpec, Program, StreamName
+from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -143,7 +144,7 @@ def remote_start(config: LaunchConfig, mark: str) -> RemoteStart:
 
     return RemoteStart(
         python=config.remote.python or sys.executable,
-        cwd=config.chdir or os.getcwd(),
+        cwd=config.chdir or working_folder(),
         env={**dict(config.remote.environ), environ.RUN_ID: mark},
         setup=config.remote.setup,
         script=config.script if config.entry == "script" else "",

@@ -1,1 +1,1 @@
-"""The process that holds the workers' c10d store. Imports torch."""
+"""How the nodes of a run meet, and the c10d stores that they and their workers meet at."""

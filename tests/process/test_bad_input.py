@@ -316,3 +316,12 @@ def test_few_processes_end_in_a_message(limit: int) -> None:
     assert finished.returncode in (NOT_READY, NODE_LOST), finished.err
     assert "bug in ddplaunch" not in finished.err
     assert "Traceback" not in finished.err
+
+
+_IN_A_FOLDER_THAT_GOES = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh")
+
+
+@pytest.mark.parametrize("arguments", [("--plan", "x.py"), (EXIT_WITH,), ("--no-python", "/bin/true")])
+def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str | Path, ...]) -> None:
+    finished = run(*arguments, cwd=tmp_path, under=_IN_A_FOLDER_THAT_GOES)
+    assert_refused(finished, NOT_READY, "error: the working directory: No such file or directory")

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ddplaunch.config import MAX_WORKERS_PER_NODE
 from ddplaunch.errors import USAGE, UsageError
 from ddplaunch.host_ranges import MAX_HOSTS, expand, fold
-from ddplaunch.host_selection import choose, needs_hosts_error, resolve, select
+from ddplaunch.host_selection import resolve, select
 from ddplaunch.hostfile import parse_hostfile, read_hostfile
 from ddplaunch.hosts import Host, parse_hosts
 
@@ -531,40 +531,6 @@ def test_filters_hold_for_every_way_to_name_hosts(files: tuple[str, str]):
     assert names(resolve({}, "gpu[1-3]", None, "gpu2", None)) == ["gpu2"]
     assert names(resolve({"DDPLAUNCH_HOSTS": "gpu[1-3]"}, None, None, None, "gpu2")) == ["gpu1", "gpu3"]
     assert resolve({}, None, files[0], "file1:0,2") == (Host("file1", devices=("0", "2")),)
-
-
-def test_several_nodes_without_hosts_are_an_error_that_lists_all_ways_to_name_them():
-    error = needs_hosts_error("2:4")
-    assert error.message == "--nnodes 2:4: no hosts are named"
-    for way in ("--hosts", "--hostfile", "DDPLAUNCH_HOSTS", "DDPLAUNCH_HOSTFILE", "--rdzv-endpoint"):
-        assert way in error.hint
-
-
-# Who starts.
-
-
-def test_the_first_hosts_are_the_nodes_and_the_others_spares():
-    hosts = parse_hosts("gpu[9,1,5,3]")
-    assert choose(hosts, 2, 2) == (hosts[:2], hosts[2:])
-    assert choose(hosts, 2, 4) == (hosts, ())
-    assert choose(hosts, 1, 8) == (hosts, ())
-
-
-@pytest.mark.parametrize(
-    ("text", "nodes", "message"),
-    [
-        ("gpu[1-3]", (4, 4), "--nnodes 4: needs 4 hosts, and there are 3 (gpu[1-3])"),
-        ("gpu1", (2, 4), "--nnodes 2:4: needs 2 hosts, and there is 1 (gpu1)"),
-    ],
-)
-def test_fewer_hosts_than_nodes_are_told_with_numbers(text: str, nodes: tuple[int, int], message: str):
-    with pytest.raises(UsageError, match=re.escape(message)):
-        choose(parse_hosts(text), *nodes)
-
-
-def test_a_host_cannot_be_two_nodes():
-    with pytest.raises(UsageError, match="gpu1 twice"):
-        choose((Host("gpu1"), Host("gpu1")), 1, 2)
 
 
 # Garbage.
