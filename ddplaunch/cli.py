@@ -33,7 +33,7 @@ Examples:
   ddplaunch train.py --lr 1e-3            one worker per GPU (1 without GPUs)
   ddplaunch --nproc-per-node 4 -m pkg.train
   ddplaunch --gpus 2,3 --max-restarts 3 train.py --resume
-  ddplaunch --hosts gpu[1-4] train.py     four machines, over SSH
+  ddplaunch --hosts 'gpu[1-4]' train.py   four machines, over SSH
   ddplaunch --dry-run --nnodes 2 --nproc-per-node 8 train.py  # here, on CPU"""
 
 AFTER_OPTIONS = {

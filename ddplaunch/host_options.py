@@ -64,7 +64,7 @@ def _check_needless(options: Mapping[str, Any]) -> None:
     if name and not options["dry_run"]:
         raise UsageError(
             f"--{name.replace('_', '-')}: no hosts are named",
-            "Name them with --hosts gpu1,gpu[2-4] or --hostfile FILE.",
+            "Name them with --hosts 'gpu1,gpu[2-4]' or --hostfile FILE.",
         )
 
 

@@ -57,7 +57,7 @@ def resolve(
 
 
 _WAYS = (
-    "Name them with --hosts gpu1,gpu[2-4] or --hostfile FILE, "
+    "Name them with --hosts 'gpu1,gpu[2-4]' or --hostfile FILE, "
     f"or in the environment with {HOSTS_VARIABLE} or {HOSTFILE_VARIABLE}. On this machine --gpus chooses."
 )
 
