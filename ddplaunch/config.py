@@ -65,12 +65,11 @@ class Meeting:
         hosts: names or addresses of the node that serves, best first; empty for that node to find out its own.
         other_ports: the node that serves takes the first free one of ``port`` and these, and the others find it.
         serves: this node serves the store; None to find out by comparing addresses.
-        seats: numbers of all nodes in the order of their ranks, where a launcher says so; empty where nodes come and
-            go by themselves.
+        seats: numbers of all nodes in rank order, where a launcher says so; empty where nodes come by themselves.
         attempt: the first round's number; more than 0 at a place that the run has moved to, likewise ``restarts``.
         local_addr: where other nodes reach this one; None for its address on the way to the endpoint.
         interface: the same, by the network interface's name; ``local_addr`` wins.
-        join_timeout_s: how long to wait for MIN nodes; ``last_call_s`` then for more.
+        join_timeout_s: how long to wait for MIN nodes; ``last_call_s`` then for more; ``silence_s`` for any answer.
         lost_after_s: a node whose heartbeat rests this long is lost.
     """
 
@@ -86,6 +85,7 @@ class Meeting:
     join_timeout_s: float
     last_call_s: float
     lost_after_s: float
+    silence_s: float | None = None
     seats: tuple[int, ...] = ()
     attempt: int = 0
     restarts: int = 0

@@ -11,14 +11,6 @@ from ddplaunch.errors import UsageError
 
 MAX_RANK = 1_000_000
 
-RDZV_CONF_KEYS = (
-    *("join_timeout", "last_call_timeout", "close_timeout", "timeout", "read_timeout"),
-    *("heartbeat_timeout", "keep_alive_interval", "keep_alive_max_attempt"),
-    *("store_type", "is_host", "rank", "protocol", "etcd_prefix"),
-    *("ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert"),
-)
-"""What any of torchrun's rendezvous backends reads from --rdzv-conf."""
-
 
 def parse_whole(text: str, option: str) -> int:
     """A whole number.
@@ -190,17 +182,15 @@ def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """``KEY=VALUE,...`` with the keys that torchrun's rendezvous backends know; the last one wins.
+    """``KEY=VALUE,...``; the last one of a key wins.
 
     Raises:
-        UsageError: an empty key or value, or an unknown key.
+        UsageError: an empty key or value.
     """
     conf: dict[str, str] = {}
     for part in text.split(",") if text.strip() else ():
         key, _, value = (piece.strip() for piece in part.partition("="))
         if not key or not value:
             raise UsageError(f"--rdzv-conf {text}: must be a list like join_timeout=600,last_call_timeout=30")
-        if key not in RDZV_CONF_KEYS:
-            raise UsageError(f"--rdzv-conf {text}: unknown key {key}", f"Known: {', '.join(sorted(RDZV_CONF_KEYS))}.")
         conf[key] = value
     return conf

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch import cluster_options, host_options
+from ddplaunch import cluster_options, host_options, rendezvous_conf
 from ddplaunch import option_values as values
 from ddplaunch.config import Entry, LaunchConfig, Meeting, Remote
 from ddplaunch.errors import UsageError
@@ -46,7 +46,7 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
         if max_nodes > 1 and not (hosts or options["dry_run"])
         else None,
         task=start.task,
-        notices=start.notices,
+        notices=(*start.notices, *_without_effect(options, max_nodes, is_led=bool(hosts or options["dry_run"]))),
         nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
         gpus=values.parse_gpus(options["gpus"]),
         gpus_per_proc=values.parse_whole(options["gpus_per_proc"], "--gpus-per-proc"),
@@ -144,7 +144,7 @@ def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
     _check_backend(options["rdzv_backend"])
     if options["rdzv_endpoint"]:
         values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
-    values.parse_rdzv_conf(options["rdzv_conf"])
+    rendezvous_conf.read(options["rdzv_conf"])
     node_rank = values.parse_whole(options["node_rank"] or "0", "--node-rank")
     if not 0 <= node_rank < max_nodes:
         raise UsageError(f"--node-rank {node_rank}: must be between 0 and {max_nodes - 1} with --nnodes {max_nodes}")
@@ -156,16 +156,9 @@ def _meeting(options: Mapping[str, Any], min_nodes: int, max_nodes: int) -> Meet
     where = _meeting_place(options, 29500 if static else 29400)
     if where is None:
         return None
-    conf = {name: value.lower() for name, value in values.parse_rdzv_conf(options["rdzv_conf"]).items()}
+    conf = rendezvous_conf.read(options["rdzv_conf"])
     node_rank = None if options["node_rank"] is None else int(options["node_rank"])
-    serves = (
-        (node_rank or 0) == 0
-        if static
-        else conf["is_host"] in ("1", "true", "t", "yes", "y")
-        if "is_host" in conf
-        else None
-    )
-    beat_s = _conf_seconds(conf, "keep_alive_interval", 5 / 3) * _conf_seconds(conf, "keep_alive_max_attempt", 3)
+    serves = (node_rank or 0) == 0 if static else conf.is_host
     return Meeting(
         token=options["rdzv_id"] or "none",
         min_nodes=max_nodes if static else min_nodes,
@@ -176,10 +169,23 @@ def _meeting(options: Mapping[str, Any], min_nodes: int, max_nodes: int) -> Meet
         serves=serves,
         local_addr=None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr"),
         interface=options["interface"],
-        join_timeout_s=_conf_seconds(conf, "join_timeout", _conf_seconds(conf, "timeout", 600)),
-        last_call_s=_conf_seconds(conf, "last_call_timeout", 30),
-        lost_after_s=beat_s,
+        join_timeout_s=conf.join_timeout_s,
+        silence_s=rendezvous_conf.NOT_HOSTED_S if serves is None and conf.silence_s is None else conf.silence_s,
+        last_call_s=conf.last_call_s,
+        lost_after_s=conf.lost_after_s,
     )
+
+
+def _without_effect(options: Mapping[str, Any], max_nodes: int, *, is_led: bool) -> tuple[tuple[int, str], ...]:
+    """What is likely not meant is said; where there is one node, nobody meets."""
+    if max_nodes == 1 or not options["rdzv_conf"].strip():
+        return ()
+    if is_led:
+        return (
+            (0, "--rdzv-conf: without effect here: the launcher, which starts all nodes, tells them where to meet"),
+        )
+    ignored = rendezvous_conf.read(options["rdzv_conf"], is_static=options["rdzv_backend"] == "static").ignored
+    return ((0, ignored),) if ignored else ()
 
 
 def _meeting_place(options: Mapping[str, Any], default_port: int) -> tuple[str, int] | None:
@@ -191,10 +197,6 @@ def _meeting_place(options: Mapping[str, Any], default_port: int) -> tuple[str, 
     port_text = options["master_port"]
     port = default_port if port_text is None else values.parse_whole(port_text, "--master-port")
     return values.parse_host(options["master_addr"], "--master-addr"), port
-
-
-def _conf_seconds(conf: Mapping[str, str], name: str, default: float) -> float:
-    return values.parse_seconds(conf[name], f"--rdzv-conf {name}") if name in conf else default
 
 
 def _check_backend(name: str) -> None:

@@ -79,6 +79,13 @@ class Gathered:
 
 
 @dataclass(frozen=True)
+class RunFull:
+    """``hosts`` have all places of the run: wait until one is lost, or the run is over."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class ListenForStore:
     """You are the first node of round ``attempt``: bind the socket of the workers' store and say where.
 
@@ -131,7 +138,8 @@ class RunClosed:
 class MemberSpec:
     """How a node takes part. ``node_index`` None asks for the next free one; ``node_id`` is the node's alone.
 
-    The rest is ``Meeting``'s.
+    ``connect_timeout_s`` is for the store, ``silence_s`` for the search of the node that serves it. The rest is
+    ``Meeting``'s.
     """
 
     token: str
@@ -144,6 +152,7 @@ class MemberSpec:
     max_nodes: int
     max_restarts: int
     connect_timeout_s: float
+    silence_s: float
     last_call_s: float
     lost_after_s: float
     seats: tuple[int, ...] = ()
@@ -162,6 +171,13 @@ class MemberReady:
 
 
 @dataclass(frozen=True)
+class NotReached:
+    """The node looks for the one that serves, and goes on looking; ``reason`` says what it has seen so far."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class RendezvousLost:
     """The store cannot be reached, or not any more; ``refused`` if it would not have this node."""
 
@@ -170,5 +186,5 @@ class RendezvousLost:
 
 
 FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeGone, NodesExpected)
-TO_NODE = (Gathered, ListenForStore, RoundFormed, StopRound, RoundOver, RunClosed)
-FROM_MEMBER = (MemberReady, RendezvousLost, *TO_NODE)
+TO_NODE = (Gathered, RunFull, ListenForStore, RoundFormed, StopRound, RoundOver, RunClosed)
+FROM_MEMBER = (MemberReady, NotReached, RendezvousLost, *TO_NODE)

@@ -16,7 +16,7 @@ from ddplaunch import verdict
 from ddplaunch.agent import limits, processes, program
 from ddplaunch.agent.events import Exited, ForkserverGone, LauncherGone, Signalled
 from ddplaunch.agent.oom import OomCounters, blames
-from ddplaunch.agent.own_rounds import OwnRounds, Rounds
+from ddplaunch.agent.own_rounds import Means, OwnRounds, Rounds
 from ddplaunch.agent.placement import place, worker_spec
 from ddplaunch.agent.spawner import MEMBER, STORE, Spawner, store_request
 from ddplaunch.agent.worker_group import WorkerGroup
@@ -64,7 +64,7 @@ class Agent:
         self._unkillable: tuple[int, ...] = ()
         self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
         if spec.meeting or spec.is_led:
-            from ddplaunch.agent.agreed_rounds import AgreedRounds, Means
+            from ddplaunch.agent.agreed_rounds import AgreedRounds
 
             means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
             self._rounds = AgreedRounds(spec, size, means)

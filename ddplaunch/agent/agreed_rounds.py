@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import verdict
@@ -12,8 +12,8 @@ from ddplaunch.agent import endpoint
 from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.membership import Membership
 from ddplaunch.errors import RENDEZVOUS, LaunchError
-from ddplaunch.model import NodesExpected
-from ddplaunch.records import EndpointOpen, Meet, Notice, RendezvousGone
+from ddplaunch.model import AttemptResult, NodesExpected
+from ddplaunch.records import AttemptEnded, EndpointOpen, Meet, Notice, RendezvousGone
 from ddplaunch.rounds import (
     Gathered,
     ListenForStore,
@@ -21,10 +21,12 @@ from ddplaunch.rounds import (
     NodeEnded,
     NodeGone,
     NodeJoined,
+    NotReached,
     RendezvousLost,
     RoundFormed,
     RoundOver,
     RunClosed,
+    RunFull,
     StopRound,
     StoreListens,
     WorkerFailed,
@@ -32,34 +34,18 @@ from ddplaunch.rounds import (
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
-    from ddplaunch.model import AgentSpec, AttemptResult, Round
+    from ddplaunch.agent.own_rounds import Means
+    from ddplaunch.model import AgentSpec, Outcome, Round
 
 _CLOSE_S = 2.0
 _VERDICT_S = 30.0
 _NEVER = float("inf")
 
 
-@dataclass(frozen=True)
-class Means:
-    """What the agent lends to its rounds. ``wait`` as ``Agent._wait``; ``must_end``: this node was told to stop.
-
-    ``start_member`` starts the member's process with four descriptors and the channel behind them; ``tell`` sends the
-    launcher a record.
-    """
-
-    wait: Callable[[Callable[[], bool], float], bool]
-    must_end: Callable[[], bool]
-    start_member: Callable[[list[int]], None]
-    tell: Callable[[object], None]
-    post: Callable[[object], None]
-
-
 class AgreedRounds:
-    """Several nodes, each with an agent like this one; they meet at the endpoint.
-
-    A led agent is told by its launcher where that is. It goes on when a rendezvous is lost, once it is told another.
-    """
+    """A led agent's launcher tells it where to meet; it goes on when a rendezvous is lost, once it is told another."""
 
     def __init__(self, spec: AgentSpec, local_world_size: int, means: Means) -> None:
         self._spec = spec
@@ -107,14 +93,30 @@ class AgreedRounds:
                 continue
             self._formed = self._over = None
             member.say(NodeJoined(member.index, self._spec.host, self._size, member.reached, self._next_attempt))
-            self._await(lambda: bool(self._formed or self._over), deadline)
+            self._await(lambda: bool(self._formed or self._over), partial(member.patience, deadline))
             if self._over and not self._formed:
-                raise LaunchError(f"{member.where}: {self._over.reason}", "", RENDEZVOUS)
+                self._not_needed(member, self._over)
+                return None
             if self._formed and not self._means.must_end():
                 listener, self._listener = self._listener, None
                 self._next_attempt = self._formed.attempt + 1
                 return self._formed, listener
         return None
+
+    def _not_needed(self, member: Membership, over: RoundOver) -> None:
+        """The run is over before this node has had a place in it; where it has waited for one, the verdict is its too.
+
+        Raises:
+            LaunchError: it came when all was over.
+        """
+        if not member.is_spare:
+            raise LaunchError(f"{member.where}: {over.reason}", "", RENDEZVOUS)
+        self._take_leave()
+        outcome: Outcome = "stopped" if over.stopped else "failed" if over.failed else "succeeded"
+        self._means.tell(Notice(f"the run is over; {self._spec.host} was not needed"))
+        self._means.tell(
+            AttemptEnded(AttemptResult(over.attempt, outcome, (), 0.0, note=over.reason, cause=over.cause))
+        )
 
     def _join_timeout_s(self) -> float:
         meeting = self._next_meeting or (self._member.meeting if self._member else None)
@@ -193,11 +195,16 @@ class AgreedRounds:
                 member.gathered = record.hosts
                 if record.missing:
                     self._means.tell(Notice(member.waiting(record.missing), 1 if self._spec.is_led else 0))
+            case RunFull(hosts=hosts):
+                member.is_spare = True
+                self._means.tell(Notice(member.full(hosts)))
+            case NotReached(reason=reason):
+                self._means.tell(Notice(member.not_reached(reason), 1 if self._spec.is_led else 0))
             case ListenForStore(attempt=attempt, reached=reached):
                 self._listener = self._listener or member.listen(reached)
                 member.say(StoreListens(attempt, member.address, self._listener.getsockname()[1]))
             case RoundFormed(round=formed):
-                self._formed = formed
+                self._formed, member.is_spare = formed, False
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundOver():
@@ -229,7 +236,7 @@ class AgreedRounds:
         elif member and member.index is not None:
             member.say(NodeGone(member.index))
 
-    def _await(self, done: Callable[[], bool], deadline: float) -> None:
+    def _await(self, done: Callable[[], bool], deadline: float | Callable[[], float]) -> None:
         """Until ``done`` or this node is told to stop; for a led agent also when the rendezvous is lost.
 
         Raises:
@@ -239,12 +246,5 @@ class AgreedRounds:
         member = self._member
         if member is None or (self._spec.is_led and self._lost):
             return
-        if self._lost:
-            raise LaunchError(
-                f"{self._spec.host} cannot meet the other nodes at {member.where}: {member.lost}",
-                f"This node's address on the way there is {member.own_address()}. Is the node that serves it started, "
-                "and its port open?",
-                RENDEZVOUS,
-            )
-        if not came:
-            raise LaunchError(*member.too_few(), RENDEZVOUS)
+        if self._lost or not came:
+            raise LaunchError(*(member.cannot_meet() if self._lost else member.too_few()), RENDEZVOUS)

@@ -30,13 +30,15 @@ def listen(host: str, address: str, port: int) -> socket.socket:
     """
     try:
         family, _, _, _, where = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(family)
-        if address == "::":
-            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
-        # A fixed port is used again by the next attempt, while connections of the last one are in TIME_WAIT.
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind(where)
-        listener.listen(_BACKLOG)
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family))
+            if address == "::":
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            # A fixed port is used again by the next attempt, while connections of the last one are in TIME_WAIT.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(where)
+            listener.listen(_BACKLOG)
+            stack.pop_all()
     except (OSError, UnicodeError) as error:  # A name with an empty or endless part is a UnicodeError (idna).
         raise LaunchError(
             f"{host} cannot listen at {address}:{port}: {getattr(error, 'strerror', error)}",
@@ -79,6 +81,15 @@ def _first_free(host: str, address: str, meeting: Meeting) -> socket.socket:
         with contextlib.suppress(LaunchError):
             return listen(host, address, port)
     return listen(host, address, (meeting.port, *meeting.other_ports)[-1])
+
+
+def is_here(name: str) -> bool:
+    """Whether this node could listen at the name or address, at some port."""
+    try:
+        listen("", bindable(name), 0).close()
+    except LaunchError:
+        return False
+    return True
 
 
 def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:

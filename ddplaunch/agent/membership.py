@@ -35,6 +35,7 @@ class Membership:
         address: where other nodes reach this one; likewise.
         serves: this node serves the store.
         gathered: hosts that wait for the next round.
+        is_spare: other nodes have all places; this one waits for one to be free.
         lost: why there is no way to the others any more; empty while there is.
     """
 
@@ -48,7 +49,8 @@ class Membership:
             meeting = replace(meeting, local_addr=endpoint.address_of(host, meeting.interface))
         self.meeting = meeting
         self.index: int | None = None
-        self.lost = ""
+        self.lost = self._not_reached = ""
+        self.is_spare = False
         self.gathered: tuple[str, ...] = (host,)
         self._host = host
         self._listener, self.addresses = endpoint.own(host, meeting)
@@ -111,19 +113,69 @@ class Membership:
                 self._channel.write(protocol.encode(record))
                 self._channel.flush()
 
+    def patience(self, deadline: float) -> float:
+        """``deadline`` of the wait for a round: a spare node may have to wait as long as the run goes on."""
+        return float("inf") if self.is_spare else deadline
+
+    # For the user. What can go wrong is told as message and hint.
+
     def waiting(self, missing: int) -> str:
-        """For the user, while ``missing`` nodes are waited for."""
+        """While ``missing`` nodes are waited for."""
         count = f"{missing} more node{'s' if missing > 1 else ''}"
         return f"waiting at {self.where} for {count}; here: {', '.join(self.gathered)}"
 
+    def full(self, hosts: tuple[str, ...]) -> str:
+        """While all places are taken."""
+        return f"the run at {self.where} has all its nodes ({', '.join(hosts)}); {self._host} waits for a place"
+
+    def not_reached(self, reason: str) -> str:
+        """While the node that serves does not answer, for ``reason``."""
+        self._not_reached = reason
+        limit_s = self.meeting.silence_s or self.meeting.join_timeout_s
+        return f"{self._me} looks for the rendezvous at {self.where}{self._why_not_here}: {reason}; up to {limit_s:g} s"
+
+    def cannot_meet(self) -> tuple[str, str]:
+        """The rendezvous is lost, or was never reached."""
+        if self.index is not None:
+            return (
+                f"{self._host} cannot meet the other nodes at {self.where}: {self.lost}",
+                f"This node's address on the way there is {self.own_address()}. Is the node that serves it started, "
+                "and its port open?",
+            )
+        if self.meeting.serves is None:
+            hint = (
+                "The node that has this address serves the rendezvous, where the port is free: start ddplaunch there "
+            )
+            hint += "too, or name another. --rdzv-conf read_timeout=SECONDS waits longer."
+        else:
+            hint = (
+                "Is the node that serves it started, and the port open? --rdzv-conf join_timeout=SECONDS waits longer."
+            )
+        reason = self.lost or self._not_reached or "nobody has answered there in time"
+        return f"{self._me} cannot meet the other nodes at {self.where}{self._why_not_here}: {reason}", hint
+
     def too_few(self) -> tuple[str, str]:
-        """Message and hint when the others have not come in time."""
+        """The others have not come in time, or this node has not found them."""
+        if self.index is None and not self.serves:
+            return self.cannot_meet()
         timeout_s, nodes = self.meeting.join_timeout_s, ", ".join(self.gathered)
         return (
             f"after {timeout_s:g} s only these nodes have come to {self.where}: {nodes}; "
             f"{len(self.meeting.seats) or self.meeting.min_nodes} are needed",
             "Start the others with the same --rdzv-endpoint and --rdzv-id.",
         )
+
+    @property
+    def _me(self) -> str:
+        return f"{self._host} ({', '.join(endpoint.own_addresses(os.environ)[:4]) or 'no address but loopback'})"
+
+    @property
+    def _why_not_here(self) -> str:
+        """Where nobody is told to serve, the node that has the address does, if it can."""
+        if self.meeting.serves is not None:
+            return ""
+        is_mine = endpoint.is_here(self.addresses[0])
+        return ", its own address and a port that is taken" if is_mine else ", which is no address of its own"
 
     def close(self) -> None:
         """Leave without a word: the member's process ends."""
@@ -156,6 +208,7 @@ class Membership:
             max_nodes=meeting.max_nodes,
             max_restarts=max_restarts,
             connect_timeout_s=meeting.join_timeout_s,
+            silence_s=meeting.join_timeout_s if meeting.silence_s is None else meeting.silence_s,
             last_call_s=meeting.last_call_s,
             lost_after_s=meeting.lost_after_s,
             seats=meeting.seats,

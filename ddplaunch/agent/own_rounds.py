@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch import verdict
@@ -11,7 +12,6 @@ from ddplaunch.model import Round
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.model import AgentSpec, AttemptResult
 
@@ -41,6 +41,21 @@ class Rounds(Protocol):
 
     def close(self) -> None:
         """Leave; nothing more is asked."""
+
+
+@dataclass(frozen=True)
+class Means:
+    """What the agent lends to its rounds. ``wait`` as ``Agent._wait``; ``must_end``: this node was told to stop.
+
+    ``start_member`` starts the member's process with four descriptors and the channel behind them; ``tell`` sends the
+    launcher a record.
+    """
+
+    wait: Callable[[Callable[[], bool], float | Callable[[], float]], bool]
+    must_end: Callable[[], bool]
+    start_member: Callable[[list[int]], None]
+    tell: Callable[[object], None]
+    post: Callable[[object], None]
 
 
 class OwnRounds:

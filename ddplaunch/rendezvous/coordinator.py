@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
-from ddplaunch import verdict
 from ddplaunch.model import NodesExpected, Round
+from ddplaunch.rendezvous.round_end import RoundEnd
 from ddplaunch.rounds import (
     Gathered,
     ListenForStore,
@@ -21,13 +21,11 @@ from ddplaunch.rounds import (
     RoundFormed,
     RoundOver,
     RunClosed,
+    RunFull,
     StopRound,
     StoreListens,
     WorkerFailed,
 )
-
-if TYPE_CHECKING:
-    from ddplaunch.model import WorkerExit
 
 Phase = Literal["gathering", "listening", "running", "stopping", "over"]
 
@@ -62,10 +60,7 @@ class Coordinator:
     _running: set[int] = field(default_factory=set)
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
-    _ends: list[NodeEnded] = field(default_factory=list)
-    _alarms: list[int] = field(default_factory=list)
-    _reason: str = ""
-    _has_lost: bool = False
+    _end: RoundEnd = field(default_factory=RoundEnd)
 
     def receive(self, message: object) -> list[Sent]:
         """Take one message of a node and return what must be sent."""
@@ -75,7 +70,7 @@ class Coordinator:
             case StoreListens(attempt=attempt) if self.phase == "listening" and attempt == self.attempt:
                 return self._start(message)
             case WorkerFailed(node_index=index, attempt=attempt) if self._runs(index, attempt):
-                self._alarms.append(index)
+                self._end.alarms.append(index)
                 return self._stop("")
             case NodeEnded(node_index=index, attempt=attempt) if self._runs(index, attempt):
                 return self._ended(message)
@@ -98,7 +93,7 @@ class Coordinator:
     def _are_all_here(self) -> bool:
         if self.expected:
             return self._waiting.keys() >= set(self.expected)
-        return len(self._waiting) >= self.max_nodes
+        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.seats) - self._lost
 
     def _runs(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
@@ -106,15 +101,21 @@ class Coordinator:
     # Gathering.
 
     def _joined(self, message: NodeJoined) -> list[Sent]:
-        self._waiting[message.node_index] = message
-        self._hosts[message.node_index] = message.host
-        self._lost.discard(message.node_index)
+        index = message.node_index
+        self._waiting[index], self._hosts[index] = message, message.host
+        self._lost.discard(index)
         if self.phase == "over":
             over = RoundOver(self.attempt, restarts=False, failed=True, reason="the run was over when this node came")
-            return [Sent(message.node_index, over)]
-        has_room = message.node_index in self.expected if self.expected else len(self.seats) < self.max_nodes
+            return [Sent(index, over)]
+        has_room = index in self.expected if self.expected else len(self.seats) < self.max_nodes
         if self.phase == "running" and has_room:
+            self._end.has_joined = True
             return self._stop(f"{message.host} joins")
+        if not self.expected and self.phase != "gathering" and index not in self.seats:
+            if not has_room:
+                return [Sent(index, RunFull(tuple(self._hosts[seat] for seat in self.seats)))]
+            if self.phase == "listening":  # Nobody has started: the round is larger by this node.
+                self.seats.append(index)
         return self._gather()
 
     def _gather(self) -> list[Sent]:
@@ -156,8 +157,7 @@ class Coordinator:
 
     def _start(self, store: StoreListens) -> list[Sent]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.seats)
-        self._running, self._ends, self._reason, self.phase = set(self.seats), [], "", "running"
-        self._alarms, self._has_lost = [], False
+        self._running, self._end, self.phase = set(self.seats), RoundEnd(), "running"
         rounds = (
             Round(self.attempt, self.restarts, node_rank, sizes, store.address, store.port)
             for node_rank in range(len(sizes))
@@ -169,14 +169,15 @@ class Coordinator:
     def _stop(self, reason: str) -> list[Sent]:
         if self.phase != "running":
             return []
-        self.phase, self._reason = "stopping", reason
+        self.phase, self._end.reason = "stopping", reason
         return [Sent(index, StopRound(self.attempt)) for index in self.seats if index in self._running]
 
     def _ended(self, message: NodeEnded) -> list[Sent]:
         self._running.discard(message.node_index)
-        self._ends.append(message)
-        host = self._hosts[message.node_index]
-        sent = self._stop(f"{host} was told to stop" if message.stopped else "") if _is_bad(message) else []
+        self._end.ends.append(message)
+        if message.stopped:
+            self._end.stopped = self._end.stopped or self._hosts[message.node_index]
+        sent = self._stop("") if message.failed or message.stopped else []
         return [*sent, *self._over()]
 
     def _gone(self, node_index: int) -> list[Sent]:
@@ -184,24 +185,27 @@ class Coordinator:
             self._leaving.discard(node_index)
             return [] if self._leaving else [Sent(self.serves, RunClosed())]
         self._waiting.pop(node_index, None)
+        self._lost.add(node_index)
         if self.phase == "listening" and node_index in self.seats:
             self.phase = "gathering"
-            return self._tell_gathered()
         if node_index not in self.seats or self.phase == "gathering":
-            return []
+            return self._gather()
         self._running.discard(node_index)
-        self._lost.add(node_index)
-        self._has_lost = True
+        self._end.has_lost = True
         reason = f"{self._hosts[node_index]} (node {self.seats.index(node_index)}) is lost"
         sent = self._stop(reason)
-        self._reason = self._reason or reason
+        self._end.reason = self._end.reason or reason
         return [*sent, *self._over()]
 
     def _over(self) -> list[Sent]:
         """Once no node runs: the verdict, to all that took part and to those that wait."""
         if self._running or self.phase not in ("running", "stopping"):
             return []
-        over = self._decide()
+        over = self._end.verdict(
+            self.attempt,
+            has_restarts=self.restarts < self.max_restarts,
+            may_change=bool(self.expected) or self.min_nodes < self.max_nodes,
+        )
         told = list(dict.fromkeys([*self.seats, *([] if over.restarts else self._waiting)]))
         if over.restarts:
             self.phase = "gathering"
@@ -212,37 +216,3 @@ class Coordinator:
             self._leaving = set(told) - self._lost - {self.serves}
         closed = [] if over.restarts or self._leaving else [Sent(self.serves, RunClosed())]
         return [*(Sent(index, over) for index in told), *closed]
-
-    def _decide(self) -> RoundOver:
-        stopped = any(end.stopped for end in self._ends)
-        is_short = self._has_lost or stopped
-        failed = any(end.failed and not (is_short and _is_for_want_of_others(end)) for end in self._ends)
-        hopeless = any(end.hopeless for end in self._ends)
-        cause = self._cause()
-        if stopped and not failed:
-            who = next(self._hosts[end.node_index] for end in self._ends if end.stopped)
-            reason = self._reason or f"{who} was told to stop"
-            return RoundOver(self.attempt, restarts=False, failed=False, stopped=True, reason=reason)
-        if stopped or not (failed or self._reason):
-            return RoundOver(self.attempt, restarts=False, failed=failed, reason=self._reason, cause=cause)
-        if failed:
-            again = self.restarts < self.max_restarts and not hopeless
-            return RoundOver(self.attempt, restarts=again, failed=True, reason=self._reason, cause=cause)
-        again = bool(self.expected) or self.min_nodes < self.max_nodes or "joins" in self._reason
-        return RoundOver(self.attempt, restarts=again, failed=not again, reason=self._reason)
-
-    def _cause(self) -> WorkerExit | None:
-        """The job's first failure, by the order in which the nodes' alarms came here: no two clocks are compared."""
-        order = {index: place for place, index in reversed(list(enumerate(self._alarms)))}
-        ends = sorted((end for end in self._ends if end.cause), key=lambda end: order.get(end.node_index, len(order)))
-        causes = [end.cause for end in ends if end.cause]
-        return min(causes, key=verdict.is_consequence, default=None)
-
-
-def _is_for_want_of_others(end: NodeEnded) -> bool:
-    """Where a node is lost or told to stop, workers of the others miss its workers: that is not a failure of theirs."""
-    return end.cause is not None and verdict.is_consequence(end.cause)
-
-
-def _is_bad(end: NodeEnded) -> bool:
-    return end.failed or end.stopped

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 import queue
 import select
 import socket
@@ -11,128 +13,143 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddplaunch.rounds import NotReached
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.distributed import TCPStore
 
     from ddplaunch.rounds import MemberSpec
 
 _OPENED_S = 10.0
+_PATIENCE_S = 5.0
 _PROBE_S, _BETTER_S = 3.0, 0.3
 _ANSWER_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+
+_Found = tuple["TCPStore", str, int]
 
 
 class Refused(Exception):
     """The rendezvous does not want this node; the text says why."""
 
 
-def connect(spec: MemberSpec, listen_fd: int) -> tuple[TCPStore, str, int]:
-    """The store, and by which of the addresses and ports it was reached.
+def connect(spec: MemberSpec, listen_fd: int, tell: Callable[[NotReached], None]) -> _Found:
+    """The store, and by which of the addresses and ports it was reached; ``tell`` hears, once, that it takes long.
 
     Raises:
-        RuntimeError: it cannot be reached, as torch says it.
+        RuntimeError: it cannot be reached, and why, or it cannot be served, as torch says it.
     """
+    if not spec.serves:
+        return _Search(spec).run(tell)
     from torch.distributed import TCPStore
 
-    deadline = time.monotonic() + spec.connect_timeout_s
-    if spec.other_ports and not spec.serves:
-        return _find(spec, deadline)
-    host = reachable(spec.hosts, spec.port, deadline) if len(spec.hosts) > 1 and not spec.serves else spec.hosts[0]
-    timeout = timedelta(seconds=max(1.0, deadline - time.monotonic()))
-    if spec.serves:
-        store = TCPStore(
-            host, spec.port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listen_fd
-        )
-    else:
-        store = TCPStore(host, spec.port, is_master=False, wait_for_workers=False, timeout=timeout)
-    return store, host, spec.port
+    timeout = timedelta(seconds=max(1.0, spec.connect_timeout_s))
+    store = TCPStore(
+        spec.hosts[0], spec.port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listen_fd
+    )
+    return store, spec.hosts[0], spec.port
 
 
-def _find(spec: MemberSpec, deadline: float) -> tuple[TCPStore, str, int]:
-    """This run's store at one of several ports; other runs and services at them are passed over.
+class _Search:
+    """Looks for this run's store; of several ports, those of other runs and services are passed over."""
 
-    Raises:
-        RuntimeError: it is at none of them until ``deadline``.
+    def __init__(self, spec: MemberSpec) -> None:
+        self._spec = spec
+        self._ports = (spec.port, *spec.other_ports)
+        self._found: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._seen = "nobody answers there"
+
+    def run(self, tell: Callable[[NotReached], None]) -> _Found:
+        # A thread each: torch waits for ever where something else than a store listens.
+        for port in self._ports:
+            threading.Thread(target=self._seek, args=(port,), name=f"port {port}", daemon=True).start()
+        began, limit_s = time.monotonic(), min(self._spec.silence_s, self._spec.connect_timeout_s)
+        try:
+            with contextlib.suppress(queue.Empty):
+                return self._next(began + min(_PATIENCE_S, limit_s / 2))
+            tell(NotReached(self._why_not))
+            with contextlib.suppress(queue.Empty):
+                return self._next(began + limit_s)
+            raise RuntimeError(f"{self._why_not}, after {limit_s:g} s")
+        finally:
+            self._is_over.set()
+
+    def _next(self, deadline: float) -> _Found:
+        return self._found.get(timeout=max(0.0, deadline - time.monotonic()))
+
+    @property
+    def _why_not(self) -> str:
+        if len(self._ports) == 1:
+            return self._seen
+        return f"this run is not at any of the ports {', '.join(map(str, self._ports))} of {self._spec.hosts[0]}"
+
+    def _seek(self, port: int) -> None:
+        hosts, pause_s = self._spec.hosts, _FIRST_PAUSE_S
+        while not self._is_over.is_set():
+            answered, why_not = _probe(hosts, port, time.monotonic() + _PROBE_S)
+            self._seen = "what answers there is not a rendezvous, or not yet" if answered else why_not
+            host = min(answered, key=hosts.index, default="")
+            if host and (store := self._own_store(host, port)):
+                self._found.put((store, host, port))
+                return
+            self._is_over.wait(pause_s)
+            pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
+
+    def _own_store(self, host: str, port: int) -> TCPStore | None:
+        """None where none answers. Of several ports, also where the store is another run's, or about to be ours."""
+        from torch.distributed import TCPStore
+
+        several = len(self._ports) > 1
+        timeout = timedelta(seconds=_ANSWER_S if several else max(1.0, self._spec.connect_timeout_s))
+        try:
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            return store if not several or store.check([_open_key(self._spec)]) else None
+        except RuntimeError:
+            return None
+
+
+def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> tuple[set[str], str]:
+    """Which of ``hosts`` answer, all tried at a time, and what became of the last one that does not.
+
+    An earlier one that answers a little later than another is waited for: most nodes then choose the same.
     """
-    ports = (spec.port, *spec.other_ports)
-    found: queue.SimpleQueue[tuple[TCPStore, str, int]] = queue.SimpleQueue()
-    is_over = threading.Event()
-    # A thread each: torch waits for ever where something else than a store listens.
-    for port in ports:
-        threading.Thread(target=_seek, args=(spec, port, found, is_over), name=f"port {port}", daemon=True).start()
-    try:
-        return found.get(timeout=max(0.0, deadline - time.monotonic()))
-    except queue.Empty:
-        text = ", ".join(map(str, ports))
-        raise RuntimeError(f"this run is not at any of the ports {text} of {spec.hosts[0]}") from None
-    finally:
-        is_over.set()
-
-
-def _seek(
-    spec: MemberSpec, port: int, found: queue.SimpleQueue[tuple[TCPStore, str, int]], is_over: threading.Event
-) -> None:
-    pause_s = _FIRST_PAUSE_S
-    while not is_over.is_set():
-        answered = _probe(spec.hosts, port, time.monotonic() + _PROBE_S)
-        host = min(answered, key=spec.hosts.index, default="")
-        if host and (store := _own_store(spec, host, port)):
-            found.put((store, host, port))
-            return
-        is_over.wait(pause_s)
-        pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
-
-
-def _own_store(spec: MemberSpec, host: str, port: int) -> TCPStore | None:
-    """None where the store is another run's, or is about to become ours, or where none answers."""
-    from torch.distributed import TCPStore
-
-    timeout = timedelta(seconds=_ANSWER_S)
-    try:
-        store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        return store if store.check([_open_key(spec)]) else None
-    except RuntimeError:
-        return None
-
-
-def reachable(hosts: tuple[str, ...], port: int, deadline: float) -> str:
-    """The first of ``hosts`` that answers at ``port``; all are tried at a time, again and again until ``deadline``.
-
-    An earlier one that answers a little later than another is preferred: most nodes then choose the same.
-
-    Raises:
-        RuntimeError: none answers.
-    """
-    while time.monotonic() < deadline:
-        answered = _probe(hosts, port, min(deadline, time.monotonic() + _PROBE_S))
-        if answered:
-            return min(answered, key=hosts.index)
-        time.sleep(0.1)
-    raise RuntimeError(f"no answer at port {port} of any of {', '.join(hosts)}")
-
-
-def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> set[str]:
     with contextlib.ExitStack() as stack:
         pending: dict[socket.socket, str] = {}
+        why_not = _silent(errno.ETIMEDOUT)
         for host in hosts:
-            with contextlib.suppress(OSError):
-                family, kind, _, _, where = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-                probe = stack.enter_context(socket.socket(family, kind))
-                probe.setblocking(False)
-                pending[probe] = host
-                probe.connect_ex(where)
+            try:
+                for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                    probe = stack.enter_context(socket.socket(family, kind))
+                    probe.setblocking(False)
+                    code = probe.connect_ex(where)
+                    if code in (0, errno.EINPROGRESS):
+                        pending[probe] = host
+                    else:
+                        why_not = _silent(code)
+            except OSError as error:
+                why_not = f"{host}: {error.strerror}"
         answered: set[str] = set()
         while pending and (left_s := deadline - time.monotonic()) > 0:
             _, ready, _ = select.select([], list(pending), [], left_s)
             for probe in ready:
                 host = pending.pop(probe)
-                if probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == 0:
+                code = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code == 0:
                     answered.add(host)
                     deadline = min(deadline, time.monotonic() + _BETTER_S)
+                else:
+                    why_not = _silent(code)
             best = min(map(hosts.index, answered), default=len(hosts))
             if all(hosts.index(host) > best for host in pending.values()):
                 break
-        return answered
+        return answered, why_not
+
+
+def _silent(code: int) -> str:
+    return f"nobody answers there ({os.strerror(code).lower()})"
 
 
 def take_place(spec: MemberSpec, store: TCPStore) -> int:

@@ -76,13 +76,16 @@ def serve(channel_fd: int, listen_fd: int) -> None:
     if received is None:
         return
     spec = received[0]
+
+    def tell(record: object) -> None:
+        writer.write(protocol.encode(record))
+        writer.flush()
+
     try:
-        store, reached, port = connect(spec, listen_fd)
+        store, reached, port = connect(spec, listen_fd, tell)
         index = take_place(spec, store)
     except (RuntimeError, Refused) as error:
-        lost = RendezvousLost(first_line(error), isinstance(error, Refused))
-        writer.write(protocol.encode(lost))
-        writer.flush()
+        tell(RendezvousLost(first_line(error), isinstance(error, Refused)))
         return
     Member(spec, MemberReady(index, reached, port), store, reader, writer).run()
 
@@ -110,6 +113,7 @@ class Member:
         self._beats: dict[int, tuple[int, float]] = {}
         self._hosts: dict[int, str] = {}
         self._is_led = bool(spec.seats)
+        self._turns = 0
 
     def run(self) -> None:
         """Carry messages and beat until a channel ends."""
@@ -118,6 +122,8 @@ class Member:
         self._start(self._read_outbox, "outbox")
         if self._coordinator:
             self._start(self._read_inbox, "inbox")
+        elif not self._is_led:  # A launcher hears by itself of a node that is silent, and has the place moved.
+            self._start(self._watch, "watch")
         self._tell(self._ready)
         try:
             self._loop()
@@ -134,7 +140,7 @@ class Member:
                 return
             if event is not None:
                 self._apply(event)
-            now = time.monotonic()
+            now, self._turns = time.monotonic(), self._turns + 1
             if now >= next_beat:
                 next_beat = now + BEAT_S
                 self._beat(now)
@@ -203,6 +209,17 @@ class Member:
             self._mailbox.post(Gone(first_line(error)))
         except (OSError, protocol.ProtocolError) as error:
             self._mailbox.post(Gone(f"not understood: {error}"))
+
+    def _watch(self) -> None:
+        """Until the loop stands still: a call to a store whose machine has lost its power or network never returns.
+
+        Counted, so that a time in which this process itself stood still is none.
+        """
+        silent_s, seen = 0.0, -1
+        while silent_s < max(self._lost_after_s, 2 * BEAT_S):
+            time.sleep(BEAT_S)
+            silent_s, seen = (0.0 if seen != self._turns else silent_s + BEAT_S), self._turns
+        self._tell(RendezvousLost(f"the node that serves it has not answered for {silent_s:g} s"))
 
     def _read_agent(self) -> None:
         while (received := protocol.read_record(self._reader, FROM_NODE)) is not None:

@@ -178,7 +178,7 @@ def record(error: BaseException, path: str) -> None:
 
     Never raises: a full disk must not replace the user's own exception.
     """
-    if not path:
+    if not path or os.path.exists(path):
         return
     with contextlib.suppress(Exception):
         stack = "".join(traceback.format_exception(type(error), error, error.__traceback__))
@@ -186,8 +186,10 @@ def record(error: BaseException, path: str) -> None:
             "message": f"{type(error).__name__}: {_text(error)}"[:MAX_MESSAGE_CHARS],
             "extraInfo": {"py_callstack": stack[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(time.time()))},
         }
-        with open(path, "x", encoding="utf-8", errors="backslashreplace") as file:
+        # Whole or not at all: a SIGTERM may come meanwhile, since a peer has failed.
+        with open(f"{path}.draft", "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump({"message": message}, file)
+        os.replace(f"{path}.draft", path)
 
 
 def _text(error: BaseException) -> str:

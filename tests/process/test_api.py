@@ -37,6 +37,7 @@ def script(tmp_path: Path) -> Path:
 
 
 def test_launch_returns_the_verdict(script: Path, tmp_path: Path):
+    """torchrun: launcher_api_test 1."""
     result = python(
         """
         import json, signal
@@ -64,6 +65,7 @@ def test_launch_returns_the_verdict(script: Path, tmp_path: Path):
 
 
 def test_launch_works_in_any_thread(script: Path, tmp_path: Path):
+    """torchrun: multiprocessing_api_test 5."""
     result = python(
         """
         import json, threading

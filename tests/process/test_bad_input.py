@@ -42,6 +42,7 @@ def assert_refused(finished: Finished, code: int, *texts: str) -> None:
 
 
 def test_a_script_that_is_not_there_is_told_with_where_it_was_looked_for(start_method: str, tmp_path: Path) -> None:
+    """torchrun: agent_api_test 5."""
     finished = run("--start-method", start_method, "nope.py", cwd=tmp_path)
     assert_refused(finished, NOT_READY, "nope.py: no such file on ", f"looked for in {tmp_path}")
 
@@ -86,6 +87,7 @@ def test_a_module_that_is_not_there_fails_in_the_worker_as_with_python(start_met
     ],
 )
 def test_a_program_that_cannot_be_run_is_told(tmp_path: Path, program: str, text: str) -> None:
+    """torchrun: multiprocessing_api_test 9."""
     (tmp_path / "not_executable").write_text("#!/bin/sh\n")
     assert_refused(run("--no-python", program, cwd=tmp_path), NOT_READY, text)
 
@@ -128,6 +130,7 @@ def test_a_number_of_workers_that_cannot_be_is_refused(number: str) -> None:
 
 
 def test_a_port_that_is_taken_is_told() -> None:
+    """torchrun: utils 1."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         finished = run("--master-addr", "127.0.0.1", "--master-port", str(port), EXIT_WITH)
@@ -177,6 +180,7 @@ def test_two_runs_at_once_with_the_same_options_do_not_touch_each_other() -> Non
     ],
 )
 def test_a_bad_error_file_is_told_of_and_breaks_nothing(kind: str, message: str | None) -> None:
+    """torchrun: errors_api_test 1."""
     finished = run(*SPAWN, PROGRAMS / "leave_error_file.py", kind)
     assert finished.returncode == 3, finished.err
     error = finished.report["first_failure"]["error"]

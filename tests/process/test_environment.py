@@ -70,6 +70,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str | No
 
 
 def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
+    """torchrun: test_run 1; local_elastic_agent_test 3."""
     given = {"SENTINEL": "in\u00e9rited \udcff", "EMPTY": "", "PET_NPROC_PER_NODE": "7"}
     base = environment(given)
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
@@ -163,6 +164,7 @@ FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
 def test_each_worker_sees_the_devices_it_was_given(
     options: str, env: dict[str, str], local_ranks: str, visible: list[str | None], tmp_path: Path
 ) -> None:
+    """torchrun: test_run 19."""
     seen = environs(*options.split(), folder=tmp_path / "dump", env=env)
     assert [env["LOCAL_RANK"] for env in seen] == list(local_ranks)
     assert [env.get("CUDA_VISIBLE_DEVICES") for env in seen] == visible
@@ -193,6 +195,7 @@ def test_devices_that_are_not_there_are_a_usage_error(options: str, complaint: s
 
 
 def test_without_python_a_program_gets_the_same_environment() -> None:
+    """torchrun: test_run 3; launcher_api_test 1."""
     finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})
     seen = dict(line.split("=", 1) for line in finished.out.rstrip("\n").split("\0") if line)
     expected = environ.NAMES.keys() - OF_SEVERAL_NODES - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
@@ -203,6 +206,7 @@ def test_without_python_a_program_gets_the_same_environment() -> None:
 
 
 def test_the_old_argument_comes_first_and_is_the_real_local_rank(start_method: str, tmp_path: Path) -> None:
+    """torchrun: launch_test 1."""
     options = ("--start-method", start_method, "--nproc-per-node", "2", "--pass-local-rank", "--virtual-local-rank")
     finished = run(*options, DUMP, tmp_path, "--local-rank=9", "$local_rank", "pa$$word", "${local_rank}")
     assert finished.returncode == 0, finished.err
@@ -233,6 +237,7 @@ def test_the_store_is_there_before_the_workers_and_on_loopback_only(start_method
 
 @pytest.mark.parametrize("init_method", ["env", "tcp"])
 def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method: str, init_method: str) -> None:
+    """torchrun: test_run 15, 17."""
     options = ("--start-method", start_method, "--nproc-per-node", "2")
     finished = run(*options, PROGRAMS / "init_groups.py", init_method)
     assert finished.returncode == 0, finished.err
@@ -240,6 +245,21 @@ def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method
         ["sum 3 of rank 0/2", "elastic True local rank 0"],
         ["sum 3 of rank 1/2", "elastic True local rank 1"],
     ]
+
+
+def test_torchs_rpc_works(tmp_path: Path) -> None:
+    """torchrun: local_elastic_agent_test 16."""
+    script = tmp_path / "call.py"
+    script.write_text(
+        "import os, operator\nimport torch.distributed.rpc as rpc\n"
+        "rank, size = int(os.environ['RANK']), int(os.environ['WORLD_SIZE'])\n"
+        "rpc.init_rpc(f'worker{rank}', rank=rank, world_size=size)\n"
+        "print('product', rpc.rpc_sync(f'worker{1 - rank}', operator.mul, (6, 7)), flush=True)\n"
+        "rpc.shutdown()\n"
+    )
+    finished = run("--nproc-per-node", "2", script)
+    assert finished.returncode == 0, finished.err
+    assert finished.out.count("product 42\n") == 2
 
 
 def said_by_each_rank(finished: Finished) -> list[list[str]]:

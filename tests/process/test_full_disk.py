@@ -62,6 +62,7 @@ def warnings(finished: Finished) -> list[str]:
 
 
 def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(start_method: str, disk: Disk) -> None:
+    """torchrun: tail_log_test 4."""
     options = ("--start-method", start_method, "--nproc-per-node", "2")
     finished = disk.run("size=1m", *options, FLOOD, "20000", "100")
     assert finished.returncode == 0

@@ -317,6 +317,7 @@ def names(functions: tuple[Callable[[], None], ...]) -> list[str]:
 
 
 def test_a_script_that_ends_well_ends_in_the_same_way(start_method: str, tmp_path: Path) -> None:
+    """torchrun: multiprocessing_api_test 7."""
     well = names(endings.WELL)
     options = ("--start-method", start_method, "--nproc-per-node", str(len(well)))
     finished = run(*options, PROGRAMS / "endings.py", ",".join(well), tmp_path / "worker")

@@ -71,6 +71,7 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
 
 
 def test_a_spare_takes_the_rank_of_a_lost_node_and_the_others_keep_theirs(job: Job) -> None:
+    """torchrun: rendezvous 15."""
     job.start("--nnodes", "2", "--hosts", "a,b,c")
     job.wait_for_world(2, "a,b")
     os.kill(job.agents()[0], signal.SIGKILL)

@@ -67,6 +67,7 @@ def test_a_killed_launcher_leaves_nothing(start_method: str, phase: Callable[[Ru
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_killed_agent_is_told_of_and_leaves_nothing(start_method: str, phase: Callable[[Running], None]) -> None:
+    """torchrun: test_run 10; launcher_api_test 5."""
     running = start_in(phase, start_method)
     os.kill(running.agent_pid(), signal.SIGKILL)
     finished = running.finish(20)

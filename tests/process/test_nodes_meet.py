@@ -1,8 +1,4 @@
-"""Launchers started by hand, one per node, meet at an endpoint and run one job: torchrun's own way, on one machine.
-
-What torchrun promises in test_run.py 2, 7 and 8, local_elastic_agent_test.py (restart, elastic, heterogeneous sums) and
-its defects D1-D3 and D7 (``torchrun.md``) is stated here as ours.
-"""
+"""Launchers started by hand, one per node, meet at an endpoint and run one job: torchrun's own way, on one machine."""
 
 from __future__ import annotations
 
@@ -24,6 +20,7 @@ total = torch.ones(1)
 dist.all_reduce(total)
 names = "RANK LOCAL_RANK WORLD_SIZE LOCAL_WORLD_SIZE GROUP_RANK GROUP_WORLD_SIZE TORCHELASTIC_RESTART_COUNT".split()
 print("sum", int(total), *(os.environ[name] for name in names))
+print("store at", os.environ["MASTER_ADDR"])
 dist.destroy_process_group()
 """
 
@@ -60,6 +57,7 @@ def sums(finished: list[Finished]) -> list[str]:
 
 
 def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script: Path):
+    """torchrun: local_elastic_agent_test 8; rendezvous 5."""
     script.write_text(SUM)
     nodes = [node(port, script, "--nnodes", "2", "--nproc-per-node", str(count)) for count in (1, 3)]
     finished = [each.finish() for each in nodes]
@@ -72,15 +70,22 @@ def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script:
 
 
 def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port: int, script: Path):
+    """torchrun: test_run 2; launcher_api_test 3; agent_api_test 2; local_elastic_agent_test 7; rendezvous 14."""
     script.write_text(SUM)
-    options = ("--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1")
-    finished = [each.finish() for each in [node(port, script, *options, env={"DIE": "3"}) for _ in range(2)]]
-    assert [done.returncode for done in finished] == [0, 0]
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--local-addr", "127.0.0.2")
+    static = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    env = {"OMP_NUM_THREADS": "1", "DIE": "3"}
+    nodes = [start(*options, *static, "--node-rank", rank, script, env=env) for rank in "01"]
+    finished = [each.finish() for each in nodes]
+    assert [done.returncode for done in finished] == [0, 0], finished[0].err
+    assert [line.split()[:2] for line in sums(finished)] == [["4", str(rank)] for rank in range(4)]
     assert {line.split()[-1] for line in sums(finished)} == {"1"}
     assert all("restart 1 of 1" in done.err for done in finished)
+    assert all(done.out.count("store at 127.0.0.2") == 2 for done in finished)
 
 
 def test_a_failure_on_one_node_is_the_verdict_of_all(port: int, script: Path):
+    """torchrun: local_elastic_agent_test 14."""
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "2")
     finished = [each.finish() for each in [node(port, script, *options, env={"RAISE": "3"}) for _ in range(2)]]
@@ -90,6 +95,7 @@ def test_a_failure_on_one_node_is_the_verdict_of_all(port: int, script: Path):
 
 
 def test_node_rank_decides_the_order(port: int, script: Path):
+    """torchrun: test_run 2."""
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
     second = start(*options, "--node-rank", "1", script)
@@ -134,6 +140,7 @@ def test_the_end_of_the_serving_node_ends_the_job_and_says_so(port: int, script:
 
 
 def test_elastic_a_node_leaves_and_another_comes_without_using_up_restarts(port: int, script: Path):
+    """torchrun: test_run 7; agent_api_test 7; rendezvous 11."""
     script.write_text(WAIT)
     conf = "last_call_timeout=1,keep_alive_interval=0.5"
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-conf", conf)
@@ -149,6 +156,28 @@ def test_elastic_a_node_leaves_and_another_comes_without_using_up_restarts(port:
     assert first.finish().returncode == 128 + signal.SIGTERM
 
 
+def test_a_node_beyond_the_most_waits_for_a_place_to_the_end(port: int, script: Path, tmp_path: Path):
+    """torchrun: test_run 8; agent_api_test 12; local_elastic_agent_test 15; rendezvous 13."""
+    script.write_text(WAIT.replace("signal.pause()", "while not os.path.exists(os.environ['END']): time.sleep(0.05)"))
+    conf = "join_timeout=30,last_call_timeout=1,keep_alive_interval=0.5"
+    options, env = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-conf", conf), {"END": str(tmp_path / "end")}
+    first = node(port, script, *options, env=env)
+    first.wait_for(r"runs 0 1")
+    second = node(port, script, *options, env=env)
+    second.wait_for(r"runs 1 2")
+    spares = [node(port, script, *options, env=env) for _ in range(2)]
+    for each in spares:
+        each.wait_for("has all its nodes .*waits for a place")
+    os.kill(second.agent_pid(), signal.SIGKILL)
+    first.wait_for(r"runs 0 2", count=2)
+    second.finish()
+    (tmp_path / "end").touch()
+    finished = [each.finish() for each in (first, *spares)]
+    assert [done.returncode for done in finished] == [0, 0, 0], finished[-1].err
+    assert sorted("was not needed" in done.err for done in finished) == [False, False, True]
+    assert sum("runs 1 2" in done.out for done in finished) == 1
+
+
 def test_a_node_that_ends_early_waits_for_the_verdict_of_the_others(port: int, script: Path):
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "0")
@@ -158,6 +187,7 @@ def test_a_node_that_ends_early_waits_for_the_verdict_of_the_others(port: int, s
 
 
 def test_nodes_that_do_not_come_are_waited_for_no_longer_than_asked(port: int, script: Path):
+    """torchrun: rendezvous 10."""
     script.write_text(WAIT)
     done = node(port, script, "--nnodes", "3", "--nproc-per-node", "1", "--rdzv-conf", "join_timeout=3").finish()
     assert done.returncode == 83
@@ -190,6 +220,7 @@ def test_a_node_rank_can_be_taken_once_only(port: int, script: Path):
 
 
 def test_an_endpoint_that_nobody_serves_or_knows_is_named(script: Path):
+    """torchrun: rendezvous 6."""
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-backend", "c10d")
     unknown = start(*options, "--rdzv-endpoint", "no.such.host.invalid:1", script).finish()

@@ -67,7 +67,21 @@ def test_every_byte_is_in_the_file_and_every_line_whole_on_the_console(start_met
         assert f"{rank}| last" in finished.err
 
 
+def test_what_c_code_and_programs_write_is_caught_too(tmp_path: Path) -> None:
+    """torchrun: redirects_test 1."""
+    script = tmp_path / "three.py"
+    script.write_text(
+        "import ctypes, subprocess\nprint('by Python', flush=True)\n"
+        "libc = ctypes.CDLL(None)\nlibc.puts(b'by C')\nlibc.fflush(None)\n"
+        "subprocess.run(['echo', 'by a program'])\n"
+    )
+    finished = run(*ALONE, script)
+    assert finished.out.splitlines() == ["by Python", "by C", "by a program"]
+    assert log(finished, 0) == b"by Python\nby C\nby a program\n"
+
+
 def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(start_method: str, tmp_path: Path) -> None:
+    """torchrun: tail_log_test 1; redirects_test 2."""
     workers, lines = 4, 50_000
     with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
         options = ("--start-method", start_method, "--nproc-per-node", str(workers), "--log-dir", tmp_path / "logs")
@@ -162,6 +176,7 @@ def test_stdout_goes_to_stdout_and_stderr_to_stderr() -> None:
 def test_masks_and_filters_choose_what_the_console_shows_and_files_have_it_all(
     options: tuple[str, ...], out: str, err: str
 ) -> None:
+    """torchrun: multiprocessing_api_test 10; tail_log_test 3."""
     finished = run(*SPAWN, "--nproc-per-node", "3", *options, WRITE, r"out:O\n", r"err:E\n", env=BARE)
     assert finished.returncode == 0
     assert sorted(re.findall(r"^(\d)\| O$", finished.out, re.MULTILINE)) == out.split()
@@ -179,6 +194,7 @@ def test_local_ranks_of_two_digits_can_be_named(tmp_path: Path) -> None:
 
 
 def test_lines_with_a_needle_are_copied_to_the_filtered_files() -> None:
+    """torchrun: multiprocessing_api_test 11."""
     options = ("--duplicate-stdout-filters", "loss,a,,b", "--duplicate-stderr-filters", "Error", "--role", "trainer")
     actions = (r"out:loss 1\nother\nx a,b y\n", r"err:Error: no\nwarning\n", "1/out:last loss")
     finished = run(*TWO, *options, WRITE, *actions, env=BARE)
@@ -201,6 +217,7 @@ def test_each_line_names_the_host_and_the_rank() -> None:
 
 
 def test_torchruns_prefix_template_is_used_also_for_a_lone_worker() -> None:
+    """torchrun: test_run 18; local_elastic_agent_test 9."""
     template = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${local_rank} ${rank} ${other}>"}
     finished = run(*ALONE, "--role", "r", WRITE, r"out:a\n", env=template)
     assert finished.out == "<r 0 0 ${other}>a\n"
@@ -300,6 +317,7 @@ def test_a_given_folder_holds_a_folder_per_run_and_attempt(tmp_path: Path) -> No
 
 
 def test_without_files_the_console_has_all_and_nothing_is_made(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 7."""
     finished = run(*TWO, "--log-dir", "/dev/null", WRITE, r"out:a\n", env=BARE, cwd=tmp_path)
     assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]
     assert "no logs are kept" in finished.err
@@ -307,6 +325,7 @@ def test_without_files_the_console_has_all_and_nothing_is_made(tmp_path: Path) -
 
 
 def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
+    """torchrun: multiprocessing_api_test 3."""
     path = tmp_path / "file"
     path.touch()
     finished = run(*TWO, "--log-dir", path, WRITE, r"out:a\n")
@@ -317,6 +336,7 @@ def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_log_folder_deleted_during_the_run_stops_nothing(tmp_path: Path) -> None:
+    """torchrun: tail_log_test 2."""
     go = tmp_path / "go"
     options = (*TWO, "--log-dir", tmp_path / "logs", "--rdzv-id", "job")
     running = start(*options, WRITE, r"out:before\n", f"until:{go}", r"out:after\n", env=BARE)
@@ -373,6 +393,7 @@ def test_a_background_process_that_holds_stdout_loses_no_line_and_delays_no_end(
 
 
 def test_the_process_above_finds_the_first_failure_in_its_error_file(start_method: str, tmp_path: Path) -> None:
+    """torchrun: local_elastic_agent_test 10."""
     path = tmp_path / "above.json"
     options = ("--start-method", start_method, "--nproc-per-node", "2")
     finished = run(*options, EXIT_WITH, "1=raise:the cause", env={"TORCHELASTIC_ERROR_FILE": str(path)})
@@ -385,6 +406,7 @@ def test_the_process_above_finds_the_first_failure_in_its_error_file(start_metho
 
 
 def test_events_are_printed_as_json_lines_where_asked_for() -> None:
+    """torchrun: test_run 9."""
     finished = run(*TWO, "--event-log-handler", "console", EXIT_WITH, "1=code:5")
     assert finished.returncode == 5
     lines = [json.loads(line) for line in finished.err.splitlines() if line.startswith("{")]

@@ -37,6 +37,7 @@ def test_nothing_a_worker_started_outlives_the_run(start_method: str, end: str, 
 
 
 def test_nothing_a_worker_started_outlives_a_stop(start_method: str) -> None:
+    """torchrun: multiprocessing_api_test 4."""
     running = start("--start-method", start_method, "--nproc-per-node", "2", ESCAPE, "wait", "bare")
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGTERM)

@@ -33,6 +33,7 @@ def assert_recovered(finished: Finished, victim: int, signum: int) -> None:
     ("start_method", "repetition"), [*zip(["forkserver"] * 17 + ["spawn"] * 3, range(20), strict=True)]
 )
 def test_a_gloo_job_in_which_a_rank_dies_once_recovers(start_method: str, repetition: int) -> None:
+    """torchrun: local_elastic_agent_test 19."""
     victim, signum = repetition % 2, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[repetition % 3]
     options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1")
     finished = run(*options, ALLREDUCE, "40", f"{victim}:{int(signum)}")
@@ -40,6 +41,7 @@ def test_a_gloo_job_in_which_a_rank_dies_once_recovers(start_method: str, repeti
 
 
 def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:
+    """torchrun: agent_api_test 3."""
     options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "2")
     finished = run(*options, EXIT_WITH, "1=code:3,raise:again,code:0", "0=wait,wait,code:0")
     assert finished.returncode == 0, finished.err
@@ -55,6 +57,7 @@ def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -
 
 
 def test_a_given_port_is_used_by_every_attempt(unused_port: int) -> None:
+    """torchrun: local_elastic_agent_test 2."""
     options = ("--nproc-per-node", "2", "--max-restarts", "1")
     finished = run(*options, "--master-port", str(unused_port), ALLREDUCE, "40", "1:9")
     assert_recovered(finished, 1, signal.SIGKILL)
@@ -69,9 +72,11 @@ def unused_port() -> int:
 
 
 def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
+    """torchrun: agent_api_test 6; local_elastic_agent_test 11; errors_api_test 6."""
     options = ("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "2")
     finished = run(*options, EXIT_WITH, "0=code:3,code:4,code:5,code:0")
     assert finished.returncode == 5
+    assert not list(finished.run_dir.rglob("error.json")), "sys.exit is no exception"
     attempts = finished.report["attempts"]
     assert [attempt["exits"][0]["returncode"] for attempt in attempts] == [3, 4, 5]
     assert [attempt["restarts"] for attempt in attempts] == [True, True, False]
@@ -80,6 +85,7 @@ def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
 
 
 def test_a_job_that_succeeds_is_not_started_again() -> None:
+    """torchrun: agent_api_test 4."""
     finished = run("--start-method", "spawn", "--max-restarts", "3", EXIT_WITH, "0=code:0")
     assert (finished.returncode, len(finished.report["attempts"])) == (0, 1)
 

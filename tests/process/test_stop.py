@@ -38,6 +38,7 @@ def assert_stopped(finished: Finished, name: str) -> None:
     [*(("spawn", name) for name in STOPS), ("forkserver", "SIGTERM"), ("forkserver", "SIGINT")],
 )
 def test_each_stop_signal_reaches_every_worker_once_and_ends_the_run(start_method: str, name: str) -> None:
+    """torchrun: launcher_api_test 4, 6; agent_api_test 11; multiprocessing_api_test 14, 15."""
     running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
     running.wait_for(r"ready \(pid", 2)
     running.signal(number(name))
@@ -99,6 +100,7 @@ def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], Non
 
 
 def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_grace(start_method: str) -> None:
+    """torchrun: shutdown_timeout_test 3."""
     options = ("--start-method", start_method, "--nproc-per-node", "2", "--shutdown-timeout", "1")
     running = start(*options, IGNORE)
     running.wait_for(r"(ready|child) \(pid", 4)
@@ -152,6 +154,7 @@ def test_stopped_workers_that_ignore_the_signal_are_killed_after_the_grace() -> 
 
 
 def test_user_signals_are_passed_on_once_and_stop_nothing(start_method: str) -> None:
+    """torchrun: multiprocessing_api_test 17."""
     running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS)
     running.wait_for(r"ready \(pid", 2)
     for name in ("SIGUSR1", "SIGUSR2", "SIGUSR1"):
@@ -166,6 +169,7 @@ def test_user_signals_are_passed_on_once_and_stop_nothing(start_method: str) -> 
 
 
 def test_a_user_signal_that_is_named_a_stop_signal_stops() -> None:
+    """torchrun: launcher_api_test 6; multiprocessing_api_test 15."""
     options = ("--start-method", "spawn", "--nproc-per-node", "2", "--signals-to-handle", "SIGUSR1,SIGTERM")
     running = start(*options, PROGRAMS / "exit_with.py")
     running.wait_for(r"ready \(pid", 2)

@@ -59,6 +59,7 @@ def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) ->
 def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
     start_method: str, end: str, code: int, page: str
 ) -> None:
+    """torchrun: test_run 9; multiprocessing_api_test 8, 13; errors_api_test 3."""
     finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, f"1={end}")
     assert finished.returncode == code
     assert re.search(r"rank 1 \(local_rank 1, pid \d+\)", finished.err)
@@ -70,11 +71,24 @@ def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
 
 
 def test_an_exception_is_recorded_without_the_record_decorator(start_method: str) -> None:
+    """torchrun: test_run 9; multiprocessing_api_test 6."""
     finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "0=raise:wrong shape")
     error = failure(finished)["error"]
     assert error["message"] == "RuntimeError: wrong shape"
     assert error["traceback"].startswith("Traceback (most recent call last):\n")
     assert "exit_with.py" in error["traceback"]
+
+
+def test_an_exception_that_the_record_decorator_recorded_is_the_same(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 5."""
+    script = tmp_path / "recorded.py"
+    script.write_text(
+        "from torch.distributed.elastic.multiprocessing.errors import record\n"
+        "@record\ndef main():\n    raise RuntimeError('wrong shape')\nmain()\n"
+    )
+    error = failure(run("--start-method", "spawn", "--nproc-per-node", "1", script))["error"]
+    assert error["message"] == "RuntimeError: wrong shape"
+    assert re.search(r"Traceback(?s:.*)recorded.py(?s:.*)RuntimeError: wrong shape", error["traceback"])
 
 
 def test_two_ranks_that_fail_together_are_both_told_of(start_method: str, tmp_path: Path) -> None:

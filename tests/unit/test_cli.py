@@ -1,25 +1,4 @@
-"""Command line -> ``LaunchConfig`` -> ``launch`` -> exit code, with ``launch`` replaced by one that only looks.
-
-Promises of PyTorch's own tests (torchrun.md part 6) and where they are kept:
-
-==================================================  ===============================================================
-test_run.py 2 (--master-addr/-port, --node-rank)    test_torchruns_static_mode_fixes_the_store
-test_run.py 3 (--no-python; --module with it)       test_entry, test_a_program_is_not_a_module
-test_run.py 4 (default nproc; here one per GPU)     test_without_options_all_is_default
-test_run.py 5 (all through PET_*; PET_MODULE=0)     test_every_option_has_an_effect..., test_flags_in_the_environment
-test_run.py 6 (nproc auto/cpu/gpu/xpu/number/?)     test_nproc_per_node
-test_run.py 11 (--standalone)                       test_standalone_is_one_node_and_ignores_the_meeting_place
-test_run.py 12 (--run-path)                         test_entry
-test_run.py 13 (nnodes)                             test_config.py
-test_run.py 16 (--logs-specs)                       test_logs_specs_plug_ins_are_refused
-test_run.py 18 (--redirect=3 --tee=3, template)     test_torchruns_own_abbreviation, test_torchruns_environment
-test_run.py 19 (--virtual-local-rank)               test_every_option_has_an_effect_or_a_reason
-launch_test.py (--local-rank, --use-env)            test_old_launch_scripts_get_their_argument
-argparse_util_test.py env (7 cases)                 test_the_command_line_beats..., test_the_environments_name...
-argparse_util_test.py check_env (7 cases)           test_flags_in_the_environment
-shutdown_timeout_test.py (default, env, explicit)   test_the_shutdown_timeout_is_the_options_...
-==================================================  ===============================================================
-"""
+"""Command line -> ``LaunchConfig`` -> ``launch`` -> exit code, with ``launch`` replaced by one that only looks."""
 
 from __future__ import annotations
 
@@ -188,6 +167,7 @@ def _spellings(name: str, value: str | None) -> Iterator[list[str]]:
 def test_every_option_has_an_effect_or_a_reason(
     name: str, config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torchrun: test_run 5, 19."""
     value, field, expected = EFFECTS[name]
     asked = [config_of(*argv) for argv in _spellings(name, value)]
     [option] = [o for o in DECLARED if o.name == name]
@@ -208,6 +188,7 @@ def test_options_and_fields_agree() -> None:
 
 
 def test_without_options_all_is_default(config_of: ConfigOf) -> None:
+    """torchrun: test_run 4."""
     assert config_of() == LaunchConfig(script="x.py")
 
 
@@ -274,6 +255,7 @@ def test_options_are_read_as_argparse_reads_them(
 
 
 def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
+    """torchrun: test_run 18."""
     config = config_of("--redirect=3", "--tee=3")
     assert (config.redirects, config.tee) == (Streams(default=3), Streams(default=3))
 
@@ -307,7 +289,10 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["--rdzv-backend", "mine", "x.py"], ["mine", "static or c10d"]),
         (["--rdzv-backend", "c10d", "--rdzv-endpoint", "a:b", "x.py"], ["--rdzv-endpoint a:b", "port"]),
         (["--rdzv-endpoint", "node1", "x.py"], ["--rdzv-endpoint node1", "needs a port"]),
-        (["--rdzv-conf", "tmeout=5", "x.py"], ["tmeout", "join_timeout"]),
+        (["--rdzv-conf", "join_timeout", "x.py"], ["--rdzv-conf join_timeout", "list like"]),
+        (["--rdzv-conf", "join_timeout=-1", "x.py"], ["join_timeout=-1", "above 0"]),
+        (["--rdzv-conf", "is_host=maybe", "x.py"], ["is_host=maybe", "true or false"]),
+        (["--rdzv-conf", "store_type=file", "x.py"], ["store_type=file", "--rdzv-endpoint HOST:PORT"]),
         (["--rdzv-id", "a/b", "x.py"], ["--rdzv-id"]),
         (["--master-port", "x", "x.py"], ["--master-port x"]),
         (["--master-addr", "a b", "--master-port", "1", "x.py"], ["--master-addr a b"]),
@@ -322,6 +307,7 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_a_hint(argv: list[str], words: list[str], error_of: ErrorOf) -> None:
+    """torchrun: rendezvous 2, 7, 8, 9."""
     text = error_of(*argv)
     assert all(word in text for word in words)
 
@@ -339,10 +325,12 @@ def test_an_empty_value_is_an_error_or_none_at_all(
 
 
 def test_logs_specs_plug_ins_are_refused(error_of: ErrorOf) -> None:
+    """torchrun: test_run 16."""
     assert "--ranks-filter" in error_of("--logs-specs", "mine", "x.py")
 
 
 def test_a_program_is_not_a_module(error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun: test_run 3."""
     assert "exclude each other" in error_of("--no-python", "-m", "x")
     monkeypatch.setenv("PET_NO_PYTHON", "1")
     assert "PET_NO_PYTHON" in error_of("-m", "x")
@@ -360,11 +348,13 @@ def test_a_program_is_not_a_module(error_of: ErrorOf, monkeypatch: pytest.Monkey
     ],
 )
 def test_entry(argv: list[str], entry: str, config_of: ConfigOf) -> None:
+    """torchrun: test_run 3, 12."""
     assert config_of(*argv).entry == entry
 
 
 @pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
 def test_nproc_per_node(word: str, config_of: ConfigOf, error_of: ErrorOf) -> None:
+    """torchrun: test_run 6."""
     assert config_of("--nproc-per-node", word).nproc_per_node == word
     assert "auto, cpu, gpu, xpu" in error_of("--nproc-per-node", f"{word}s", "x.py")
 
@@ -386,16 +376,19 @@ def test_nproc_per_node(word: str, config_of: ConfigOf, error_of: ErrorOf) -> No
 def test_torchruns_static_mode_fixes_the_store(
     argv: str, store: tuple[str | None, int | None], config_of: ConfigOf
 ) -> None:
+    """torchrun: test_run 2."""
     config = config_of(*argv.split())
     assert (config.master_addr, config.master_port) == store
 
 
 def test_standalone_is_one_node_and_ignores_the_meeting_place(config_of: ConfigOf) -> None:
+    """torchrun: test_run 11."""
     meeting = ["--rdzv-backend", "etcd", "--rdzv-endpoint", "a:b", "--rdzv-conf", "x", "--node-rank", "3"]
     assert config_of("--standalone", *meeting) == LaunchConfig(script="x.py")
 
 
 def test_old_launch_scripts_get_their_argument(config_of: ConfigOf) -> None:
+    """torchrun: launch_test 1, 2."""
     assert config_of("--pass-local-rank").pass_local_rank
     assert not config_of("--use_env").pass_local_rank
 
@@ -403,6 +396,7 @@ def test_old_launch_scripts_get_their_argument(config_of: ConfigOf) -> None:
 def test_the_command_line_beats_the_environment_and_that_the_default(
     config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torchrun: argparse_util_test 1."""
     assert config_of().role == "default"
     monkeypatch.setenv("PET_ROLE", "from_env")
     assert config_of().role == "from_env"
@@ -412,6 +406,7 @@ def test_the_command_line_beats_the_environment_and_that_the_default(
 
 
 def test_the_environments_name_is_the_long_one(config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun: argparse_util_test 1."""
     monkeypatch.setenv("PET_R", "3")
     assert config_of().redirects == Streams()
     monkeypatch.setenv("PET_REDIRECTS", "2")
@@ -424,6 +419,7 @@ def test_the_environments_name_is_the_long_one(config_of: ConfigOf, monkeypatch:
     [("1", True), ("true", True), ("YES", True), ("0", False), ("false", False), ("no", False), ("", False)],
 )
 def test_flags_in_the_environment(text: str, on: bool, config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun: test_run 5; argparse_util_test 2."""
     monkeypatch.setenv("PET_MODULE", text)
     assert config_of().entry == ("module" if on else "script")
     assert config_of("-m").entry == "module"
@@ -464,6 +460,7 @@ def test_an_error_of_the_command_line_does_not_name_the_environment(
 def test_the_shutdown_timeout_is_the_options_then_the_environments_then_30(
     argv: list[str], env: str | None, seconds: float, config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """torchrun: shutdown_timeout_test 1."""
     if env is not None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", env)
     assert config_of(*argv).shutdown_timeout_s == seconds
@@ -477,6 +474,7 @@ def test_a_wrong_shutdown_timeout_in_the_environment_is_named(
 
 
 def test_torchruns_environment(config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """torchrun: test_run 18."""
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
     config = config_of()
@@ -486,6 +484,7 @@ def test_torchruns_environment(config_of: ConfigOf, monkeypatch: pytest.MonkeyPa
 def test_file_timers_are_warned_about(
     config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    """torchrun: local_elastic_agent_test 5; timer 1."""
     monkeypatch.setenv("TORCHELASTIC_ENABLE_FILE_TIMER", "1")
     config_of()
     err = capsys.readouterr().err

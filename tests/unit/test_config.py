@@ -1,9 +1,4 @@
-"""Text of an option -> checked value, and the combinations that ``LaunchConfig`` refuses.
-
-Promises of PyTorch's own tests kept here (torchrun.md part 6): ``test_run.py`` 6 (nproc words) and 13
-(parse_min_max_nnodes), ``shutdown_timeout_test.py`` (negative refused, zero allowed), ``multiprocessing``
-(Std.from_str, good and bad), ``rendezvous`` (endpoint and configuration tables).
-"""
+"""Text of an option -> checked value, and the combinations that ``LaunchConfig`` refuses."""
 
 from __future__ import annotations
 
@@ -18,17 +13,20 @@ from ddplaunch.errors import USAGE, UsageError
 
 @pytest.mark.parametrize(("text", "nodes"), [("1", (1, 1)), ("2:20", (2, 20)), ("3", (3, 3)), (" 4:4 ", (4, 4))])
 def test_nnodes_is_a_number_or_a_range(text: str, nodes: tuple[int, int]) -> None:
+    """torchrun: test_run 13."""
     assert values.parse_nnodes(text) == nodes
 
 
 @pytest.mark.parametrize("text", ["", "a", "2:20:30", "0", "0:1", "3:2", "-1", "1:", ":1", "1.5"])
 def test_other_nnodes_are_refused(text: str) -> None:
+    """torchrun: test_run 13."""
     with pytest.raises(UsageError, match="--nnodes"):
         values.parse_nnodes(text)
 
 
 @pytest.mark.parametrize(("text", "value"), [(None, None), ("8", 8), ("auto", "auto"), ("-1", -1)])
 def test_nproc_is_a_number_or_a_word(text: str | None, value: int | str | None) -> None:
+    """torchrun: test_run 6."""
     assert values.parse_nproc(text) == value
 
 
@@ -42,11 +40,13 @@ def test_nproc_is_a_number_or_a_word(text: str | None, value: int | str | None) 
     ],
 )
 def test_streams_have_torchruns_grammar_with_ranks_of_any_length(text: str, streams: Streams) -> None:
+    """torchrun: multiprocessing_api_test 1."""
     assert values.parse_streams(text, "--tee") == streams
 
 
 @pytest.mark.parametrize("text", ["", "4", "11", "0:1,", "0:1,1", "1,0:1", "0:4", "a:1", "0:1,0:2", "-1"])
 def test_other_streams_are_refused(text: str) -> None:
+    """torchrun: multiprocessing_api_test 1."""
     with pytest.raises(UsageError, match="--tee"):
         values.parse_streams(text, "--tee")
 
@@ -63,6 +63,7 @@ def test_other_streams_are_refused(text: str) -> None:
 def test_a_local_rank_that_is_not_named_has_the_default(
     streams: Streams, local_rank: int, covered: tuple[bool, bool]
 ) -> None:
+    """torchrun: multiprocessing_api_test 2."""
     assert (streams.covers(local_rank, "stdout"), streams.covers(local_rank, "stderr")) == covered
 
 
@@ -86,6 +87,7 @@ def test_signals_are_names_in_any_case() -> None:
 
 @pytest.mark.parametrize("text", ["SIGKILL", "SIGSTOP", "SIGCHLD", "SIGCLD", "TERM", "15", "SIGTERM,nope", "", ","])
 def test_signals_that_cannot_be_handled_are_refused(text: str) -> None:
+    """torchrun: multiprocessing_api_test 16."""
     with pytest.raises(UsageError, match="--signals-to-handle"):
         values.parse_signals(text)
 
@@ -154,6 +156,7 @@ def test_other_preloads_are_refused(text: str) -> None:
     ],
 )
 def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, endpoint: tuple[str, int | None]) -> None:
+    """torchrun: rendezvous 3."""
     assert values.parse_endpoint(text, "--rdzv-endpoint") == endpoint
 
 
@@ -162,6 +165,7 @@ def test_an_endpoint_is_a_host_and_perhaps_a_port(text: str, endpoint: tuple[str
     ["node1:", "node1:x", "node1:65536", "node1:-1", "node1:123456", ":1", "~:1", "a b:1", "[]:1", "a/b", "[::1]x", ""],
 )
 def test_other_endpoints_are_refused(text: str) -> None:
+    """torchrun: rendezvous 3."""
     with pytest.raises(UsageError, match="--rdzv-endpoint"):
         values.parse_endpoint(text, "--rdzv-endpoint")
 
@@ -178,11 +182,13 @@ def test_other_endpoints_are_refused(text: str) -> None:
     ],
 )
 def test_rdzv_conf_is_keys_and_values(text: str, conf: dict[str, str]) -> None:
+    """torchrun: rendezvous 1."""
     assert values.parse_rdzv_conf(text) == conf
 
 
-@pytest.mark.parametrize("text", ["=", "timeout", "timeout=", "=5", "timeout=5,", "timeout= ,is_host=1", "tmeout=5"])
+@pytest.mark.parametrize("text", ["=", "timeout", "timeout=", "=5", "timeout=5,", "timeout= ,is_host=1"])
 def test_other_rdzv_confs_are_refused(text: str) -> None:
+    """torchrun: rendezvous 1."""
     with pytest.raises(UsageError, match="--rdzv-conf"):
         values.parse_rdzv_conf(text)
 
@@ -212,6 +218,7 @@ def test_other_rdzv_confs_are_refused(text: str) -> None:
     ],
 )
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
+    """torchrun: shutdown_timeout_test 2."""
     with pytest.raises(UsageError) as caught:
         LaunchConfig(**{"script": "x.py", **fields})
     assert caught.value.exit_code == USAGE
@@ -229,4 +236,5 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
     ],
 )
 def test_what_is_unusual_but_can_be_meant_is_accepted(fields: dict[str, Any]) -> None:
+    """torchrun: shutdown_timeout_test 2."""
     LaunchConfig(**{"script": "x.py", **fields})

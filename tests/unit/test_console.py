@@ -103,6 +103,7 @@ def test_every_line_begins_with_the_host_and_the_global_rank(screens: Screens) -
 
 
 def test_a_template_knows_torchruns_macros_and_the_host_and_keeps_others(tmp_path: Path) -> None:
+    """torchrun: tail_log_test 3."""
     screens = Screens(tmp_path, template="${role_name}/$rank/${local_rank}@${host} $unknown ${} $$|")
     shown = screens.shown((Output("node1", 5, 1, "stdout", 0), b"x\n"))
     assert shown == b"trainer/5/1@node1 $unknown ${} $|x\n"

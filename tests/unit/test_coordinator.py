@@ -15,6 +15,7 @@ from ddplaunch.rounds import (
     RoundFormed,
     RoundOver,
     RunClosed,
+    RunFull,
     StopRound,
     StoreListens,
     WorkerFailed,
@@ -58,17 +59,17 @@ def test_who_waits_hears_who_else_does():
 
 
 def test_different_worker_counts_give_contiguous_ranks():
-    coordinator = Coordinator(0, 2, 2, 0)
-    coordinator.receive(join(0, size=1))
-    coordinator.receive(join(1, size=3))
+    """torchrun: agent_api_test 8."""
+    coordinator, sizes = Coordinator(0, 5, 5, 0), (4, 1, 2, 3, 5)
+    for index, size in enumerate(sizes):
+        coordinator.receive(join(index, size))
     rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
-    assert [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()] == [
-        (0, 1, 4),
-        (1, 3, 4),
-    ]
+    given = [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()]
+    assert given == [(0, 4, 15), (4, 1, 15), (5, 2, 15), (7, 3, 15), (10, 5, 15)]
 
 
 def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
+    """torchrun: test_run 14; local_elastic_agent_test 17."""
     coordinator = Coordinator(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert ended(coordinator, NodeEnded(0, 0)) == []
@@ -127,6 +128,7 @@ def test_a_lost_node_ends_a_run_of_fixed_size_and_is_named():
 
 
 def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
+    """torchrun: agent_api_test 7."""
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
     coordinator.receive(NodeGone(1))
@@ -157,6 +159,62 @@ def test_a_node_that_comes_later_starts_a_larger_round():
     coordinator.receive(join(0))
     rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
+
+
+def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
+    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator.receive(join(0))
+    assert records(coordinator.last_call(), ListenForStore)
+    coordinator.receive(join(1))
+    rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
+    assert {index: (formed.round.node_rank, formed.round.world_size) for index, formed in rounds.items()} == {
+        0: (0, 4),
+        1: (1, 4),
+    }
+    assert coordinator.receive(StoreListens(0, "a", 1)) == []
+
+
+def test_it_may_go_again_before_that():
+    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator.receive(join(0))
+    coordinator.last_call()
+    coordinator.receive(join(1))
+    coordinator.receive(NodeGone(1))
+    assert coordinator.receive(StoreListens(0, "a", 1)) == []
+    assert coordinator.has_enough
+    coordinator.last_call()
+    assert records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed).keys() == {0}
+
+
+def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
+    coordinator = Coordinator(0, 1, 2, 0)
+    started(coordinator, 0, 1)
+    assert coordinator.receive(join(2)) == [Sent(2, RunFull(("host0", "host1")))]
+    coordinator.receive(NodeGone(1))
+    ended(coordinator, NodeEnded(0, 0))
+    assert records(coordinator.receive(join(0)), ListenForStore)
+    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 2: 1}
+
+
+def test_it_takes_no_place_from_one_that_comes_again_a_little_later():
+    coordinator = Coordinator(0, 1, 2, 1)
+    started(coordinator, 0, 1)
+    coordinator.receive(join(2))
+    ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0))
+    assert not records(coordinator.receive(join(0)), ListenForStore)
+    assert records(coordinator.receive(join(1)), ListenForStore)
+    assert coordinator.seats == [0, 1]
+
+
+def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
+    coordinator = Coordinator(0, 1, 2, 0)
+    started(coordinator, 0, 1)
+    coordinator.receive(join(2))
+    sent = ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0))
+    assert sent == [Sent(i, RoundOver(0, restarts=False, failed=False)) for i in (0, 1, 2)]
+    assert coordinator.receive(NodeGone(2)) == []
+    assert coordinator.receive(NodeGone(1)) == [Sent(0, RunClosed())]
 
 
 def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
@@ -206,6 +264,7 @@ def test_late_messages_of_an_earlier_round_change_nothing():
 
 
 def test_a_node_that_comes_after_the_end_is_told_so():
+    """torchrun: rendezvous 16."""
     coordinator = Coordinator(0, 1, 1, 0)
     started(coordinator, 0)
     ended(coordinator, NodeEnded(0, 0))
@@ -286,3 +345,17 @@ def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again
     assert sent == Sent(0, ListenForStore(3, ""))
     rounds = records(coordinator.receive(StoreListens(3, "a", 1)), RoundFormed)
     assert {formed.round.attempt for formed in rounds.values()} == {3}
+
+
+def test_a_host_is_lost_whatever_it_is_called():
+    coordinator = Coordinator(0, 2, 2, 3)
+    started(coordinator, 0, 1)
+    coordinator.receive(NodeGone(1))
+    over = records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0]
+    named = Coordinator(0, 2, 2, 3)
+    for index, host in ((0, "a"), (1, "joins")):
+        named.receive(NodeJoined(index, host, 2))
+    named.receive(StoreListens(0, "a", 1))
+    named.receive(NodeGone(1))
+    same = records(ended(named, NodeEnded(0, 0)), RoundOver)[0]
+    assert (same.restarts, same.failed) == (over.restarts, over.failed) == (False, True)

@@ -267,6 +267,7 @@ def test_the_number_of_workers_follows_the_word(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """torchrun: test_run 6."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 5})
     assert devices.resolve_nproc(nproc, visible, gpus_per_proc, str(tmp_path)) == count
 

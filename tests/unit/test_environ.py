@@ -86,6 +86,7 @@ def test_the_table_names_all_there_is(worker: dict[str, str]) -> None:
 
 
 def test_ranks_are_contiguous_over_the_nodes() -> None:
+    """torchrun: agent_api_test 1; local_elastic_agent_test 12."""
     ranks = []
     for node_rank, count in enumerate(ROUND.local_world_sizes):
         round_ = Round(0, 0, node_rank, ROUND.local_world_sizes, "10.0.0.1", 1)
@@ -120,6 +121,7 @@ def test_the_cpus_are_shared_out(workers: int, cpus: int, threads: str | None) -
 
 @pytest.mark.parametrize("value", ["4", "", "1,2", "rubbish"])
 def test_what_the_user_has_set_stays(value: str) -> None:
+    """torchrun: local_elastic_agent_test 4."""
     given = {"OMP_NUM_THREADS": value, "TORCH_NCCL_ASYNC_ERROR_HANDLING": value, "CUDA_VISIBLE_DEVICES": value}
     shared = environ.shared_environ(given, "job", 4, 16)
     worker = environ.worker_environ(shared, SPEC, ROUND, 0, "")

@@ -77,16 +77,19 @@ def both_threads(cores: range | set[int]) -> set[int]:
 
 
 def test_node_gives_all_cpus_of_the_gpus_numa_node(machine: Machine) -> None:
+    """torchrun: test_numa_binding 1."""
     chosen = [cpus_for("node", i, GPUS, ALL, str(machine.sysroot)) for i in range(4)]
     assert chosen == [both_threads(cores) for cores in (range(5), range(5), range(5, 9), range(9, 13))]
 
 
 def test_socket_gives_all_cpus_of_all_numa_nodes_of_the_gpus_socket(machine: Machine) -> None:
+    """torchrun: test_numa_binding 2."""
     chosen = [cpus_for("socket", i, GPUS, ALL, str(machine.sysroot)) for i in range(4)]
     assert chosen == [both_threads(cores) for cores in (range(9), range(9), range(9), range(9, 17))]
 
 
 def test_exclusive_divides_the_cores_and_gives_the_lower_ranks_one_more(machine: Machine) -> None:
+    """torchrun: test_numa_binding 3."""
     chosen = [cpus_for("exclusive", i, GPUS, ALL, str(machine.sysroot)) for i in range(4)]
     assert chosen == [both_threads(cores) for cores in (range(3), range(3, 5), range(5, 9), range(9, 13))]
 
@@ -102,6 +105,7 @@ def test_exclusive_follows_the_order_of_workers_also_when_they_share_a_gpu(machi
 
 
 def test_core_complex_gives_each_gpu_of_a_node_another_l3_cache(machine: Machine) -> None:
+    """torchrun: test_numa_binding 4."""
     chosen = [cpus_for("core-complex", i, GPUS, ALL, str(machine.sysroot)) for i in range(4)]
     assert chosen == [both_threads(cores) for cores in ({0, 1}, {2, 3}, {5, 6}, {9, 10})]
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from ddplaunch import cli
+from ddplaunch import cli, rendezvous_conf
 from ddplaunch.config import LaunchConfig, Meeting
 from ddplaunch.errors import UsageError
 
@@ -24,6 +26,7 @@ def test_one_node_meets_nobody():
 
 
 def test_c10d_meets_at_the_endpoint_whoever_owns_it():
+    """torchrun: rendezvous 6."""
     found = meeting("--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1", "--rdzv-id", "job")
     assert (found.hosts, found.port, found.serves, found.node_rank) == (("node1",), 29400, None, None)
     assert (found.min_nodes, found.max_nodes, found.token) == (1, 3, "job")
@@ -43,9 +46,54 @@ def test_static_takes_an_endpoint_as_well_and_torchruns_port():
 
 
 def test_the_settings_of_the_rendezvous_count():
+    """torchrun: rendezvous 1, 5."""
     conf = "timeout=9,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4,is_host=true"
     found = meeting("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1", "--rdzv-conf", conf)
     assert (found.join_timeout_s, found.last_call_s, found.lost_after_s, found.serves) == (9, 3, 8, True)
+
+
+C10D = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1")
+
+
+@pytest.mark.parametrize(
+    ("argv", "silence_s"),
+    [
+        (C10D, 60),
+        ((*C10D, "--rdzv-conf", "read_timeout=7"), 7),
+        ((*C10D, "--rdzv-conf", "is_host=no"), None),
+        (("--nnodes", "2", "--master-addr", "a", "--node-rank", "1"), None),
+    ],
+)
+def test_an_endpoint_where_nobody_may_serve_is_tried_as_long_as_torchrun_tries_it(
+    argv: tuple[str, ...], silence_s: float | None
+):
+    """torchrun: rendezvous 6."""
+    assert meeting(*argv).silence_s == silence_s
+
+
+def test_every_key_of_torchruns_backends_counts_or_is_named_with_the_reason():
+    keys = (*rendezvous_conf.HONOURED, *rendezvous_conf.IGNORED)
+    fit = {"store_type": "tcp", "is_host": "true"}
+    said = config(*C10D, "--rdzv-conf", ",".join(f"{key}={fit.get(key, 5)}" for key in keys)).notices
+    [(level, text)] = said
+    assert level == 0
+    named = text.split(": without effect here: ")[1]
+    assert set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", named))) == set(rendezvous_conf.IGNORED)
+    assert "close_timeout (the end of a run is told to all nodes)" in named
+    assert config(*C10D, "--rdzv-conf", "timeout=5,store_type=tcp").notices == ()
+
+
+def test_a_key_that_nobody_knows_is_named_and_passed_over_as_by_torchrun():
+    [(_, text)] = config(*C10D, "--rdzv-conf", "join_timeot=5").notices
+    assert "join_timeot (unknown). Known are join_timeout, " in text
+
+
+def test_settings_that_only_nodes_without_a_launcher_need_are_named_as_such():
+    assert config("--rdzv-conf", "join_timeout=5").notices == ()
+    for argv in (("--hosts", "a,b"), ("--dry-run", "--nnodes", "2")):
+        assert "tells them where to meet" in config(*argv, "--rdzv-conf", "join_timeout=5").notices[0][1]
+    static = ("--nnodes", "2", "--master-addr", "a", "--rdzv-conf", "is_host=true")
+    assert "is_host (node rank 0 is the host)" in config(*static).notices[0][1]
 
 
 def test_join_timeout_is_more_exact_than_timeout():
@@ -62,6 +110,7 @@ def test_join_timeout_is_more_exact_than_timeout():
     ],
 )
 def test_several_nodes_without_a_place_to_meet_are_an_error_never_a_local_run(argv: tuple[str, ...]):
+    """torchrun: rendezvous 8."""
     with pytest.raises(UsageError, match="nothing says where the nodes meet"):
         config(*argv)
 

@@ -96,6 +96,7 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
     ],
 )
 def test_an_end_without_an_exception_shows_how_and_the_last_lines(returncode: int, words: str) -> None:
+    """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     text = page(ended(0, returncode, tail=("Fatal Python error: Segmentation fault", "", "Thread 0x0")))
     assert f"after its start: {words}\n" in text
     assert "its last lines:\n  | Fatal Python error: Segmentation fault\n  | \n  | Thread 0x0\n" in text
@@ -278,6 +279,7 @@ def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_p
 
 
 def test_the_process_above_gets_the_first_failure_in_torchs_schema_with_its_exit_code(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 8, 9."""
     path = tmp_path / "error.json"
     path.write_text("what an earlier process left, longer than the reply " * 100)
     report.reply(ended(3, 7, error=RAISED), str(path))
@@ -290,6 +292,7 @@ def test_the_process_above_gets_the_first_failure_in_torchs_schema_with_its_exit
 
 
 def test_there_is_no_reply_without_an_exception_or_without_a_place_for_it(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 7."""
     path = tmp_path / "error.json"
     report.reply(ended(3, 7), str(path))
     report.reply(None, str(path))
@@ -302,6 +305,7 @@ def test_there_is_no_reply_without_an_exception_or_without_a_place_for_it(tmp_pa
 
 
 def test_events_have_torchelastics_fields() -> None:
+    """torchrun: agent_api_test 10."""
     attempt = AttemptResult(2, "failed", (ended(0), ended(1, 7, error=RAISED), stopped(2)), 5.0)
     lines = [json.loads(line) for line in events.worker_events("r1", "trainer", attempt)]
     assert [line["name"] for line in lines] == [

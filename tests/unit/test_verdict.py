@@ -40,6 +40,7 @@ def test_no_failure_is_no_failure() -> None:
 
 
 def test_the_earliest_failure_is_the_first() -> None:
+    """torchrun: errors_api_test 4."""
     exits = [ended(0, 1, 103.0), ended(1, -9, 101.0), ended(2, 0, 99.0), ended(3, 7, 102.0)]
     assert [exit_.rank for exit_ in verdict.failures(exits)] == [1, 3, 0]
 
