@@ -26,6 +26,10 @@ class ProtocolError(Exception):
     """What came over the wire is not a record the reader may get."""
 
 
+class CutOff(ProtocolError):
+    """The stream has ended inside a record, as when its writer is killed."""
+
+
 def encode(record: object) -> bytes:
     """The record as one line. Text that is not UTF-8 (surrogate escapes) survives as JSON escapes."""
     body = {"record": type(record).__name__, **to_json(record)}
@@ -52,13 +56,14 @@ def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes
     """Block for the next record and, for an Output, its bytes; None at the end of the stream.
 
     Raises:
-        ProtocolError: as ``decode``, or the stream ends inside a record, or a limit is exceeded.
+        ProtocolError: as ``decode``, or a limit is exceeded; CutOff if the stream ends inside a record.
     """
     line = stream.readline(MAX_LINE_BYTES)
     if not line:
         return None
     if not line.endswith(b"\n"):
-        raise ProtocolError(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
+        kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
+        raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     record = decode(line, allowed)
     return record, _payload(stream, record.nbytes) if isinstance(record, Output) else b""
 
@@ -68,7 +73,7 @@ def _payload(stream: BinaryIO, nbytes: int) -> bytes:
         raise ProtocolError(f"an output chunk of {nbytes} bytes")
     data = stream.read(nbytes)
     if len(data) < nbytes:
-        raise ProtocolError("the stream ended inside an output chunk")
+        raise CutOff("the stream ended inside an output chunk")
     return data
 
 
@@ -103,7 +108,7 @@ def _build(kind: Any, value: Any) -> Any:
         return {_build(args[0], k): _build(args[1], v) for k, v in _expect(dict, value).items()}
     if origin is typing.Literal:
         if value not in args:
-            raise ProtocolError(f"{value!r} is not one of {args}")
+            raise ProtocolError(f"{_cut(value)} is not one of {args}")
         return value
     return float(value) if kind is float and type(value) is int else _expect(kind, value)
 
@@ -112,7 +117,7 @@ def _build_dataclass(cls: type, body: Any) -> Any:
     hints = _field_types(cls)
     unknown = _expect(dict, body).keys() - hints.keys()
     if unknown:
-        raise ProtocolError(f"{cls.__name__} has no {', '.join(sorted(unknown))}")
+        raise ProtocolError(f"{cls.__name__} has no {_cut(min(unknown))}")
     return cls(**{name: _build(hints[name], value) for name, value in body.items()})
 
 
@@ -122,7 +127,7 @@ def _build_union(kinds: tuple[Any, ...], value: Any) -> Any:
             return _build(kind, value)
         except ProtocolError:
             continue
-    raise ProtocolError(f"{str(value)[:80]!r} fits none of {kinds}")
+    raise ProtocolError(f"{_cut(value)} fits none of {kinds}")
 
 
 def _build_tuple(args: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
@@ -135,5 +140,13 @@ def _build_tuple(args: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
 def _expect(kind: Any, value: Any) -> Any:
     # bool is an int to isinstance; on the wire it is not.
     if type(value) is not kind:
-        raise ProtocolError(f"{str(value)[:80]!r} is not {getattr(kind, '__name__', kind)}")
+        raise ProtocolError(f"{_cut(value)} is not {getattr(kind, '__name__', kind)}")
+    if kind is str and not value.isascii():
+        # JSON has surrogates that no bytes decode to, and that nobody could print: a ValueError.
+        value.encode("utf-8", "surrogateescape")
     return value
+
+
+def _cut(value: Any) -> str:
+    """For a message: harmless to print, and no longer than a line."""
+    return ascii(str(value)[:80])

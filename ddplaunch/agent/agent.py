@@ -205,6 +205,7 @@ class Agent:
                 self._stop_asked(event)
             case LauncherGone():
                 self._told_by = f"the agent on {self._spec.host} has not heard of its launcher for too long"
+                self._rounds.apply(event)
                 self._stop_asked(StopWorkers(signal.SIGTERM, self._spec.shutdown_timeout_s))
             case Signalled(signum=signum):
                 self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"
@@ -237,8 +238,7 @@ class Agent:
             self._group.exited(local_rank)
         elif local_rank < 0:
             ended = verdict.describe(processes.reap(self._helpers.pop(local_rank)))
-            group = self._group
-            runs = group and (self._spawner.is_waiting or not group.all_ended) and not group.any_failed
+            runs = (group := self._group) and (self._spawner.is_waiting or not group.all_ended) and not group.any_failed
             if local_rank == STORE and runs and not self._must_end():  # What the member's end means, its channel tells.
                 self._trouble = f"the workers' store on {self._spec.host} ended by {ended}"
 

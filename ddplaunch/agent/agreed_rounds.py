@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import verdict
 from ddplaunch.agent import endpoint
-from ddplaunch.agent.events import FromMember
+from ddplaunch.agent.events import FromMember, LauncherGone
 from ddplaunch.agent.membership import Membership
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.model import AttemptResult, NodesExpected
@@ -19,7 +19,6 @@ from ddplaunch.rounds import (
     ListenForStore,
     MemberReady,
     NodeEnded,
-    NodeGone,
     NodeJoined,
     NotReached,
     RendezvousLost,
@@ -77,11 +76,10 @@ class AgreedRounds:
     @property
     def worker_environ(self) -> dict[str, str]:
         member = self._member
-        name = endpoint.interface_of(member.address) if member else ""
-        if not name:
+        if not member or not (name := endpoint.interface_of(member.address)):
             return {}
         names = {"GLOO_SOCKET_IFNAME": name}
-        if member and member.meeting.local_addr:
+        if member.meeting.local_addr:
             names["NCCL_SOCKET_IFNAME"] = f"={name}"
         return names
 
@@ -144,6 +142,8 @@ class AgreedRounds:
         return member
 
     def over(self, result: AttemptResult) -> AttemptResult:
+        if self._member and self._member.has_left:
+            return replace(result, outcome="stopped", restarts=True)
         first = verdict.first_failure(result.exits)
         stopped, hopeless = self._means.must_end(), bool(verdict.why_hopeless(first))
         failed = result.outcome == "failed"
@@ -186,6 +186,8 @@ class AgreedRounds:
                 self._next_meeting = meeting
             case NodesExpected() if self._member:
                 self._member.say(event)
+            case LauncherGone() if self._member:  # Not told to stop, which would end the run for those that have one.
+                self._member.leave()
 
     def _hear(self, member: Membership, record: object) -> None:
         match record:
@@ -212,20 +214,17 @@ class AgreedRounds:
             case RunClosed():
                 self._closed = True
             case RendezvousLost(reason=reason, refused=refused):
-                self._member_lost(member, reason)
+                if not member.lost and self._spec.is_led:
+                    self._means.tell(RendezvousGone(member.meeting.token, reason))
+                member.lost = member.lost or reason
                 if refused:
                     raise LaunchError(f"{member.where}: {reason}", "Give every run its own --rdzv-id.", RENDEZVOUS)
-
-    def _member_lost(self, member: Membership, reason: str) -> None:
-        if not member.lost and self._spec.is_led:
-            self._means.tell(RendezvousGone(member.meeting.token, reason))
-        member.lost = member.lost or reason
 
     def close(self) -> None:
         """Say good-bye where that was not done: the others need not wait for this node's heartbeat to rest."""
         member = self._member
         if member and member.index is not None and not self._lost and self._over is None:
-            member.say(NodeGone(member.index))
+            member.leave()
             self._means.wait(lambda: bool(self._lost), time.monotonic() + 0.2)
 
     def _take_leave(self) -> None:
@@ -233,8 +232,8 @@ class AgreedRounds:
         member = self._member
         if member and member.serves:
             self._means.wait(lambda: self._closed or bool(self._lost), time.monotonic() + _CLOSE_S)
-        elif member and member.index is not None:
-            member.say(NodeGone(member.index))
+        elif member:
+            member.leave()
 
     def _await(self, done: Callable[[], bool], deadline: float | Callable[[], float]) -> None:
         """Until ``done`` or this node is told to stop; for a led agent also when the rendezvous is lost.

@@ -48,11 +48,13 @@ def main() -> None:
         os.write(control_out, protocol.encode(_failure(error, "this node")) + protocol.encode(AgentEnded()))
         return
     left = _serve(os.fdopen(control_in, "rb"), outbox, mailbox)
-    outbox.send(AgentEnded(left))
+    if left is not None:
+        outbox.send(AgentEnded(left))
     outbox.drain(DRAIN_S)
 
 
-def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[int, ...]:
+def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[int, ...] | None:
+    """The pids that are left; None where there is no launcher to be told: to one that lives, this node is lost."""
     agent: Agent | None = None
     host = "this node"
     try:
@@ -72,17 +74,20 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
             return node_check.serve(order, stream, outbox)
         host = order.host
         kernel.become_subreaper()
-        launcher_watch.start(stream, mailbox)
+        is_gone = launcher_watch.start(stream, mailbox, outbox.send)
         order = program.at_home(order)
         program.check(order.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(order, outbox, mailbox)
-        return agent.run()
+        left = agent.run()
+        return None if is_gone.is_set() else left
     except Exception as error:
         outbox.send(_failure(error, host))
     return agent.close() if agent else ()
 
 
 def _failure(error: Exception, host: str) -> AgentFailed:
+    if isinstance(error, protocol.ProtocolError):
+        return AgentFailed(f"{host} does not understand what it is told: {error}", "", errors.INTERNAL)
     known = error if isinstance(error, LaunchError) else limits.shortage(error, host)
     if known:
         return AgentFailed(known.message, known.hint, known.exit_code)

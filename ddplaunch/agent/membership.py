@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import protocol
 from ddplaunch.agent import endpoint
 from ddplaunch.agent.events import FromMember
-from ddplaunch.rounds import FROM_MEMBER, MemberReady, MemberSpec, RendezvousLost
+from ddplaunch.rounds import FROM_MEMBER, MemberReady, MemberSpec, NodeGone, RendezvousLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +37,7 @@ class Membership:
         gathered: hosts that wait for the next round.
         is_spare: other nodes have all places; this one waits for one to be free.
         lost: why there is no way to the others any more; empty while there is.
+        has_left: they go on without this node.
     """
 
     def __init__(self, host: str, meeting: Meeting) -> None:
@@ -50,7 +51,7 @@ class Membership:
         self.meeting = meeting
         self.index: int | None = None
         self.lost = self._not_reached = ""
-        self.is_spare = False
+        self.is_spare = self.has_left = False
         self.gathered: tuple[str, ...] = (host,)
         self._host = host
         self._listener, self.addresses = endpoint.own(host, meeting)
@@ -112,6 +113,12 @@ class Membership:
             with contextlib.suppress(OSError):
                 self._channel.write(protocol.encode(record))
                 self._channel.flush()
+
+    def leave(self) -> None:
+        """Tell the others that this node takes part no more."""
+        self.has_left = True
+        if self.index is not None:
+            self.say(NodeGone(self.index))
 
     def patience(self, deadline: float) -> float:
         """``deadline`` of the wait for a round: a spare node may have to wait as long as the run goes on."""

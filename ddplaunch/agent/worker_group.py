@@ -66,7 +66,8 @@ class WorkerGroup:
         self._spec = spec
         self._round = round_
         self._outbox = outbox
-        self._stop_time_s: float | None = None
+        self._stop_s: float | None = None
+        self._stop_time_s = 0.0
         self._copies: dict[StreamName, LogFile] = {}
         self._may_complain = threading.Lock()
         self._attempt_dir = Path(spec.log_dir) / f"attempt_{round_.attempt}" if spec.log_dir else None
@@ -165,7 +166,7 @@ class WorkerGroup:
 
         A worker gets the same signal once, however often this is called: a second SIGINT would break off its tidying.
         """
-        self._stop_time_s = self._stop_time_s or time.time()
+        self._stops()
         for worker in self.workers:
             if worker.runs and signum not in worker.told:
                 worker.told.add(signum)
@@ -174,11 +175,15 @@ class WorkerGroup:
 
     def kill(self) -> None:
         """SIGKILL every worker's process group."""
-        self._stop_time_s = self._stop_time_s or time.time()
+        self._stops()
         for worker in self.workers:
             if worker.runs:
                 worker.told.add(signal.SIGKILL)
                 processes.signal_group(worker.pid, signal.SIGKILL)
+
+    def _stops(self) -> None:
+        if self._stop_s is None:
+            self._stop_s, self._stop_time_s = time.monotonic(), time.time()
 
     @property
     def all_ended(self) -> bool:
@@ -207,7 +212,7 @@ class WorkerGroup:
         error = error_file.read(worker.error_file) if worker.error_file else None
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
-        stopped = self._was_stopped(worker, ended_time_s, error, asked)
+        stopped = self._was_stopped(worker, error, asked)
         is_from_outside = returncode == -signal.SIGKILL and signal.SIGKILL not in worker.told
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
         return WorkerExit(
@@ -225,16 +230,15 @@ class WorkerGroup:
             log_file=log_to_read(worker.log_dir, tails),
         )
 
-    def _was_stopped(self, worker: Worker, ended_time_s: float, error: WorkerError | None, asked: bool) -> bool:
+    def _was_stopped(self, worker: Worker, error: WorkerError | None, asked: bool) -> bool:
         """It ran when it was told to stop, and had not raised anything by then (it may still be on its way out)."""
-        told = self._stop_time_s
-        if told is None or ended_time_s < told:
+        if self._stop_s is None or (worker.ended_s or self._stop_s) < self._stop_s:
             return False
         # A dying process closes its sockets before its end can be seen; a peer may have failed of that first.
         died_of_another = (worker.returncode or 0) < 0 and -(worker.returncode or 0) not in worker.told
         if died_of_another and not asked:
             return False
-        return error is None or not 0 < error.time_s < told
+        return error is None or not 0 < error.time_s < self._stop_time_s
 
 
 def _duplicate(fd: int | None) -> int:

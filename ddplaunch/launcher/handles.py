@@ -5,7 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from ddplaunch import protocol
+from ddplaunch.records import Notice
+
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddplaunch.launcher.remote import NodeFacts  # noqa: TC004
     from ddplaunch.model import AgentSpec
 
@@ -90,6 +95,12 @@ class Node:
     sweep: Handle | None = None
     sweep_deadline: float = 0.0
     facts: NodeFacts | None = None
+
+
+def complain(error: Exception, who: str, post: Callable[[object], None]) -> None:
+    """Tell that what the agent ``who`` says is not understood, if that is the ``error``; an end is told elsewhere."""
+    if isinstance(error, protocol.ProtocolError) and not isinstance(error, protocol.CutOff):
+        post(Notice(f"what the agent {who} says is not understood, and it is given up: {error}", -1))
 
 
 def mark_of(mark: str, hosts: tuple[str, ...], index: int) -> str:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 
 import ddplaunch
 from ddplaunch import protocol
+from ddplaunch.launcher.handles import complain
 from ddplaunch.records import FROM_AGENT, Output
 
 if TYPE_CHECKING:
@@ -111,6 +112,8 @@ class LocalHandle:
                     output(record, data)
                 else:
                     post(record)
-        except (OSError, protocol.ProtocolError):
+        except (OSError, protocol.ProtocolError) as error:
+            complain(error, f"with pid {self.pid}", post)
             self._process.kill()
+        stream.close()
         post(AgentLost())

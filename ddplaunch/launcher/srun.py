@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected
+from ddplaunch.launcher.handles import AgentConnected, complain
 from ddplaunch.launcher.local import AgentLost
 from ddplaunch.launcher.ssh_stream import wait_for_facts
 from ddplaunch.records import FROM_AGENT, Notice, Output
@@ -177,7 +177,8 @@ class SrunHandle:
                     self._output(record, data)
                 else:
                     self._post(record)
-        except (OSError, protocol.ProtocolError):
+        except (OSError, protocol.ProtocolError) as error:
+            complain(error, f"on {self.host}", self._post)
             self._process.terminate()
         self._post(AgentLost())
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure, Unreachable
-from ddplaunch.launcher.handles import AgentConnected
+from ddplaunch.launcher.handles import AgentConnected, complain
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.ssh_stream import BUFFER_BYTES, AgentStream, send_all, wait_for_facts
 from ddplaunch.launcher.ssh_transport import Limit, drop
@@ -169,7 +169,8 @@ class SshHandle:
                     self._output(record, data)
                 else:
                     self._post(record)
-        except (OSError, EOFError, protocol.ProtocolError):
+        except (OSError, EOFError, protocol.ProtocolError) as error:
+            complain(error, f"on {self.host}", self._post)
             self._drop()
         reader.raw.read_complaints()
         self._ended.set()

@@ -72,19 +72,19 @@ def serve(channel_fd: int, listen_fd: int) -> None:
     """Run until the agent or the store is gone. ``listen_fd`` counts where the spec says that this node serves."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader, writer = os.fdopen(channel_fd, "rb"), os.fdopen(os.dup(channel_fd), "wb")
-    received = protocol.read_record(reader, (MemberSpec,))
-    if received is None:
-        return
-    spec = received[0]
 
     def tell(record: object) -> None:
         writer.write(protocol.encode(record))
         writer.flush()
 
     try:
+        received = protocol.read_record(reader, (MemberSpec,))
+        if received is None:
+            return
+        spec = received[0]
         store, reached, port = connect(spec, listen_fd, tell)
         index = take_place(spec, store)
-    except (RuntimeError, Refused) as error:
+    except (RuntimeError, Refused, protocol.ProtocolError) as error:
         tell(RendezvousLost(first_line(error), isinstance(error, Refused)))
         return
     Member(spec, MemberReady(index, reached, port), store, reader, writer).run()

@@ -7,26 +7,18 @@ import os
 import re
 import signal
 import sys
-from pathlib import Path
 
 import pytest
 
-from tests.support.nodes import Lab, NodeOptions
+from tests.support.nodes import NodeOptions
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, start
+from tests.support.runs import PROGRAMS, Finished
+from tests.support.ssh_jobs import agent, job, rounds, wait_for_world
 
 pytestmark = pytest.mark.ssh
 
-ALLREDUCE, EXIT_WITH, ROUNDS = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py", PROGRAMS / "rounds.py"
+ALLREDUCE, EXIT_WITH = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py"
 NODE_NOT_READY, RENDEZVOUS, NODE_LOST = 82, 83, 84
-
-
-def job(lab: Lab, *arguments: str | Path, hosts: str = "", extra: dict[str, str] | None = None) -> Running:
-    """A run on the hosts, by default all of the lab, started on the lab's machine for launchers."""
-    names = hosts or ",".join(node.name for node in lab.nodes)
-    env = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **(extra or {})}
-    given = ("--hosts", names, "--ssh-config", lab.ssh_config, "-x", "DDPLAUNCH_TEST_MARK", "-x", "XDG_STATE_HOME")
-    return start(*given, *arguments, under=lab.prefix, env=env)
 
 
 def exits(finished: Finished, attempt: int = -1) -> list[tuple[int, str, int]]:
@@ -41,7 +33,7 @@ def test_two_nodes_run_one_gloo_job_and_recover_from_a_killed_rank(make_lab):
     finished = job(lab, "--nproc-per-node", "2", "--max-restarts", "1", ALLREDUCE, "40", "3:9").finish()
     assert finished.returncode == 0, finished.err
     assert exits(finished) == [(0, "node1", 0), (1, "node1", 0), (2, "node2", 0), (3, "node2", 0)]
-    assert "rank 3 on node2: SIGKILL" in finished.err
+    assert "rank 3 on node2: SIGKILL" in finished.err, finished.err
     assert len(re.findall(r"^\[node[12]:[0-3]\] .*sum 10 in attempt 1", finished.out, re.MULTILINE)) == 4
 
 
@@ -85,21 +77,6 @@ def test_slots_give_nodes_different_worker_counts(make_lab):
     finished = job(lab, ALLREDUCE, "40", hosts="node1:slots=1,node2:slots=3").finish()
     assert finished.returncode == 0, finished.err
     assert [host for _, host, _ in exits(finished)] == ["node1", "node2", "node2", "node2"]
-
-
-def rounds(lab: Lab, end: Path, *options: str) -> Running:
-    """A gloo job with a worker per node that goes on until ``end`` is there."""
-    return job(lab, "--nproc-per-node", "1", *options, ROUNDS, end)
-
-
-def wait_for_world(running: Running, number: int, hosts: str) -> None:
-    names = hosts.split(",")
-    for rank, host in enumerate(names):
-        running.wait_for(rf"\[{host}:{rank}\] rank {rank} of {len(names)} in round {number}")
-
-
-def agent(lab: Lab, name: str) -> int:
-    return next(pid for pid, line in lab[name].pids().items() if "DDPLAUNCH_START" in line)
 
 
 def test_the_failure_page_names_the_first_failing_rank_and_its_host(make_lab):

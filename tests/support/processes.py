@@ -76,6 +76,11 @@ def children(pid: int) -> list[int]:
     return sorted(found)
 
 
+def parent(pid: int) -> int:
+    """The process that ``pid`` is a child of."""
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether ``pid`` has a handler for ``signum``."""
     return _in_mask(pid, "SigCgt", signum)

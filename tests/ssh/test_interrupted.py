@@ -1,0 +1,80 @@
+"""Ctrl-C, once or several times, and the launcher's own death end a job over SSH at every stage, on every host."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.runs import PROGRAMS, Finished
+from tests.support.ssh_jobs import agent, frozen, job, pid_on, rounds
+
+pytestmark = pytest.mark.ssh
+
+IGNORES = ("--no-python", sys.executable, PROGRAMS / "ignore_sigterm.py")
+PRINTS = ("--no-python", sys.executable, PROGRAMS / "print_signals.py")
+
+
+def assert_interrupted(finished: Finished) -> None:
+    assert finished.returncode == 130, finished.err
+    assert "stopped; every process of this run is gone" in finished.err
+    assert "Traceback" not in finished.err
+
+
+def test_ctrl_c_works_while_nodes_wait_for_each_other(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end", "--verbose")
+    with frozen(pid_on(lab["node2"], "forkserver")):
+        running.wait_for("waiting at .* for 1 more node; here: node1")
+        running.signal(signal.SIGINT)
+        assert_interrupted(running.finish(30))
+        assert not lab.leftovers()
+
+
+@pytest.mark.parametrize("graces", [("600", "2"), ("600", "2", "0")], ids=["two", "three"])
+def test_more_of_them_shorten_the_grace_of_workers_that_do_not_end(make_lab, graces: tuple[str, ...]):
+    lab = make_lab(2)
+    running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "600", *IGNORES)
+    running.wait_for(r"ready \(pid", 2)
+    for grace in graces:
+        running.signal(signal.SIGINT)
+        running.wait_for(f"SIGINT: stopping the workers, SIGKILL in {grace} s")
+    assert_interrupted(running.finish(30))
+    assert not lab.leftovers()
+
+
+def test_the_second_one_wakes_an_agent_that_is_stopped(make_lab):
+    lab = make_lab(2)
+    running = job(lab, "--nproc-per-node", "1", *PRINTS)
+    running.wait_for(r"ready \(pid", 2)
+    os.kill(agent(lab, "node2"), signal.SIGSTOP)
+    for grace in ("30", "2"):
+        running.signal(signal.SIGINT)
+        running.wait_for(f"stopping the workers, SIGKILL in {grace} s")
+    finished = running.finish(30)
+    assert_interrupted(finished)
+    assert finished.out.count("got SIGINT") == 2
+
+
+def test_a_launcher_that_is_killed_while_nodes_wait_leaves_nothing(make_lab, tmp_path):
+    lab = make_lab(2)
+    running = rounds(lab, tmp_path / "end", "--verbose")
+    with frozen(pid_on(lab["node2"], "forkserver")):
+        running.wait_for("waiting at .* for 1 more node; here: node1")
+        running.signal(signal.SIGKILL)
+        running.finish()
+        wait_until(lambda: not lab.leftovers(), 15)
+
+
+def test_a_launcher_that_is_killed_while_it_stops_the_workers_leaves_nothing(make_lab):
+    lab = make_lab(2)
+    running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "3", *IGNORES)
+    running.wait_for(r"ready \(pid", 2)
+    running.signal(signal.SIGINT)
+    running.wait_for("stopping the workers")
+    running.signal(signal.SIGKILL)
+    running.finish()
+    wait_until(lambda: not lab.leftovers(), 15)

@@ -1,0 +1,39 @@
+"""Workers that print more than the way to the launcher carries are not slowed, and hold up no order and no answer."""
+
+from __future__ import annotations
+
+import re
+import sys
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.runs import PROGRAMS
+from tests.support.ssh_jobs import job
+
+pytestmark = pytest.mark.ssh
+
+LINES = 150_000
+"""30 MB: 4 minutes of the link, and more than the agent keeps for it."""
+
+
+def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path):
+    lab = make_lab(2)
+    program = ("--no-python", sys.executable, PROGRAMS / "chatty.py", tmp_path, str(LINES))
+    running = job(lab, "--nproc-per-node", "1", *program)
+    running.wait_for(r"ready \(pid", 2)
+    lab["node2"].slow_down(0.2, 1e6)
+    (tmp_path / "go").touch()
+    wait_until(lambda: (tmp_path / "printed.1").exists(), 40, "the worker is held up")
+    with pytest.raises(TimeoutError):
+        running.wait_for("has not answered|is lost|has lost", 1, 7)
+    (tmp_path / "fail").touch()
+    finished = running.finish(60)
+    assert finished.returncode == 7, finished.err
+    assert "rank 0 (local_rank 0" in finished.err
+    took_s = float((tmp_path / "told.1").read_text()) - float((tmp_path / "failed").read_text())
+    assert took_s < 3, f"rank 1 was told {took_s:.1f} s after the failure"
+    shown = len(re.findall(r"^\[node2:1\] \d{8} x{190}$", finished.out, re.MULTILINE))
+    lost = re.findall(r"\.\.\. ([\d,]+) lines not shown, see \S+/node2/attempt_\*/0/stdout.log", finished.out)
+    assert shown + sum(int(count.replace(",", "")) for count in lost) == LINES
+    assert lost

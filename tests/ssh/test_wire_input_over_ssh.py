@@ -1,0 +1,40 @@
+"""An agent on another machine that does not talk as agents do is given up, and its user told."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ddplaunch import protocol
+from ddplaunch.records import Notice, Output, Pong, StopWorkers
+from tests.support.connecting import AgentLost, connecting
+from tests.support.processes import wait_until
+
+pytestmark = pytest.mark.ssh
+
+NONSENSE = {
+    "text": b"Segmentation fault\n",
+    "bytes": os.urandom(10_000) + b"\n",
+    "deep": b"[" * 20_000 + b"\n",
+    "order": protocol.encode(StopWorkers(15, 1.0)),
+    "lie": protocol.encode(Output("node1", 0, 0, "stdout", 1 << 40)),
+    "surrogate": b'{"record":"Notice","text":"\\ud800"}\n',
+}
+
+
+def test_what_is_no_record_ends_the_connection_and_is_told(make_lab):
+    lab = make_lab(1)
+    with lab.ssh_config.open("a") as config:
+        config.writelines(lab.config_of(lab["node1"], name) for name in NONSENSE)
+    with connecting(lab) as them:
+        for name, data in NONSENSE.items():
+            garbage = (protocol.encode(Pong()) + data).hex()
+            them.start(name, entry="tests.support.programs.garbage_agent", env={"GARBAGE": garbage})
+        them.wait_for(AgentLost, len(NONSENSE))
+        for name in NONSENSE:
+            assert them.of(Pong, name) == [Pong()]
+            (notice,) = them.of(Notice, name)
+            assert notice.text.startswith(f"what the agent on {name} says is not understood, and it is given up: ")
+            assert notice.text.isprintable()
+        wait_until(lambda: not lab.leftovers(), 15)
