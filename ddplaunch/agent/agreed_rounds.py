@@ -44,7 +44,7 @@ _NEVER = float("inf")
 
 
 class AgreedRounds:
-    """A led agent's launcher tells it where to meet; it goes on when a rendezvous is lost, once it is told another."""
+    """Rounds of several nodes. A led agent is told where they meet; if that is lost, it goes on at the next place."""
 
     def __init__(self, spec: AgentSpec, local_world_size: int, means: Means) -> None:
         self._spec = spec

@@ -65,9 +65,11 @@ def own(host: str, meeting: Meeting) -> tuple[socket.socket | None, tuple[str, .
         return _first_free(host, addresses[0] if len(addresses) == 1 else any_address(), meeting), addresses
     try:
         return _first_free(host, bindable(meeting.hosts[0]), meeting), meeting.hosts
-    except LaunchError:
+    except LaunchError as error:
         if meeting.serves:
-            raise
+            has = ", ".join(own_addresses(os.environ)) or "loopback only"
+            hint = "The endpoint must be an address of the node that serves it (node rank 0), with a free port."
+            raise LaunchError(f"{error.message}; it has {has}", hint, RENDEZVOUS) from None
         return None, meeting.hosts
 
 

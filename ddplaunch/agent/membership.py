@@ -24,6 +24,11 @@ if TYPE_CHECKING:
     from ddplaunch.config import Meeting
 
 _ENDED = "the rendezvous process of this node has ended"
+_NOT_HOSTED = (
+    "The node that has this address serves the rendezvous, if the port is free there: start ddplaunch on it too, or "
+    "name another one. --rdzv-conf read_timeout=SECONDS waits longer."
+)
+_NOT_STARTED = "Is the node that serves it started, and its port open? --rdzv-conf join_timeout=SECONDS waits longer."
 
 
 class Membership:
@@ -139,7 +144,7 @@ class Membership:
         """While the node that serves does not answer, for ``reason``."""
         self._not_reached = reason
         limit_s = self.meeting.silence_s or self.meeting.join_timeout_s
-        return f"{self._me} looks for the rendezvous at {self.where}{self._why_not_here}: {reason}; up to {limit_s:g} s"
+        return f"{self._me} looks for the rendezvous at {self.where}{self._why_not_here}, for {limit_s:g} s: {reason}"
 
     def cannot_meet(self) -> tuple[str, str]:
         """The rendezvous is lost, or was never reached."""
@@ -149,17 +154,11 @@ class Membership:
                 f"This node's address on the way there is {self.own_address()}. Is the node that serves it started, "
                 "and its port open?",
             )
-        if self.meeting.serves is None:
-            hint = (
-                "The node that has this address serves the rendezvous, where the port is free: start ddplaunch there "
-            )
-            hint += "too, or name another. --rdzv-conf read_timeout=SECONDS waits longer."
-        else:
-            hint = (
-                "Is the node that serves it started, and the port open? --rdzv-conf join_timeout=SECONDS waits longer."
-            )
         reason = self.lost or self._not_reached or "nobody has answered there in time"
-        return f"{self._me} cannot meet the other nodes at {self.where}{self._why_not_here}: {reason}", hint
+        return (
+            f"{self._me} cannot meet the other nodes at {self.where}{self._why_not_here}: {reason}",
+            _NOT_HOSTED if self.meeting.serves is None else _NOT_STARTED,
+        )
 
     def too_few(self) -> tuple[str, str]:
         """The others have not come in time, or this node has not found them."""

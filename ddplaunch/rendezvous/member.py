@@ -216,7 +216,7 @@ class Member:
         Counted, so that a time in which this process itself stood still is none.
         """
         silent_s, seen = 0.0, -1
-        while silent_s < max(self._lost_after_s, 2 * BEAT_S):
+        while silent_s < self._lost_after_s + 2 * BEAT_S:
             time.sleep(BEAT_S)
             silent_s, seen = (0.0 if seen != self._turns else silent_s + BEAT_S), self._turns
         self._tell(RendezvousLost(f"the node that serves it has not answered for {silent_s:g} s"))

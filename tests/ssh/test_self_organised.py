@@ -39,7 +39,7 @@ def test_nodes_may_come_before_the_one_that_serves_or_late_and_may_be_lost(make_
     conf = "last_call_timeout=1,keep_alive_interval=0.5"
     second = node(lab, "node2", *arguments, conf=conf)
     address = lab["node2"].address
-    second.wait_for(rf"node2 \({address}\) looks for the rendezvous at node1:29400, which is no address of its own: ")
+    second.wait_for(rf"node2 \({address}\) looks for the rendezvous at node1:29400, which is no address of its own, ")
     first = node(lab, "node1", *arguments, conf=conf)
     wait_for_world([first, second], 0)
     third = node(lab, "node3", *arguments, conf=conf)
