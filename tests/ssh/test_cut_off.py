@@ -24,13 +24,14 @@ def test_nodes_that_hear_the_launcher_but_do_not_answer_or_the_reverse_are_left_
     lab.ip(f"neigh replace {lab['node2'].address} lladdr {NOBODYS_MAC} dev br0 nud permanent")
     lab["node4"].run(["ip", *f"neigh replace {LAB_ADDRESS} lladdr {NOBODYS_MAC} dev eth0 nud permanent".split()])
     for name in ("node2", "node4"):
-        running.wait_for(f"{name} has not answered for 5 s; the job goes on")
+        # The one that hears nothing may have ended by itself, and be seen to have, before it has been silent for 5 s.
+        running.wait_for(f"{name} (has not answered for 5 s|ended by exit code 0|has ended); the job goes on")
         wait_until(lambda name=name: not lab[name].pids(), 30, f"{name} goes on")
     running.wait_for(r"\[node1:0\] rank 0 of 2 in round")
     (tmp_path / "end").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
-    assert "processes some may be left on node2" in finished.err
+    assert "left: unknown on node[2,4]" in finished.err
 
 
 def test_a_node_whose_sshd_is_killed_is_left_behind_and_ends_its_workers(make_lab, tmp_path):

@@ -71,7 +71,7 @@ def test_a_launcher_that_is_killed_while_nodes_wait_leaves_nothing(make_lab, tmp
 
 def test_a_launcher_that_is_killed_while_it_stops_the_workers_leaves_nothing(make_lab):
     lab = make_lab(2)
-    running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "3", *IGNORES)
+    running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "1", *IGNORES)
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGINT)
     running.wait_for("stopping the workers")
