@@ -97,6 +97,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "",
         ),
         Option("--duplicate-stderr-filters", "A,B", "The same for stderr; ',,' is a comma. Default: none.", ""),
+        flag("--collect-logs", "At the end bring the log files of all nodes here. Default: what failed.", pet=False),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
         Option("--logs-specs", "NAME", "Not supported (plug-ins of torchrun's agent).", pet=False),
         flag("-v --verbose", "Say what is done and why.", pet=False),

@@ -122,18 +122,17 @@ class LaunchConfig:
 
     Attributes:
         script: path of the script, name of the module, or program, as ``entry`` says.
-        nproc_per_node: workers per node, a word of torchrun's (``auto``, ``cpu``, ``gpu``, ``xpu``), or None for one
-            worker per GPU and one without GPUs.
+        nproc_per_node: workers per node, a word of torchrun's (``auto``, ...), or None: one per GPU, else one.
         gpus: device ids of this node that workers may use; None for all that CUDA_VISIBLE_DEVICES allows.
         gpus_per_proc: devices each worker sees; 0 leaves every worker the node's devices, as torchrun does.
         python: interpreter that runs the script; None for the launcher's own.
         signals: names of the signals that stop the job; SIGUSR1/SIGUSR2 are passed on instead unless named here.
         log_dir: base folder of the logs; None for the default folder, ``/dev/null`` for no files.
+        collect_logs: at the end bring all log files of other machines to the run's folder.
         meeting: where the nodes' launchers meet, one per node; needed with more than one node.
         show_ranks: global ranks whose output reaches the console; None for all.
         show_local_ranks: the same by local rank; where both are given a worker must be in both.
-        line_prefix: template of a console line's prefix with torchrun's ``${role_name} ${rank} ${local_rank}``, and
-            ``${host}``; None for ``[host:rank] ``.
+        line_prefix: template of a console line's prefix: torchrun's macros and ``${host}``; None: ``[host:rank] ``.
         hosts: machines that one launcher starts all nodes on, the first ``max_nodes`` of them; the rest are spares.
         chdir: working directory of the workers on every node; None for the launcher's.
         interface: network interface by which the nodes reach each other; None to find out.
@@ -172,6 +171,7 @@ class LaunchConfig:
     shutdown_timeout_s: float = 30.0
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     log_dir: str | None = None
+    collect_logs: bool = False
     redirects: Streams = field(default_factory=Streams)
     tee: Streams = field(default_factory=Streams)
     show_ranks: frozenset[int] | None = None

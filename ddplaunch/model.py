@@ -33,6 +33,7 @@ class AgentSpec:
     Attributes:
         host: the node's display name.
         log_dir: absolute folder of the run on this node; None keeps no files.
+        sends_logs: all files of ``log_dir`` are the launcher's to ask for at the end.
         has_own_folder: ``log_dir`` is instead the base of a run folder that the agent makes, None for the default.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None means /dev/null.
         stdout_fd: the user's terminal for a lone worker; None means the worker's stdout is piped. Likewise stderr_fd.
@@ -73,6 +74,7 @@ class AgentSpec:
     meeting: Meeting | None = None
     is_led: bool = False
     has_own_folder: bool = False
+    sends_logs: bool = False
     rehearsal: Rehearsal | None = None
     task: Task | None = None
 

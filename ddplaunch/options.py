@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch import cluster_options, host_options, rendezvous_conf
 from ddplaunch import option_values as values
-from ddplaunch.config import Entry, LaunchConfig, Meeting, Remote
+from ddplaunch.config import NO_LOGS, Entry, LaunchConfig, Meeting, Remote
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -109,6 +109,7 @@ def _gives(options: Mapping[str, Any]) -> bool:
 def _shown(options: Mapping[str, Any]) -> dict[str, Any]:
     """What is kept and shown of the workers' output, and what is said."""
     return {
+        "collect_logs": options["collect_logs"],
         "events": "console" if options["event_log_handler"] == "console" else "null",
         "verbosity": options["verbose"] - options["quiet"],
         "redirects": values.parse_streams(options["redirects"], "--redirects"),
@@ -129,6 +130,8 @@ def _check_accepted(options: Mapping[str, Any]) -> None:
     # dynamic_rendezvous logs what torchrun's agents tell each other; on one node there is nothing to tell.
     if options["event_log_handler"] not in ("null", "console", "dynamic_rendezvous"):
         raise UsageError(f"--event-log-handler {options['event_log_handler']}: must be null or console")
+    if options["collect_logs"] and options["log_dir"] == NO_LOGS:
+        raise UsageError("--collect-logs: with --log-dir /dev/null there are none")
     if options["logs_specs"] is not None:
         raise UsageError(
             "--logs-specs: not supported, torch's LogsSpecs plug-ins run inside torchrun's agent",

@@ -1,7 +1,7 @@
 """Records on the wire: one JSON object per line, dataclasses of ``model`` by name; no pickle, sizes limited.
 
-An ``Output`` line is followed by its raw bytes. What does not fit is a ProtocolError, never a crash or a huge
-allocation: both ends read with the limits below.
+A line of an ``Output`` or a ``LogChunk`` is followed by its raw bytes. What does not fit is a ProtocolError, never a
+crash or a huge allocation: both ends read with the limits below.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import types
 import typing
 from typing import Any, BinaryIO
 
+from ddplaunch.logs import LogChunk
 from ddplaunch.records import Output
 
 MAX_LINE_BYTES = 32 << 20
@@ -53,7 +54,7 @@ def decode(line: bytes, allowed: tuple[type, ...]) -> Any:
 
 
 def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes] | None:
-    """Block for the next record and, for an Output, its bytes; None at the end of the stream.
+    """Block for the next record and its bytes, if it has some; None at the end of the stream.
 
     Raises:
         ProtocolError: as ``decode``, or a limit is exceeded; CutOff if the stream ends inside a record.
@@ -65,7 +66,7 @@ def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     record = decode(line, allowed)
-    return record, _payload(stream, record.nbytes) if isinstance(record, Output) else b""
+    return record, _payload(stream, record.nbytes) if isinstance(record, (Output, LogChunk)) else b""
 
 
 def _payload(stream: BinaryIO, nbytes: int) -> bytes:

@@ -7,6 +7,7 @@ from typing import Literal
 
 from ddplaunch.config import Meeting, Rehearsal
 from ddplaunch.harm import Inflict, Inflicted
+from ddplaunch.logs import LogChunk, LogsFound, LogsSent, LogsWanted
 from ddplaunch.model import AgentSpec, AttemptResult, NodesExpected, StreamName
 from ddplaunch.node_check import NodeLook, NodesReached, TimeTold
 from ddplaunch.remains import RunsFound
@@ -99,7 +100,7 @@ class AgentFailed:
 
 @dataclass(frozen=True)
 class AgentEnded:
-    """The agent's last record; ``left`` lists the pids it could not end."""
+    """All is told but the logs, if they are wanted; ``left`` lists the pids the agent could not end."""
 
     left: tuple[int, ...] = ()
 
@@ -233,6 +234,9 @@ FROM_AGENT = (
     Notice,
     AgentFailed,
     AgentEnded,
+    LogsFound,
+    LogChunk,
+    LogsSent,
 )
-TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, Inflict)
+TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, Inflict, LogsWanted)
 FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)

@@ -80,7 +80,7 @@ class Agent:
         restarts = True
         while restarts and (opened := self._rounds.next()) is not None:
             result = self._rounds.over(self._attempt(*opened))
-            self._outbox.drain(DRAIN_S)
+            self._outbox.drain(DRAIN_S, lambda: self._wait(lambda: False, 0.0))
             self._outbox.send(AttemptEnded(result))
             restarts = result.restarts
         if restarts and self._told_by:

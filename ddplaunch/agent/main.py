@@ -6,12 +6,14 @@ import os
 import signal
 import time
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, kernel, protocol
 from ddplaunch.agent import cgroup, launcher_watch, limits, processes, program
-from ddplaunch.agent.agent import DRAIN_S, Agent
+from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.events import Signalled
+from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.outbox import Outbox
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
@@ -22,6 +24,9 @@ from ddplaunch.remains import ListRuns
 
 if TYPE_CHECKING:
     from typing import BinaryIO
+
+_LAST_WORDS_S = 3.0
+"""How long the launcher may take nothing at the end: without the last record, the node counts as lost."""
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
 _PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
@@ -47,13 +52,15 @@ def main() -> None:
     except RuntimeError as error:  # No room for a thread.
         os.write(control_out, protocol.encode(_failure(error, "this node")) + protocol.encode(AgentEnded()))
         return
-    left = _serve(os.fdopen(control_in, "rb"), outbox, mailbox)
+    logs = LogSender(outbox, mailbox)
+    left = _serve(os.fdopen(control_in, "rb"), outbox, mailbox, logs)
     if left is not None:
         outbox.send(AgentEnded(left))
-    outbox.drain(DRAIN_S)
+        logs.send()
+    outbox.drain(_LAST_WORDS_S)
 
 
-def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[int, ...] | None:
+def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender) -> tuple[int, ...] | None:
     """The pids that are left; None where there is no launcher to be told: to one that lives, this node is lost."""
     agent: Agent | None = None
     host = "this node"
@@ -76,6 +83,8 @@ def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object]) -> tuple[
         kernel.become_subreaper()
         is_gone = launcher_watch.start(stream, mailbox, outbox.send)
         order = program.at_home(order)
+        if order.sends_logs and order.log_dir:
+            logs.prepare(Path(order.log_dir), is_gone)
         program.check(order.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(order, outbox, mailbox)
         left = agent.run()

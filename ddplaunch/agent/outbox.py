@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import os
 import threading
 import time
@@ -13,26 +11,30 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import protocol
 from ddplaunch.agent.lines import count_lines
+from ddplaunch.records import Output
 
 if TYPE_CHECKING:
-    from ddplaunch.records import Output
+    from collections.abc import Callable
 
-_PIPE_BYTES = 1 << 20
-"""How far the writer of a pipe may be ahead of its reader; the most an unprivileged process may ask for (pipe(7))."""
+    from ddplaunch.logs import LogChunk
 
 _QUEUE_BYTES = 16 << 20
 _FULL_WAIT_S = 0.1
+_ATTEND_S = 0.1
+_STEP_BYTES = 16 << 10
+
+_PIECE_BYTES = 64 << 10
+"""A record waits until what is being written is written: on a slow link, for half a second."""
 
 
 class Outbox:
     """What goes to the launcher. Any thread may send; records overtake output, output over the limit is dropped."""
 
     def __init__(self, fd: int) -> None:
-        widen(fd)
         self._fd = fd
         self._changed = threading.Condition()
         self._records: deque[bytes] = deque()
-        self._output: deque[tuple[Output, bytes]] = deque()
+        self._output: deque[tuple[Output | LogChunk, bytes]] = deque()
         self._queued_bytes = 0
         self._written = 0
         self._writing = False
@@ -63,22 +65,38 @@ class Outbox:
             self._changed.notify_all()
             return True
 
-    def drain(self, stall_s: float) -> None:
+    def send_file(self, header: LogChunk, data: bytes) -> None:
+        """Queue a piece of a file, as output; whoever sends them takes care that they do not become too many."""
+        with self._changed:
+            self._output.append((header, data))
+            self._queued_bytes += len(data)
+            self._changed.notify_all()
+
+    def drain(self, stall_s: float, attend: Callable[[], object] = lambda: None) -> None:
         """Wait until all is written, but no longer than ``stall_s`` without progress and ten times that in all.
 
-        Output that is still queued then is dropped and counted as lost, so that what follows comes after it.
+        Output that is still queued then is dropped and counted as lost, so that what follows comes after it. ``attend``
+        is called now and then meanwhile.
         """
-        limit = time.monotonic() + 10 * stall_s
+        start = now = moved = time.monotonic()
+        written = self._written
+        while now < min(moved + stall_s, start + 10 * stall_s) and not self._is_written(_ATTEND_S):
+            attend()
+            now = time.monotonic()
+            if written != self._written:
+                written, moved = self._written, now
         with self._changed:
-            written = -1
-            while not self._is_empty() and written != self._written and time.monotonic() < limit:
-                written = self._written
-                self._changed.wait_for(self._is_empty, stall_s)
             self._drop_output()
+
+    def _is_written(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self._is_empty, timeout_s)
 
     def _drop_output(self) -> None:
         lost: dict[tuple[int, str], Output] = {}
         for header, data in self._output:
+            if not isinstance(header, Output):
+                continue
             key = (header.rank, header.stream)
             lines = header.lost_lines + count_lines(data) + (lost[key].lost_lines if key in lost else 0)
             lost[key] = replace(header, nbytes=0, lost_lines=lines)
@@ -102,28 +120,27 @@ class Outbox:
             self._writing = True
             if self._records:
                 return self._records.popleft()
-            header, data = self._output.popleft()
+            header, data = self._next_piece()
             self._queued_bytes -= len(data)
             return protocol.encode(header) + data
+
+    def _next_piece(self) -> tuple[Output | LogChunk, bytes]:
+        """The next output, cut after a line if it is long: a record that comes meanwhile overtakes the rest."""
+        header, data = self._output.popleft()
+        cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
+        if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output):
+            return header, data
+        self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0), data[cut:]))
+        return replace(header, nbytes=cut), data[:cut]
 
     def _write_all(self) -> None:
         try:
             while True:
-                write_fully(self._fd, self._next())
+                view = memoryview(self._next())
+                while view:  # A pipe takes all or blocks: in small steps it is seen that it moves.
+                    view = view[os.write(self._fd, view[:_STEP_BYTES]) :]
+                    self._written += 1
         except OSError:  # The launcher is gone; the end of stdin says so to the main thread.
             with self._changed:
                 self._broken = True
                 self._changed.notify_all()
-
-
-def write_fully(fd: int, data: bytes) -> None:
-    """``os.write`` until all is written; OSError as it comes."""
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def widen(fd: int) -> None:
-    """Give a pipe room for ``_PIPE_BYTES``; what is no pipe stays as it is."""
-    with contextlib.suppress(OSError):  # Over the user's pipe quota it stays 64 KiB.
-        fcntl.fcntl(fd, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import protocol
 from ddplaunch.agent.lines import LineBuffer, count_lines, matching
-from ddplaunch.agent.outbox import widen
+from ddplaunch.pipes import widen
 from ddplaunch.records import Output
 
 if TYPE_CHECKING:

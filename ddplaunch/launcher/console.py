@@ -3,48 +3,28 @@
 from __future__ import annotations
 
 import os
-import re
 import select
-import string
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ddplaunch.records import Output
+from ddplaunch.launcher.line_style import prefixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.launcher.line_style import Style
+    from ddplaunch.records import Output
 
 _QUEUE_BYTES = 24 << 20
 _ENTRY_BYTES = 512
 """What an entry of the queue costs beside its bytes: millions of short ones must not pass for little."""
 
+_ERASE = b"\r\x1b[K"  # ECMA-48: to the start of the line, and erase it.
 _LAST_WORDS_S = 1.0
 _WRITE_BYTES = 1 << 16
-_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
-_LINE_END = re.compile(rb"\r\n|\n|\r")
-
-
-@dataclass(frozen=True)
-class Style:
-    """How lines look: ``template`` as torchrun's line prefix, with ``${host}`` as well; ``colour`` per stream."""
-
-    role: str
-    template: str
-    colour: dict[str, bool]
-    log_hint: Callable[[Output], str]
-
-    def prefix(self, header: Output) -> bytes:
-        """What stands in front of this worker's lines."""
-        values = {
-            "host": header.host,
-            "role_name": self.role,
-            "rank": str(header.rank),
-            "local_rank": str(header.local_rank),
-        }
-        text = string.Template(self.template).safe_substitute(values)
-        if text and self.colour[header.stream]:
-            text = f"\x1b[{_COLOURS[header.rank % len(_COLOURS)]}m{text}\x1b[0m"
-        return text.encode("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -75,6 +55,15 @@ class Console:
     def say(self, text: str) -> None:
         """Queue lines of our own, on stderr."""
         self._stderr.say(text.encode("utf-8", "backslashreplace") + b"\n")
+
+    @property
+    def has_progress(self) -> bool:
+        """Stderr is a terminal, on which ``progress`` can be shown."""
+        return self._stderr.is_terminal
+
+    def progress(self, text: str) -> None:
+        """Show this on a line of its own until anything else is to be shown, in place of the last one."""
+        self._stderr.progress(text)
 
     def _stdout_fails(self, reason: str) -> None:
         self.say(f"ddplaunch: stdout cannot be written: {reason}; the job goes on")
@@ -115,6 +104,9 @@ class _Screen:
         self._writing: tuple[Output | None, memoryview] | None = None
         self._lost: dict[tuple[int, str], Output] = {}
         self._open: _Open | None = None
+        self._progress: str | None = None
+        self._shown_progress = ""
+        self.is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
         threading.Thread(target=self._write_all, name=f"console[{fd}]", daemon=True).start()
 
     def output(self, header: Output, data: bytes) -> None:
@@ -140,10 +132,19 @@ class _Screen:
             self._queue.append((None, data))
             self._changed.notify_all()
 
+    def progress(self, text: str) -> None:
+        """Have this shown once there is nothing else to show; the last one counts."""
+        with self._changed:
+            self._progress = text
+            self._changed.notify_all()
+
     def wait(self, timeout_s: float) -> bool:
         """Whether all is written within ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(lambda: not (self._queue or self._lost or self._writing), timeout_s)
+            return self._changed.wait_for(lambda: not (self._has_more() or self._writing), timeout_s)
+
+    def _has_more(self) -> bool:
+        return bool(self._queue or self._lost or self._progress is not None)
 
     def give_up(self) -> list[bytes]:
         """Empty the queue. Returns what to say of it, a message for each stream."""
@@ -154,6 +155,7 @@ class _Screen:
                 if header:
                     self._count_lost(header, data)
             self._queue.clear()
+            self._progress = None
             lost, self._lost = list(map(self._lost_text, self._lost.values())), {}
             return lost
 
@@ -170,18 +172,36 @@ class _Screen:
         while True:
             header, data = self._next()
             if header is not None and header.lost_lines:
-                self._write(None, self._compose(None, self._lost_text(header)))
+                self._write(None, self._erased() + self._compose(None, self._lost_text(header)))
             if data:
-                self._write(header, self._compose(header, data))
+                self._write(header, self._erased() + self._compose(header, data))
+            elif header is None:
+                self._write_progress()
+
+    def _write_progress(self) -> None:
+        with self._changed:
+            text, self._progress = self._progress or "", None
+        if text != self._shown_progress:
+            line = text.encode("utf-8", "backslashreplace")
+            self._write(None, self._erased() + (self._compose(None, line) if line else b""))
+            self._shown_progress = text
+
+    def _erased(self) -> bytes:
+        """What takes the line with progress away, if it is there."""
+        shown, self._shown_progress = self._shown_progress, ""
+        return _ERASE if shown else b""
 
     def _next(self) -> tuple[Output | None, bytes]:
+        """What to write next; for progress, neither header nor bytes."""
         with self._changed:
             self._writing = None
             self._changed.notify_all()
-            self._changed.wait_for(lambda: self._queue or self._lost)
+            self._changed.wait_for(self._has_more)
             if self._queue:
                 header, data = self._queue.popleft()
                 self._queued_bytes -= len(data) + _ENTRY_BYTES if header else 0
+            elif not self._lost:
+                header, data = None, b""
             else:
                 header, data = self._lost.pop(next(iter(self._lost))), b""
             self._writing = (None, memoryview(b""))
@@ -198,12 +218,12 @@ class _Screen:
             return data
         prefix = self._style.prefix(header)
         if before is None:
-            return prefix + _prefixed(data, prefix)
+            return prefix + prefixed(data, prefix)
         if (before.rank, before.stream) != (header.rank, header.stream):
-            return b"\n" + prefix + _prefixed(data, prefix)
+            return b"\n" + prefix + prefixed(data, prefix)
         # After a carriage return the line is written anew, unless a line feed makes it the end of a line.
         start = prefix if before.returned and not data.startswith(b"\n") else b""
-        return start + _prefixed(data, prefix)
+        return start + prefixed(data, prefix)
 
     def _write(self, header: Output | None, data: bytes) -> None:
         view = memoryview(data)
@@ -228,15 +248,3 @@ def _is_same_file(one: int, other: int) -> bool:
         return os.path.sameopenfile(one, other)
     except OSError:  # One of them is closed.
         return False
-
-
-def _prefixed(data: bytes, prefix: bytes) -> bytes:
-    """``prefix`` after every line end but one that ends ``data``."""
-    if not prefix:
-        return data
-    body, end = data[:-1], data[-1:]
-    if body.endswith(b"\r") and end == b"\n":
-        body, end = body[:-1], b"\r\n"
-    if body.count(b"\r") == body.count(b"\r\n"):
-        return body.replace(b"\n", b"\n" + prefix) + end
-    return _LINE_END.sub(lambda match: match[0] + prefix, body) + end

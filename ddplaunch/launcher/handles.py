@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
 from ddplaunch import protocol
-from ddplaunch.records import Notice
+from ddplaunch.logs import LogChunk
+from ddplaunch.records import Notice, Output
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,6 +69,24 @@ class AgentConnected:
 
 
 @dataclass(frozen=True)
+class LogData:
+    """A piece of a log file of the node's."""
+
+    chunk: LogChunk
+    data: bytes
+
+
+def deliver(
+    record: object, data: bytes, post: Callable[[object], None], output: Callable[[Output, bytes], None]
+) -> None:
+    """What every handle does with an agent's record and the bytes that came with it."""
+    if isinstance(record, Output):
+        output(record, data)
+    else:
+        post(LogData(record, data) if isinstance(record, LogChunk) else record)
+
+
+@dataclass(frozen=True)
 class FromNode:
     """An event of a node's handle."""
 
@@ -85,13 +104,19 @@ class FromSweep:
 
 @dataclass
 class Node:
-    """One node. ``left``: pids there that could not be ended; None while nobody knows."""
+    """One node.
+
+    Attributes:
+        left: pids there that could not be ended; None while nobody knows.
+        sends_logs: all else is done and told.
+    """
 
     index: int
     host: str
     handle: Handle
     state: State = "connecting"
     left: tuple[int, ...] | None = None
+    sends_logs: bool = False
     sweep: Handle | None = None
     sweep_deadline: float = 0.0
     facts: NodeFacts | None = None

@@ -41,8 +41,14 @@ class Heartbeats:
 
     def heard(self, node: Node, now: float) -> None:
         """It has answered."""
-        self._heard[node.index] = now
-        self._unanswered[node.index] -= 1
+        if node.index in self._heard:
+            self._heard[node.index] = now
+            self._unanswered[node.index] -= 1
+
+    def end(self, node: Node) -> None:
+        """Nothing is asked of it any more."""
+        self._heard.pop(node.index, None)
+        self._unanswered.pop(node.index, None)
 
     def suspend(self, now: float, nodes: Sequence[Node]) -> None:
         """The user wants this process stopped for a while: ``beat`` does it, once all agents know that."""

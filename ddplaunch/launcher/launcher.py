@@ -16,9 +16,11 @@ from ddplaunch import run_folder, run_marks
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import ending, preparation, report, signals
 from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.collected import Collected
 from ddplaunch.launcher.console import Console
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, FromNode, FromSweep, Node
+from ddplaunch.launcher.gathering import Gathering
+from ddplaunch.launcher.handles import AgentConnected, FromNode, FromSweep, LogData, Node
 from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.losses import Losses
@@ -27,6 +29,7 @@ from ddplaunch.launcher.signals import Signalled
 from ddplaunch.launcher.starting import injector_for, starter_for
 from ddplaunch.launcher.stopping import Stopping
 from ddplaunch.launcher.telling import Telling
+from ddplaunch.logs import LogsFound, LogsSent
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.records import (
     AgentEnded,
@@ -92,19 +95,19 @@ class _Run:
         # Started once per node, this launcher has but the one that it is on.
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
-        self._stopping = Stopping(config, self._nodes, self._injector, self._telling)
+        self._gathering = Gathering(self._nodes, self._telling, self._injector)
+        self._collected = Collected(preparation.logs_folder(config, self._folder), self._nodes, self._telling)
+        self._stopping = Stopping(config, self._nodes, self._injector, self._collected, self._telling)
         parts = (self._nodes, self._attempts, self._heartbeats, self._stopping)
         self._losses = Losses(*parts, self._all_ended, self._telling.say)
-        self._ready: dict[int, int] = {}
-        self._told_ready = False
 
     def run(self) -> RunResult:
         try:
             self._telling.begins()
             self._guarded(self._nodes.start)
             while not self._nodes.are_over:
-                injection, sweep = self._injector.act(), self._nodes.sweep_deadline  # What it does may begin a beat.
-                deadline = min(self._stopping.deadline, injection, sweep, self._heartbeats.deadline)
+                acts = (self._injector.act(), self._gathering.act(), self._collected.act())  # They may begin a beat.
+                deadline = min(*acts, self._stopping.deadline, self._nodes.sweep_deadline, self._heartbeats.deadline)
                 event = self._mailbox.get(deadline)
                 if event is not None:
                     self._guarded(partial(self._apply, event))
@@ -151,8 +154,7 @@ class _Run:
             case HostFailure():
                 self._nodes.failed(node, event)
             case AgentReady(local_world_size=nproc):
-                self._ready[node.index] = nproc
-                self._tell_ready()
+                self._gathering.ready(node.index, nproc)
             case AttemptStarted(attempt=attempt):
                 is_first, completed = self._attempts.started(attempt, self._nodes.seats)
                 self._all_ended(completed)
@@ -164,6 +166,9 @@ class _Run:
                 self._all_ended(self._attempts.over(node.index, result, self._nodes.seats))
             case Pong():
                 self._heartbeats.heard(node, time.monotonic())
+            case LogsFound() | LogData() | LogsSent():
+                self._collected.hear(node, event)
+                self._losses.left(node)
             case Notice(text=text, level=level):
                 self._telling.say(text, level)
             case EndpointOpen() if self._nodes.place:
@@ -180,14 +185,6 @@ class _Run:
                 self._stopping.fail(event)
             case AgentLost():
                 self._losses.gone(node)
-
-    def _tell_ready(self) -> None:
-        """Once: nodes that come later take the place of lost ones."""
-        seats = self._nodes.seats
-        if not self._told_ready and self._ready.keys() >= set(seats):
-            self._told_ready = True
-            self._telling.nodes_ready({self._nodes.all[index].host: self._ready[index] for index in seats})
-            self._injector.check(tuple(self._ready[index] for index in seats))
 
     def _all_ended(self, results: Iterable[AttemptResult]) -> None:
         for result in results:
@@ -213,15 +210,10 @@ class _Run:
             run_dir=str(self._folder) if self._folder else None,
             accounts=self._injector.accounts,
         )
-        interrupted = partial(self._more_signals, len(self._stopping.signals))
+        interrupted = partial(self._stopping.has_more_signals, self._mailbox, len(self._stopping.signals))
+        self._collected.close()
         self._telling.end(result, is_explained=bool(self._stopping.failed), interrupted=interrupted)
         if failed := self._stopping.failed:
             left = f"; left: {report.left(result)}" if lost else ""
             raise LaunchError(f"{failed.message}{left}", failed.hint, failed.exit_code)
         return result
-
-    def _more_signals(self, count: int) -> bool:
-        while (event := self._mailbox.get(0.0)) is not None:
-            if isinstance(event, Signalled):
-                self._stopping.signals.append(event.signum)
-        return len(self._stopping.signals) > count

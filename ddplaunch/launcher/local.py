@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import ddplaunch
-from ddplaunch import protocol
-from ddplaunch.launcher.handles import complain
-from ddplaunch.records import FROM_AGENT, Output
+from ddplaunch import pipes, protocol
+from ddplaunch.launcher.handles import complain, deliver
+from ddplaunch.records import FROM_AGENT
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from ddplaunch.records import Output
 
 _PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
 
@@ -57,6 +59,8 @@ class LocalHandle:
             cwd=cwd,
             start_new_session=True,
         )
+        # Not so a pipe at the end of a slow link, where all that is in it delays an answer.
+        pipes.widen(cast("BinaryIO", self._process.stdout).fileno())
         self.pid = self._process.pid
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         self._writer = threading.Thread(target=self._write, name="to agent", daemon=True)
@@ -107,11 +111,7 @@ class LocalHandle:
         stream = cast("BinaryIO", self._process.stdout)
         try:
             while (received := protocol.read_record(stream, FROM_AGENT)) is not None:
-                record, data = received
-                if isinstance(record, Output):
-                    output(record, data)
-                else:
-                    post(record)
+                deliver(*received, post, output)
         except (OSError, protocol.ProtocolError) as error:
             complain(error, f"with pid {self.pid}", post)
             self._process.kill()

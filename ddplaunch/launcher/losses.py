@@ -44,6 +44,9 @@ class Losses:
         """Machines that are frozen or cut off."""
         for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
             node.handle.kill()
+            if node.sends_logs:  # It has told all that the verdict needs; the end of its channel follows.
+                self._heartbeats.end(node)
+                continue
             self._lose(node, f"{node.host} has not answered for {LOST_AFTER_S:g} s")
 
     def gone(self, node: Node) -> None:
@@ -52,14 +55,18 @@ class Losses:
             return
         returncode = node.handle.close()
         if node.left is not None:
-            self._all_ended(self._attempts.lost(node.index))
             node.state = "ended"
-            if self._nodes.place and not self._stopping.is_on:
-                self._stopping.follow()
+            self.left(node)
         elif returncode is None:
             self._lose(node, f"the connection to {node.host} has ended")
         else:
             self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
+
+    def left(self, node: Node) -> None:
+        """Its work is done and told."""
+        self._all_ended(self._attempts.lost(node.index))
+        if self._nodes.place and not self._stopping.is_on:
+            self._stopping.follow()
 
     def _lose(self, node: Node, why: str) -> None:
         decided = self._attempts.are_decided

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
-from ddplaunch.launcher.console import Style
+from ddplaunch.launcher.line_style import Style
 from ddplaunch.model import AgentSpec, Program, StreamName
 from ddplaunch.working_folder import working_folder
 
@@ -73,6 +73,11 @@ def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str]:
     if config.log_dir is None:
         run_folder.prune(base)
     return folder, ""
+
+
+def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
+    """Where the logs of other machines are to be brought; None where they are not, or are here anyway."""
+    return folder if config.collect_logs and config.hosts and not config.dry_run else None
 
 
 def style(config: LaunchConfig, folder: Path | None) -> Style:

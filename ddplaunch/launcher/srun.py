@@ -16,14 +16,16 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, complain
+from ddplaunch.launcher.handles import AgentConnected, complain, deliver
 from ddplaunch.launcher.local import AgentLost
 from ddplaunch.launcher.ssh_stream import wait_for_facts
-from ddplaunch.records import FROM_AGENT, Notice, Output
+from ddplaunch.records import FROM_AGENT, Notice
 from ddplaunch.slurm import SRUN_DEFAULTS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
+
+    from ddplaunch.records import Output
 
 START_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
@@ -172,11 +174,7 @@ class SrunHandle:
         stream = cast("BinaryIO", self._process.stdout)
         try:
             while (received := protocol.read_record(stream, FROM_AGENT)) is not None:
-                record, data = received
-                if isinstance(record, Output):
-                    self._output(record, data)
-                else:
-                    self._post(record)
+                deliver(*received, self._post, self._output)
         except (OSError, protocol.ProtocolError) as error:
             complain(error, f"on {self.host}", self._post)
             self._process.terminate()

@@ -60,7 +60,7 @@ class SrunNodes:
         """What agent ``index`` must know."""
         host = self._config.hosts[index]
         spec = agent_spec(self._config, self._run_id, host.name, self._config.log_dir, {})
-        return replace(of_host(spec, host), has_own_folder=True)
+        return replace(of_host(spec, host), has_own_folder=True, sends_logs=self._config.collect_logs)
 
     def sweep(self, index: int) -> SrunHandle | None:
         """Have a fresh agent end what carries the mark of a lost one."""

@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure, Unreachable
-from ddplaunch.launcher.handles import AgentConnected, complain
+from ddplaunch.launcher.handles import AgentConnected, complain, deliver
 from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.ssh_stream import BUFFER_BYTES, AgentStream, send_all, wait_for_facts
 from ddplaunch.launcher.ssh_transport import Limit, drop
-from ddplaunch.records import FROM_AGENT, Notice, Output
+from ddplaunch.records import FROM_AGENT, Notice
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -29,10 +29,14 @@ if TYPE_CHECKING:
 
     from ddplaunch.hosts import Host
     from ddplaunch.launcher.ssh_connections import Connections
+    from ddplaunch.records import Output
 
 _KEPT_LINES = 20
 _SIGNAL_S = 3.0
 _CODE_S = 1.0
+
+_WINDOW_BYTES = 128 << 10
+"""How much of an agent's output may be on the way. Answers come behind it: on a slow link, a second later."""
 
 
 class SshHandle:
@@ -126,7 +130,7 @@ class SshHandle:
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         try:
             with limit:
-                channel = transport.open_session()
+                channel = transport.open_session(window_size=_WINDOW_BYTES)
                 channel.exec_command(remote.COMMAND)
                 self._stream = stream = AgentStream(channel, lines.append)
                 reader = io.BufferedReader(stream, BUFFER_BYTES)
@@ -164,11 +168,7 @@ class SshHandle:
     def _listen(self, reader: io.BufferedReader[AgentStream]) -> None:
         try:
             while (received := protocol.read_record(reader, FROM_AGENT)) is not None:
-                record, data = received
-                if isinstance(record, Output):
-                    self._output(record, data)
-                else:
-                    self._post(record)
+                deliver(*received, self._post, self._output)
         except (OSError, EOFError, protocol.ProtocolError) as error:
             complain(error, f"on {self.host}", self._post)
             self._drop()

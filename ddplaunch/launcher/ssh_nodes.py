@@ -70,7 +70,7 @@ class SshNodes:
         """What agent ``index`` must know: a host's own number of workers and devices, where the user gave some."""
         host = self._config.hosts[index]
         spec = agent_spec(self._config, self._run_id, host.name, self._config.log_dir, {})
-        return replace(of_host(spec, host), has_own_folder=True)
+        return replace(of_host(spec, host), has_own_folder=True, sends_logs=self._config.collect_logs)
 
     def sweep(self, index: int) -> SshHandle:
         """Ask the node, over a new connection, to end what carries the mark of this run."""

@@ -6,14 +6,17 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.signals import Signalled
 from ddplaunch.records import AgentFailed, PassSignal, StopWorkers
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
+    from ddplaunch.launcher.collected import Collected
     from ddplaunch.launcher.injector import Injector
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.telling import Telling
+    from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 2.0
 _AGENT_OVERTIME_S = 20.0
@@ -31,7 +34,9 @@ class Stopping:
         follows: a node has left by itself.
     """
 
-    def __init__(self, config: LaunchConfig, nodes: Nodes, injector: Injector, telling: Telling) -> None:
+    def __init__(
+        self, config: LaunchConfig, nodes: Nodes, injector: Injector, collected: Collected, telling: Telling
+    ) -> None:
         self.signals: list[int] = []
         self.failed: AgentFailed | None = None
         self.deadline = float("inf")
@@ -40,6 +45,7 @@ class Stopping:
         self._config = config
         self._nodes = nodes
         self._injector = injector
+        self._collected = collected
         self._telling = telling
 
     @property
@@ -51,6 +57,8 @@ class Stopping:
         """A second signal shortens the grace, a third ends it; others than those that stop are passed on."""
         if signal.Signals(signum).name not in self._config.signals:
             self._nodes.send(PassSignal(signum))
+            return
+        if self._collected.interrupted(signum):
             return
         self.signals.append(signum)
         grace_s = (self._config.shutdown_timeout_s, _SECOND_GRACE_S, 0.0)[min(len(self.signals), 3) - 1]
@@ -86,6 +94,13 @@ class Stopping:
         """Kill the agents whose time is over."""
         if now >= self.deadline:
             self.deadline, self.has_killed = float("inf"), True
-            for node in self._nodes.running:
+            for node in (node for node in self._nodes.running if not node.sends_logs):
                 self._telling.say(f"the agent on {node.host} does not answer and is killed", -1)
                 node.handle.kill()
+
+    def has_more_signals(self, mailbox: Mailbox[object], count: int) -> bool:
+        """At the end: more than ``count`` have come by now."""
+        while (event := mailbox.get(0.0)) is not None:
+            if isinstance(event, Signalled):
+                self.signals.append(event.signum)
+        return len(self.signals) > count

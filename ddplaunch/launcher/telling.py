@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher import events, report
 from ddplaunch.launcher.attempts import is_tried_again
+from ddplaunch.launcher.progress import Progress
 from ddplaunch.printable import printable
 
 if TYPE_CHECKING:
@@ -22,13 +23,19 @@ _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
 
 
 class Telling:
-    """One run's messages, as far as the user wants them. ``folder`` is the run's, None if no files are kept."""
+    """One run's messages, as far as the user wants them.
+
+    Attributes:
+        progress: for what takes its time.
+    """
 
     def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
+        """``folder`` is the run's, None if no files are kept."""
         self._config = config
         self._run_id = run_id
         self._folder = folder
         self._console = console
+        self.progress = Progress(console, is_quiet=config.verbosity < 0)
 
     def say(self, text: str, level: int) -> None:
         """``level``: -1 always, 0 unless quiet, 1 only if verbose."""
@@ -44,6 +51,8 @@ class Telling:
 
             self.say(banner(self._config), 0)
         if not self._config.hosts or self._config.dry_run:
+            if self._config.collect_logs:
+                self.say("--collect-logs: the logs of all that this launcher starts are here anyway", 1)
             return
         from ddplaunch import forwarding
         from ddplaunch.host_ranges import fold

@@ -43,6 +43,17 @@ def test_a_rank_that_fails_ends_the_job_with_one_page_and_its_code(slurm: Slurm)
     assert done.err.count("on node2 failed first") == 1
 
 
+def test_log_files_of_all_nodes_are_brought(slurm: Slurm):
+    here = ("--collect-logs", "-x", "XDG_STATE_HOME=/run/state")  # Each node has a /run of its own.
+    program = (PROGRAMS / "write_logs.py", "300000")
+    done = salloc(slurm, "-N2", *here, "--nproc-per-node", "1", "--max-restarts", "1", *program).finish()
+    assert done.returncode == 0, done.err
+    assert re.search(rf"logs of 2 ranks \(.*\) from 2 nodes are in {done.run_dir}", done.err)
+    assert [(done.run_dir / node / "attempt_1/0/stdout.log").stat().st_size for node in ("node1", "node2")] == [
+        300_000
+    ] * 2
+
+
 def test_an_agent_that_is_lost_is_replaced_by_a_spare(slurm: Slurm, script: Path):
     script.write_text(WAIT)
     running = salloc(slurm, "-N3", "--nnodes", "2", "--nproc-per-node", "1", script)

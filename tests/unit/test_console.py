@@ -12,8 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.launcher import console
-from ddplaunch.launcher.console import Console, Style
+from ddplaunch.launcher import console, line_style
+from ddplaunch.launcher.console import Console
+from ddplaunch.launcher.line_style import Style
 from ddplaunch.records import Output
 from tests.support.processes import wait_until
 
@@ -180,7 +181,7 @@ def test_crlf_is_one_line_end_wherever_it_is_cut(screens: Screens, pieces: tuple
 @settings(deadline=None)  # The machine may be busy.
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))
 def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_else(data: bytes) -> None:
-    prefixed = console._prefixed(data, b"<>")
+    prefixed = line_style.prefixed(data, b"<>")
     assert prefixed.replace(b"<>", b"") == data
     ends = len(re.findall(rb"\r\n|\r|\n", data))
     assert prefixed.count(b"<>") == ends - data.endswith((b"\r", b"\n"))

@@ -8,6 +8,7 @@ import re
 import resource
 import threading
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
@@ -19,7 +20,7 @@ from ddplaunch.agent import lines, outbox, output
 from ddplaunch.agent.lines import LineBuffer, matching
 from ddplaunch.agent.outbox import Outbox
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
-from ddplaunch.records import FROM_AGENT, Notice, Output
+from ddplaunch.records import FROM_AGENT, Notice, Output, Pong
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -316,6 +317,50 @@ def test_what_cannot_be_sent_by_the_end_is_counted(launcher: Launcher) -> None:
         record.rank: record.lost_lines for record, _ in received if isinstance(record, Output) and record.lost_lines
     }
     assert lost == {3: (6 << 10) - shown, 4: 11}
+
+
+def test_a_record_of_the_meantime_overtakes_what_is_drained_slowly(launcher: Launcher) -> None:
+    """An agent that drains its output for seconds answers all the same."""
+    box = launcher.outbox
+    fill(box, 4 << 20)
+    asked = threading.Event()
+    attend = lambda: asked.is_set() and (asked.clear(), box.send(Pong()))  # noqa: E731
+    draining = threading.Thread(target=box.drain, args=(60, attend))
+    draining.start()
+    before = output_bytes([launcher.receive_one() for _ in range(4)])
+    asked.set()
+    wait_until(lambda: not asked.is_set())
+    before += output_bytes(launcher.receive(Pong()))
+    assert before < 1 << 20, "no more than was on the way"
+    while before < 4 << 20:
+        before += len(launcher.receive_one()[1])
+    draining.join(60)
+
+
+def test_a_large_piece_that_moves_slowly_is_not_given_up() -> None:
+    reader, writer = os.pipe()
+    box, read = Outbox(writer), bytearray()
+    line = b"x" * (384 << 10) + b"\n"
+    box.send_output(replace(HEADER, nbytes=len(line)), line)
+    box.drain(1.0, lambda: read.extend(os.read(reader, 16 << 10)))
+    box.send(Notice("the end"))
+    while b"the end" not in read:
+        read.extend(os.read(reader, 1 << 20))
+    os.close(reader)
+    assert line in read
+
+
+def test_long_output_goes_in_pieces_of_whole_lines(launcher: Launcher) -> None:
+    text = b"".join(b"%07d\n" % number for number in range(40_000))
+    launcher.outbox.send_output(replace(HEADER, nbytes=len(text), lost_lines=3), text)
+    threading.Thread(target=launcher.outbox.drain, args=(60,)).start()
+    received = [launcher.receive_one()]
+    while output_bytes(received) < len(text):
+        received.append(launcher.receive_one())
+    pieces = [data for _, data in received]
+    assert b"".join(pieces) == text
+    assert all(len(piece) <= 64 << 10 and piece.endswith(b"\n") for piece in pieces)
+    assert [header.lost_lines for header, _ in received if isinstance(header, Output)] == [3] + [0] * (len(pieces) - 1)
 
 
 def test_a_launcher_that_is_gone_ends_all_waiting(launcher: Launcher) -> None:

@@ -1,0 +1,200 @@
+"""An agent sends all its log files and nothing else, as fast as it is asked, and answers its launcher meanwhile."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch import logs, protocol
+from ddplaunch.agent.events import LauncherGone, Signalled
+from ddplaunch.agent.log_sender import LogSender, find
+from ddplaunch.agent.outbox import Outbox
+from ddplaunch.logs import WINDOW_BYTES, LogChunk, LogsFound, LogsSent, LogsWanted, cost, is_safe
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.records import FROM_AGENT, Notice, Ping, Pong
+
+# Names.
+
+
+@pytest.mark.parametrize(
+    "path", ["attempt_0/0/stdout.log", "attempt_12/4095/error.json", "attempt_0/filtered_stderr.log", "attempt_0/3/a.1"]
+)
+def test_what_agents_write_is_safe(path: str) -> None:
+    assert is_safe(path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "",
+        "stdout.log",
+        "report.json",
+        "attempt_0",
+        "attempt_0/",
+        "attempt_0/3",
+        "attempt_0/3/",
+        "attempt_0/3/4",
+        "attempt_0/../../x",
+        "attempt_0/0/..",
+        "attempt_0/0/../x",
+        "attempt_0/0/.",
+        "attempt_0/0/.bashrc",
+        "attempt_0//x",
+        "attempt_0/0//x",
+        "/etc/passwd",
+        "/attempt_0/0/x",
+        "../attempt_0/0/x",
+        "attempt_/0/x",
+        "attempt_0/a/x",
+        "attempt_0/0/x/y",
+        "attempt_0/0/x\0",
+        "attempt_0/0/x\n",
+        "attempt_0/0/x\ny",
+        "attempt_0/0/a b",
+        "attempt_0/0/\\x",
+        "attempt_0/0/é",
+        "attempt_0/٣/x",
+        "attempt_0/0/stdout.log.part",
+        "attempt_0/0/" + "x" * 101,
+        "attempt_1234567890/0/x",
+    ],
+)
+def test_other_names_are_not(path: str) -> None:
+    assert not is_safe(path)
+
+
+@given(st.text(st.sampled_from("attempt_0/.x\n\\ -"), max_size=30) | st.text(max_size=30))
+def test_a_safe_name_stays_below_its_folder(path: str) -> None:
+    if is_safe(path):
+        assert os.path.normpath(f"/run/{path}") == f"/run/{path}"
+
+
+# Sending.
+
+
+class Launcher:
+    """Takes what a LogSender sends, in a thread; ``answers`` says to each record what to post."""
+
+    def __init__(self) -> None:
+        reader, writer = os.pipe()
+        self._stream = os.fdopen(reader, "rb")
+        self.mailbox: Mailbox[object] = Mailbox()
+        self.outbox = Outbox(writer)
+        self.sender = LogSender(self.outbox, self.mailbox)
+        self.records: list[object] = []
+        self.files: dict[str, bytes] = {}
+
+    def serve(self) -> None:
+        """Want a window at first, then what has come."""
+        came = wanted = 0
+        while (received := protocol.read_record(self._stream, FROM_AGENT)) is not None:
+            record, data = received
+            self.records.append(record)
+            match record:
+                case LogsFound():
+                    wanted += WINDOW_BYTES
+                    self.mailbox.post(LogsWanted(WINDOW_BYTES))
+                case LogChunk(path=path):
+                    came += cost(record)
+                    assert came <= wanted
+                    self.files[path] = self.files.get(path, b"") + data
+                    wanted += cost(record)
+                    self.mailbox.post(LogsWanted(cost(record)))
+                case Notice(text="the end"):
+                    return
+
+    def take_all(self, folder: Path) -> dict[str, bytes]:
+        """Have all sent. Returns what came, by path."""
+        thread = threading.Thread(target=self.serve)
+        thread.start()
+        self.sender.prepare(folder, threading.Event())
+        self.sender.send()
+        self.outbox.send(Notice("the end"))
+        thread.join(60)
+        return self.files
+
+    def leave(self) -> None:
+        self._stream.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    yield launcher
+    launcher.leave()
+
+
+def write(folder: Path, path: str, data: bytes) -> bytes:
+    (folder / path).parent.mkdir(parents=True, exist_ok=True)
+    (folder / path).write_bytes(data)
+    return data
+
+
+def test_every_file_of_every_attempt_comes_as_it_is(launcher: Launcher, tmp_path: Path) -> None:
+    sizes = (0, 1, logs.CHUNK_BYTES, logs.CHUNK_BYTES + 1, 3_000_000)
+    there = {
+        path: write(tmp_path, path, os.urandom(size))
+        for attempt, size in enumerate(sizes)
+        for path in (f"attempt_{attempt}/0/stdout.log", f"attempt_{attempt}/filtered_stderr.log")
+    }
+    assert launcher.take_all(tmp_path) == there
+    assert launcher.records[0] == LogsFound(len(there), sum(map(len, there.values())))
+    assert launcher.records[-2] == LogsSent(0)
+    assert sum(isinstance(record, LogChunk) and record.is_last for record in launcher.records) == len(there)
+
+
+def test_links_pipes_and_odd_names_are_left_out_and_counted(launcher: Launcher, tmp_path: Path) -> None:
+    there = write(tmp_path, "attempt_0/0/stdout.log", b"mine\n")
+    secret = tmp_path / "attempt_0" / "0" / "secret"
+    secret.symlink_to("/etc/hostname")
+    os.mkfifo(tmp_path / "attempt_0" / "0" / "pipe")
+    write(tmp_path, "attempt_0/0/deep/er", b"not ours")
+    write(tmp_path, "attempt_0/0/with space", b"not ours")
+    assert launcher.take_all(tmp_path) == {"attempt_0/0/stdout.log": there}
+    assert launcher.records[-2] == LogsSent(4)
+
+
+def test_there_may_be_too_many_and_none(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddplaunch.agent.log_sender.MAX_FILES", 2)
+    for number in range(5):
+        write(tmp_path, f"attempt_0/{number}/stdout.log", b"")
+    assert [len(find(tmp_path)[0]), find(tmp_path)[1]] == [2, 3]
+    assert find(tmp_path / "missing") == ({}, 0)
+    assert launcher.take_all(tmp_path / "missing") == {}
+
+
+def test_pings_are_answered_while_nothing_is_wanted(launcher: Launcher, tmp_path: Path) -> None:
+    write(tmp_path, "attempt_0/0/stdout.log", b"x" * 1_000_000)
+    for event in (Ping(5.0), LogsWanted(70_000), Ping(5.0), LogsWanted(0)):
+        launcher.mailbox.post(event)
+    launcher.sender.prepare(tmp_path, threading.Event())
+    launcher.sender.send()
+    assert launcher.mailbox.get(0.0) is None
+    launcher.outbox.send(Notice("the end"))
+    launcher.serve()
+    assert launcher.records.count(Pong()) == 2
+    assert sum(map(len, launcher.files.values())) <= 70_000
+
+
+@pytest.mark.parametrize("event", [LauncherGone(), Signalled(15)])
+def test_nobody_is_waited_for_who_is_gone(launcher: Launcher, tmp_path: Path, event: object) -> None:
+    launcher.sender.prepare(tmp_path, threading.Event())
+    launcher.mailbox.post(event)
+    launcher.sender.send()
+
+
+def test_without_a_launcher_or_an_order_nothing_is_sent(launcher: Launcher, tmp_path: Path) -> None:
+    launcher.sender.send()
+    gone = threading.Event()
+    gone.set()
+    launcher.sender.prepare(tmp_path, gone)
+    launcher.sender.send()
+    launcher.outbox.send(Notice("the end"))
+    launcher.serve()
+    assert launcher.records == [Notice("the end")]

@@ -1,0 +1,190 @@
+"""What takes long is told: on one line that is rewritten on a terminal, elsewhere in a line now and then."""
+
+from __future__ import annotations
+
+import os
+import pty
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.launcher import progress
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.console import Console
+from ddplaunch.launcher.gathering import Gathering
+from ddplaunch.launcher.line_style import Style
+from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.launcher.progress import Progress
+from ddplaunch.launcher.remote import NodeFacts
+from ddplaunch.records import Output
+from tests.unit.test_collected import Starter
+
+STALL_S = 10.0
+STYLE = Style("", "[${host}:${rank}] ", {"stdout": False, "stderr": False}, lambda _: "")
+ERASE = b"\r\x1b[K"
+
+
+class Terminal:
+    """A pseudo-terminal, and a console that has it as stdout and stderr."""
+
+    def __init__(self) -> None:
+        self.fd, self._other = pty.openpty()
+        self.console = Console(STYLE, self._other, self._other)
+
+    def shown(self) -> bytes:
+        self.console.drain(lambda: False, STALL_S)
+        return os.read(self.fd, 1 << 16).replace(b"\r\n", b"\n")
+
+    def close(self) -> None:
+        os.close(self.fd)
+        os.close(self._other)
+
+
+@pytest.fixture
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[Terminal]:
+    monkeypatch.setenv("TERM", "xterm")
+    terminal = Terminal()
+    yield terminal
+    terminal.close()
+
+
+@pytest.fixture
+def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every call is due."""
+    for name in ("_REWRITE_S", "_FIRST_S", "_AGAIN_S"):
+        monkeypatch.setattr(progress, name, 0.0)
+
+
+# The console.
+
+
+def test_progress_is_rewritten_and_goes_when_there_is_something_to_say(terminal: Terminal) -> None:
+    terminal.console.progress("1 of 2")
+    assert terminal.shown() == b"1 of 2"
+    terminal.console.progress("2 of 2")
+    assert terminal.shown() == ERASE + b"2 of 2"
+    terminal.console.say("ours")
+    assert terminal.shown() == ERASE + b"ours\n"
+    terminal.console.progress("again")
+    assert terminal.shown() == b"again"
+    terminal.console.output(Output("a", 0, 0, "stdout", 0), b"line\nhalf")
+    assert terminal.shown() == ERASE + b"[a:0] line\n[a:0] half"
+    terminal.console.progress("behind half a line")
+    assert terminal.shown() == b"\nbehind half a line"
+    terminal.console.progress("")
+    terminal.console.say("end")
+    assert terminal.shown() == ERASE + b"end\n"
+
+
+def test_progress_that_has_not_changed_is_not_written_again(terminal: Terminal) -> None:
+    terminal.console.progress("x")
+    assert terminal.shown() == b"x"
+    terminal.console.progress("x")
+    terminal.console.drain(lambda: False, STALL_S)
+    terminal.console.progress("y")
+    assert terminal.shown() == ERASE + b"y"
+
+
+def test_a_file_and_a_dumb_terminal_have_no_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        assert not Console(STYLE, file.fileno(), file.fileno()).has_progress
+    monkeypatch.setenv("TERM", "dumb")
+    terminal = Terminal()
+    assert not terminal.console.has_progress
+    terminal.close()
+
+
+# When.
+
+
+def test_what_is_quick_is_not_told(terminal: Terminal) -> None:
+    told = Progress(terminal.console, is_quiet=False)
+    told.show(lambda: pytest.fail("too early"))
+    told.end()
+    terminal.console.say("end")
+    assert terminal.shown() == b"end\n"
+
+
+def test_without_a_terminal_it_is_told_in_lines(tmp_path: Path, at_once: None) -> None:
+    with open(tmp_path / "file", "wb") as file:
+        console = Console(STYLE, file.fileno(), file.fileno())
+        told = Progress(console, is_quiet=False)
+        for number in range(4):
+            told.show(lambda number=number: f"{number} of 3")
+        told.end()
+        console.drain(lambda: False, STALL_S)
+    text = (tmp_path / "file").read_bytes()
+    assert text == b"ddplaunch: 1 of 3\nddplaunch: 2 of 3\nddplaunch: 3 of 3\n"
+
+
+def test_the_times_are_those_of_a_patient_reader(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = [100.0, 104.9, 105.0, 105.1, 114.9, 115.0, 124.9]
+    monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: times[0]))
+    said: list[str] = []
+    console = type("Lines", (), {"has_progress": False, "say": lambda _, text: said.append(text)})()
+    told = Progress(console, is_quiet=False)
+    while times:
+        told.show(lambda: str(times[0]))
+        del times[0]
+    assert said == ["ddplaunch: 105.0", "ddplaunch: 115.0"]
+
+
+def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
+    told = Progress(terminal.console, is_quiet=True)
+    assert told.show(lambda: pytest.fail("not wanted")) == float("inf")
+    told.end()
+
+
+# Who is missing.
+
+
+class Telling:
+    def __init__(self, console: Console) -> None:
+        self.progress = Progress(console, is_quiet=False)
+        self.ready: list[dict[str, int]] = []
+
+    def nodes_ready(self, by_host: dict[str, int]) -> None:
+        self.ready.append(by_host)
+
+
+class Injector:
+    def check(self, local_world_sizes: tuple[int, ...]) -> None: ...
+
+
+def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
+    nodes = Nodes(Starter(*(f"gpu{n}" for n in range(1, 65))), 64, 64, None, Attempts(), lambda *_: None)
+    nodes.start()
+    gathering = Gathering(nodes, Telling(terminal.console), Injector())
+    for _ in range(2):
+        gathering.act()
+    assert terminal.shown() == b"ddplaunch: connecting: 0 of 64 nodes, waiting for gpu[1-64]"
+    for node in nodes.all[:60]:
+        nodes.connected(node, NodeFacts())
+    gathering.act()
+    assert terminal.shown() == ERASE + b"ddplaunch: connecting: 60 of 64 nodes, waiting for gpu[61-64]"
+    for node in nodes.all[60:]:
+        nodes.connected(node, NodeFacts())
+    assert gathering.act() == float("inf")
+    assert terminal.shown() == ERASE
+
+
+def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(progress, "_columns", lambda: 20)
+    told = Progress(terminal.console, is_quiet=False)
+    for _ in range(2):
+        told.show(lambda: "x" * 100)
+    assert terminal.shown() == b"ddplaunch: xxxxxxxx"
+
+
+def test_all_are_told_to_be_ready_once(terminal: Terminal) -> None:
+    nodes = Nodes(Starter("a", "b"), 2, 2, None, Attempts(), lambda *_: None)
+    nodes.start()
+    telling = Telling(terminal.console)
+    gathering = Gathering(nodes, telling, Injector())
+    gathering.ready(1, 3)
+    assert telling.ready == []
+    gathering.ready(0, 2)
+    gathering.ready(0, 2)
+    assert telling.ready == [{"a": 2, "b": 3}]
