@@ -117,3 +117,4 @@ class Telling:
         for injected in result.injections:
             self.say(f"inject {injected.text}: {injected.account}", 0)
         self._console.drain(interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
+        self._console.close()

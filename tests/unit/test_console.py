@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.launcher import console, line_style
+from ddplaunch.launcher import console, line_style, screen
 from ddplaunch.launcher.console import Console
 from ddplaunch.launcher.line_style import Style
 from ddplaunch.records import Output
@@ -201,7 +201,7 @@ def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = stuck_pipe
-    monkeypatch.setattr(console, "_QUEUE_BYTES", 1 << 20)
+    monkeypatch.setattr(screen, "_QUEUE_BYTES", 1 << 20)
     shown = Console(style(), writer, writer)
     chunks, lines_each = 400, 100
     for number in range(chunks):
@@ -225,7 +225,7 @@ def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
 def test_short_pieces_do_not_fill_the_memory_either(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_QUEUE_BYTES", 1 << 20)
+    monkeypatch.setattr(screen, "_QUEUE_BYTES", 1 << 20)
     shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
     shown.output(out(0), b"x" * (1 << 18) + b"\n")
     for _ in range(20_000):
