@@ -8,13 +8,11 @@ operation or start a thread; ``_refusal`` checks that and says so.
 from __future__ import annotations
 
 import contextlib
-import gc
 import importlib
 import os
 import signal
 import socket
 import sys
-import traceback
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +21,7 @@ from typing import Any
 
 from ddplaunch import kernel, protocol
 from ddplaunch.records import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
-from ddplaunch.worker import bootstrap, ending, preload, renewal
+from ddplaunch.worker import bootstrap, ending, importing, preload, renewal
 
 _HEADER_BYTES = 8
 _MAX_FDS = 5
@@ -58,22 +56,21 @@ def main() -> Continuation:
 
 
 def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
-    """Import, freeze what was imported so that the collector does not unshare its pages, and report."""
+    """Import and report."""
     source = _source(spec)
     early = preload.early_variable(source, os.environ) if spec.imports else ""
     if early or not spec.imports:
         refusal = f"{spec.script} sets {early}, which torch reads when it is imported" if early else ""
         _send(sock, ForkserverReady(refusal))
         return True
-    threads = _threads_after_numpy()
-    for module in (*preload.modules_for(source), *spec.preload):
-        error = _import(module)
-        # What the script seems to need may be missing: the script will tell, if it comes to that.
-        if error and module in (*preload.ALWAYS, *spec.preload):
-            _send(sock, ImportFailed(module, error))
-            return False
-    gc.collect()
-    gc.freeze()
+    with importing.frozen():
+        threads = _threads_after_numpy()
+        for module in (*preload.modules_for(source), *spec.preload):
+            error = importing.error_of(module)
+            # What the script seems to need may be missing: the script will tell, if it comes to that.
+            if error and module in (*preload.ALWAYS, *spec.preload):
+                _send(sock, ImportFailed(module, error))
+                return False
     _send(sock, ForkserverReady(_refusal(threads)))
     return True
 
@@ -84,21 +81,13 @@ def _source(spec: ForkserverSpec) -> bytes:
     return b""
 
 
-def _import(module: str) -> str:
-    try:
-        importlib.import_module(module)
-    except BaseException:
-        return traceback.format_exc(limit=-3)
-    return ""
-
-
 def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
 def _threads_after_numpy() -> int:
     """OpenBLAS starts its pool when numpy loads, and has fork handlers; only threads beyond those are a danger."""
-    _import("numpy")
+    importing.error_of("numpy")
     return _threads()
 
 
