@@ -13,6 +13,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddplaunch.rendezvous.store import allow_many_clients
 from ddplaunch.rounds import NotReached
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def connect(spec: MemberSpec, listen_fd: int, tell: Callable[[NotReached], None]
     from torch.distributed import TCPStore
 
     timeout = timedelta(seconds=max(1.0, spec.connect_timeout_s))
+    allow_many_clients()
     store = TCPStore(
         spec.hosts[0], spec.port, is_master=True, wait_for_workers=False, timeout=timeout, master_listen_fd=listen_fd
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import resource
 import signal
 import socket
 
@@ -17,9 +18,16 @@ def serve(listen_fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     from torch.distributed import TCPStore
 
+    allow_many_clients()
     listener = socket.socket(fileno=listen_fd)
     address, port = listener.getsockname()[:2]
     listener.detach()
     store = TCPStore(address, port, is_master=True, wait_for_workers=False, master_listen_fd=listen_fd)
     while store:
         signal.pause()
+
+
+def allow_many_clients() -> None:
+    """Each takes an open file of this process, and many systems give a user 1,024 but allow far more."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
