@@ -40,7 +40,8 @@ class Job:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
         if torchrun:
             meet = ("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.nodes[0].address}:29400")
-            command = " ".join(("OMP_NUM_THREADS=1", *TORCHRUN, *meet, "--max-restarts", "3", *arguments))
+            restarts = "0" if mode == "raise" else "3"  # The time between two attempts would count as the end.
+            command = " ".join(("OMP_NUM_THREADS=1", *TORCHRUN, *meet, "--max-restarts", restarts, *arguments))
             ssh = [["ssh", "-F", str(lab.ssh_config), node.name, command] for node in lab.nodes]
             self.processes = [lab.popen(line, **quiet) for line in ssh]
         else:

@@ -1,0 +1,88 @@
+"""What many hosts cost the launcher: virtual ones with a real sshd each, as the tests have them; needs root.
+
+A no-op program runs on each. All hosts share this machine: the time until all agents are ready is mostly theirs.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from common import DDPLAUNCH, REPEATS
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.support.nodes import Keys, Lab  # noqa: E402
+
+HOSTS = int(os.environ.get("BENCH_NODES", "64"))
+
+
+def ready(launcher: subprocess.Popen[bytes]) -> None:
+    """Wait until all agents are."""
+    assert launcher.stderr
+    said = []
+    for line in launcher.stderr:
+        said.append(line.decode(errors="replace"))
+        if f"{HOSTS} workers on {HOSTS} nodes" in said[-1]:
+            return
+    sys.exit(f"the job did not start:\n{''.join(said)}")
+
+
+def cpu_s(launcher: psutil.Process) -> tuple[float, float]:
+    """The launcher's own, and that of the `ssh -G` that it asks for each host."""
+    times = launcher.cpu_times()
+    return times.user + times.system, times.children_user + times.children_system
+
+
+def hosts_cpu_s(launcher: psutil.Process) -> float:
+    """What all processes of the hosts have used, those too that have ended."""
+    total = 0.0
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            total += sum(process.cpu_times()[:4]) if process != launcher else 0.0
+    return total
+
+
+def measure(keys: Keys) -> tuple[float, ...]:
+    """Wall time; CPU time of the launcher, of its children and of the hosts, in s; the launcher's PSS and RSS in MB."""
+    with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, HOSTS) as lab:
+        names = ",".join(node.name for node in lab.nodes)
+        command = (*DDPLAUNCH, "--hosts", names, "--ssh-config", str(lab.ssh_config), "--nproc-per-node", "1")
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_STATE_HOME": folder}
+        streams = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
+        began = time.perf_counter()
+        with lab.popen((*command, "--no-python", "sleep", "1000"), env=env, **streams) as running:
+            ready(running)
+            wall_s = time.perf_counter() - began
+            launcher = psutil.Process(running.pid)
+            used_s = *cpu_s(launcher), hosts_cpu_s(launcher)
+            memory = launcher.memory_full_info()
+            running.terminate()
+            running.wait()
+    return wall_s, *used_s, memory.pss / 2**20, memory.rss / 2**20
+
+
+def main() -> None:
+    keys = Keys(Path(tempfile.mkdtemp()))
+    for name in ("client", *(f"node{n}" for n in range(1, HOSTS + 1))):
+        keys.make(name)
+    measured = [measure(keys) for _ in range(REPEATS)]
+    wall_s, own_s, children_s, hosts_s, pss_mb, rss_mb = map(statistics.median, zip(*measured, strict=True))
+    print(f"{HOSTS} hosts: {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, medians of {REPEATS}\n")
+    print("| measure | ddplaunch |\n|---|---|")
+    print(f"| command to all agents ready | {wall_s:.1f} s |")
+    print(f"| CPU of all hosts until then, which share the cores | {hosts_s:.1f} s |")
+    own_ms, children_ms = 1000 * own_s / HOSTS, 1000 * children_s / HOSTS
+    print(f"| launcher's CPU per host / that of its `ssh -G` | {own_ms:.1f} / {children_ms:.1f} ms |")
+    print(f"| launcher's PSS / RSS | {pss_mb:.0f} / {rss_mb:.0f} MB |")
+
+
+if __name__ == "__main__":
+    main()
