@@ -65,7 +65,7 @@ class Meeting:
         hosts: names or addresses of the node that serves, best first; empty for that node to find out its own.
         other_ports: the node that serves takes the first free one of ``port`` and these, and the others find it.
         serves: this node serves the store; None to find out by comparing addresses.
-        seats: numbers of all nodes in rank order, where a launcher says so; empty where nodes come by themselves.
+        seats: numbers of all nodes in rank order, where a launcher says so and this node serves; else empty.
         attempt: the first round's number; more than 0 at a place that the run has moved to, likewise ``restarts``.
         local_addr: where other nodes reach this one; None for its address on the way to the endpoint.
         interface: the same, by the network interface's name; ``local_addr`` wins.

@@ -70,7 +70,7 @@ def worker_environ(
         WORLD_SIZE=str(round_.world_size),
         LOCAL_WORLD_SIZE=str(round_.local_world_size),
         GROUP_RANK=str(round_.node_rank),
-        GROUP_WORLD_SIZE=str(len(round_.local_world_sizes)),
+        GROUP_WORLD_SIZE=str(round_.nnodes),
         ROLE_NAME=spec.role,
         ROLE_RANK=str(rank),
         ROLE_WORLD_SIZE=str(round_.world_size),

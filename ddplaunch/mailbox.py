@@ -40,6 +40,11 @@ class Mailbox(Generic[E]):
         """Append an event; any thread, also inside a signal handler."""
         self._queue.put(event)
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether all that was posted has been taken."""
+        return self._queue.empty()
+
     def get(self, deadline: float = math.inf) -> E | None:
         """Wait for the next event; main thread only. None once ``deadline`` (``time.monotonic()``) has passed."""
         if threading.current_thread() is not threading.main_thread():

@@ -79,32 +79,23 @@ class AgentSpec:
     task: Task | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Round:
-    """One attempt as all nodes agree on it: who takes part, in which order, and where the workers' store listens.
+    """One attempt as all nodes agree on it: this node's place in it, and where the workers' store listens.
 
-    ``local_world_sizes`` is in node order; ``node_rank`` is this node's place in it. ``attempt`` numbers the rounds,
-    ``restarts`` counts those that followed a failure: a node that joins or leaves starts a round, not a restart.
+    ``first_rank`` is that of this node's first worker. ``attempt`` numbers the rounds, ``restarts`` counts those that
+    followed a failure: a node that joins or leaves starts a round, not a restart.
     """
 
     attempt: int
     restarts: int
     node_rank: int
-    local_world_sizes: tuple[int, ...]
+    nnodes: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
     master_addr: str
     master_port: int
-
-    @property
-    def world_size(self) -> int:
-        return sum(self.local_world_sizes)
-
-    @property
-    def local_world_size(self) -> int:
-        return self.local_world_sizes[self.node_rank]
-
-    @property
-    def first_rank(self) -> int:
-        return sum(self.local_world_sizes[: self.node_rank])
 
 
 @dataclass(frozen=True)

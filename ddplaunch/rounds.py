@@ -72,9 +72,10 @@ class NodeGone:
 
 @dataclass(frozen=True)
 class Gathered:
-    """Who waits for the round, by host, in order of arrival, and how many more it needs."""
+    """Who waits for the round, the hosts as one text, how many that are, and how many more it needs."""
 
-    hosts: tuple[str, ...]
+    hosts: str
+    count: int
     missing: int
 
 

@@ -194,9 +194,9 @@ class AgreedRounds:
             case MemberReady():
                 member.ready(record)
             case Gathered():
-                member.gathered = record.hosts
-                if record.missing:
-                    self._means.tell(Notice(member.waiting(record.missing), 1 if self._spec.is_led else 0))
+                member.gathered = record
+                if record.missing and (member.serves or not self._spec.is_led):  # All are led by one launcher.
+                    self._means.tell(Notice(member.waiting(), 1 if self._spec.is_led else 0))
             case RunFull(hosts=hosts):
                 member.is_spare = True
                 self._means.tell(Notice(member.full(hosts)))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import protocol
 from ddplaunch.agent import endpoint
 from ddplaunch.agent.events import FromMember
-from ddplaunch.rounds import FROM_MEMBER, MemberReady, MemberSpec, NodeGone, RendezvousLost
+from ddplaunch.rounds import FROM_MEMBER, Gathered, MemberReady, MemberSpec, NodeGone, RendezvousLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,7 +39,7 @@ class Membership:
         reached: the address of the node that serves, by which it was reached; known with ``index``.
         address: where other nodes reach this one; likewise.
         serves: this node serves the store.
-        gathered: hosts that wait for the next round.
+        gathered: who waits for the next round, as far as was heard.
         is_spare: other nodes have all places; this one waits for one to be free.
         lost: why there is no way to the others any more; empty while there is.
         has_left: they go on without this node.
@@ -57,7 +57,7 @@ class Membership:
         self.index: int | None = None
         self.lost = self._not_reached = ""
         self.is_spare = self.has_left = False
-        self.gathered: tuple[str, ...] = (host,)
+        self.gathered = Gathered(host, 1, (len(meeting.seats) or meeting.min_nodes) - 1)
         self._host = host
         self._listener, self.addresses = endpoint.own(host, meeting)
         self.serves = self._listener is not None
@@ -131,10 +131,11 @@ class Membership:
 
     # For the user. What can go wrong is told as message and hint.
 
-    def waiting(self, missing: int) -> str:
-        """While ``missing`` nodes are waited for."""
+    def waiting(self) -> str:
+        """While nodes are waited for."""
+        missing = self.gathered.missing
         count = f"{missing} more node{'s' if missing > 1 else ''}"
-        return f"waiting at {self.where} for {count}; here: {', '.join(self.gathered)}"
+        return f"waiting at {self.where} for {count}; here: {self.gathered.hosts}"
 
     def full(self, hosts: tuple[str, ...]) -> str:
         """While all places are taken."""
@@ -164,10 +165,10 @@ class Membership:
         """The others have not come in time, or this node has not found them."""
         if self.index is None and not self.serves:
             return self.cannot_meet()
-        timeout_s, nodes = self.meeting.join_timeout_s, ", ".join(self.gathered)
+        timeout_s, here = self.meeting.join_timeout_s, self.gathered
         return (
-            f"after {timeout_s:g} s only these nodes have come to {self.where}: {nodes}; "
-            f"{len(self.meeting.seats) or self.meeting.min_nodes} are needed",
+            f"after {timeout_s:g} s only these nodes have come to {self.where}: {here.hosts}; "
+            f"{here.count + here.missing} are needed",
             "Start the others with the same --rdzv-endpoint and --rdzv-id.",
         )
 

@@ -97,4 +97,15 @@ def open_round(spec: AgentSpec, local_world_size: int, attempt: int) -> tuple[Ro
     """
     address = spec.master_addr or "127.0.0.1"
     listener = listen(spec.host, address, spec.master_port or 0)
-    return Round(attempt, attempt, 0, (local_world_size,), address, listener.getsockname()[1]), listener
+    round_ = Round(
+        attempt=attempt,
+        restarts=attempt,
+        node_rank=0,
+        nnodes=1,
+        first_rank=0,
+        local_world_size=local_world_size,
+        world_size=local_world_size,
+        master_addr=address,
+        master_port=listener.getsockname()[1],
+    )
+    return round_, listener

@@ -38,8 +38,8 @@ class Attempts:
     @property
     def restarts(self) -> int:
         """How many attempts have failed and are tried again."""
-        results = [*self.ended, *(result for opened in self._open.values() for result in opened.results[:1])]
-        return sum(map(is_tried_again, results))
+        going_on = sum(any(map(is_tried_again, opened.results)) for opened in self._open.values())
+        return sum(map(is_tried_again, self.ended)) + going_on
 
     @property
     def are_decided(self) -> bool:

@@ -150,7 +150,7 @@ class Collected:
 
     def interrupted(self, signum: int) -> bool:
         """A signal came; where nothing but logs is waited for, it is for them, and the second one ends it at once."""
-        running = self._nodes.running
+        running = list(self._nodes.running)
         if not running or not all(node.sends_logs for node in running):
             return False
         self._signals += 1

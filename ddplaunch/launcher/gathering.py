@@ -26,17 +26,13 @@ class Gathering:
 
     def act(self) -> float:
         """Tell who is waited for, if that takes long. Returns when to look again (``time.monotonic()``)."""
-        missing = self._missing()
-        if missing:
+        if self._nodes.are_connecting:
             self._is_connecting = True
             return self._telling.progress.show(self._account)
         if self._is_connecting:
             self._is_connecting = False
             self._telling.progress.end()
         return float("inf")
-
-    def _missing(self) -> bool:
-        return any(self._nodes.all[index].state == "connecting" for index in self._nodes.seats)
 
     def _account(self) -> str:
         nodes = [self._nodes.all[index] for index in self._nodes.seats]
@@ -48,7 +44,7 @@ class Gathering:
         """A node's agent knows how many workers it will run. Told once: nodes that come later replace lost ones."""
         self._ready[index] = local_world_size
         seats = self._nodes.seats
-        if not self._is_told and self._ready.keys() >= set(seats):
+        if not self._is_told and len(self._ready) >= len(seats) and self._ready.keys() >= set(seats):
             self._is_told = True
             self._telling.nodes_ready({self._nodes.all[seat].host: self._ready[seat] for seat in seats})
             self._injector.check(tuple(self._ready[seat] for seat in seats))

@@ -8,7 +8,7 @@ from ddplaunch.launcher import signals
 from ddplaunch.records import Ping
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable
 
     from ddplaunch.launcher.handles import Node
 
@@ -33,11 +33,11 @@ class Heartbeats:
         self._unanswered: dict[int, int] = {}
         self._suspends_by: float | None = None
 
-    def begin(self, node: Node, now: float) -> None:
-        """Ask this one from now on."""
-        self._heard[node.index] = now
+    def begin(self, node: Node, now: float, patience_s: float = 0.0) -> None:
+        """Ask this one from now on, with all others; its first answer may take ``patience_s`` longer."""
+        self._heard[node.index] = now + patience_s
         self._unanswered[node.index] = 0
-        self.deadline = min(self.deadline, now)
+        self.deadline = min(self.deadline, now + BEAT_S)
 
     def heard(self, node: Node, now: float) -> None:
         """It has answered."""
@@ -50,16 +50,17 @@ class Heartbeats:
         self._heard.pop(node.index, None)
         self._unanswered.pop(node.index, None)
 
-    def suspend(self, now: float, nodes: Sequence[Node]) -> None:
+    def suspend(self, now: float, nodes: Iterable[Node]) -> None:
         """The user wants this process stopped for a while: ``beat`` does it, once all agents know that."""
         self._suspends_by = now + _TOLD_S
         self._ask(nodes, _SUSPENDED_S)
         self.deadline = self._suspends_by
 
-    def beat(self, now: float, nodes: Sequence[Node]) -> list[Node]:
+    def beat(self, now: float, nodes: Iterable[Node], is_behind: bool) -> list[Node]:
         """Ask all of ``nodes`` that are asked at all; returns those that have not answered for too long.
 
-        To be called after every event, and at ``deadline``.
+        To be called after every event, and at ``deadline``. Nobody is returned if this process ``is_behind``: answers
+        may be among what it has not looked at yet.
         """
         if self._suspends_by is not None:
             if now < self._suspends_by and any(self._unanswered.get(node.index) for node in nodes):
@@ -73,12 +74,12 @@ class Heartbeats:
         # This process may itself have been stopped: what came meanwhile is in the mailbox, and not yet counted.
         was_stopped = now - self.deadline > BEAT_S
         if was_stopped:
-            self._heard.update((node.index, now) for node in asked)
+            self._heard.update((node.index, max(now, self._heard[node.index])) for node in asked)
         self.deadline = now + BEAT_S if asked else float("inf")
         self._ask(asked, self._lost_after_s)
-        return [node for node in asked if now - self._heard[node.index] > self._lost_after_s]
+        return [node for node in asked if not is_behind and now - self._heard[node.index] > self._lost_after_s]
 
-    def _ask(self, nodes: Sequence[Node], lost_after_s: float) -> None:
+    def _ask(self, nodes: Iterable[Node], lost_after_s: float) -> None:
         for node in nodes:
             self._unanswered[node.index] = self._unanswered.get(node.index, 0) + 1
             node.handle.send(Ping(lost_after_s))

@@ -114,7 +114,7 @@ class _Run:
                 else:
                     self._stopping.give_up_silent(time.monotonic())
                     self._nodes.give_up_sweeps(time.monotonic())
-                self._losses.lose_silent()
+                self._losses.lose_silent(is_behind=not self._mailbox.is_empty)
         finally:
             self._nodes.close()
         self._all_ended(self._attempts.close())
@@ -149,7 +149,7 @@ class _Run:
                 pass
             case AgentConnected(facts=facts):
                 self._nodes.connected(node, facts)
-                self._heartbeats.begin(node, time.monotonic())
+                self._heartbeats.begin(node, time.monotonic(), preparation.SLOW_START_S)
                 self._nodes.meet()
             case HostFailure():
                 self._nodes.failed(node, event)

@@ -40,9 +40,9 @@ class Losses:
         self._all_ended = all_ended
         self._say = say
 
-    def lose_silent(self) -> None:
-        """Machines that are frozen or cut off."""
-        for node in self._heartbeats.beat(time.monotonic(), self._nodes.running):
+    def lose_silent(self, is_behind: bool) -> None:
+        """Machines that are frozen or cut off; ``is_behind`` as for ``Heartbeats.beat``."""
+        for node in self._heartbeats.beat(time.monotonic(), self._nodes.running, is_behind):
             node.handle.kill()
             if node.sends_logs:  # It has told all that the verdict needs; the end of its channel follows.
                 self._heartbeats.end(node)

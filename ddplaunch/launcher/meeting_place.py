@@ -58,7 +58,7 @@ class MeetingPlace:
             token=self.token,
             node_rank=index,
             serves=index == self._server,
-            seats=tuple(seats),
+            seats=tuple(seats) if index == self._server else (),  # To all of thousands they would be many megabytes.
             attempt=self._attempt,
             restarts=self._restarts,
         )

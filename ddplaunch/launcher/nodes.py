@@ -13,7 +13,7 @@ from ddplaunch.launcher.meeting_place import MeetingPlace
 from ddplaunch.records import AgentEnded, RendezvousGone
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ddplaunch.config import Meeting
     from ddplaunch.launcher.attempts import Attempts
@@ -32,6 +32,7 @@ class Nodes:
     Attributes:
         seats: indices of the nodes that take part, in the order of their ranks; one that comes for a lost node takes
             its seat.
+        sweep_deadline: when the next sweep of a lost node has had its time.
         place: where they meet; None where the launcher does not lead.
     """
 
@@ -52,19 +53,27 @@ class Nodes:
         self._say = say
         self.all: list[Node] = []
         self.seats: list[int] = []
+        self.sweep_deadline = float("inf")
+        self._connecting: list[Node] = []
+        self._going_on: list[Node] = []
         self._failures: list[HostFailure] = []
         self._told_failures = 0
         self.place = MeetingPlace(meeting) if meeting else None
 
     @property
-    def running(self) -> list[Node]:
+    def running(self) -> Iterator[Node]:
         """Those whose agents hear what is sent."""
-        return [node for node in self.all if node.state == "running"]
+        return (node for node in self.all if node.state == "running")
 
     @property
     def are_over(self) -> bool:
         """No agent and no sweep goes on."""
-        return all(node.state == "ended" or (node.state == "lost" and node.sweep is None) for node in self.all)
+        return _all_have(self._going_on, lambda node: node.state in ("ended", "lost") and node.sweep is None)
+
+    @property
+    def are_connecting(self) -> bool:
+        """Some are still connected to."""
+        return not _all_have(self._connecting, lambda node: node.state != "connecting")
 
     def start(self) -> None:
         """Start the agents of the first nodes; the rest are spares."""
@@ -75,7 +84,8 @@ class Nodes:
     def _start_next(self) -> Node:
         index = len(self.all)
         node = Node(index, self._starter.hosts[index], self._starter.start(index))
-        self.all.append(node)
+        for nodes in (self.all, self._connecting, self._going_on):
+            nodes.append(node)
         if not self._starter.is_remote:
             self.connected(node)
         return node
@@ -99,7 +109,7 @@ class Nodes:
         Raises:
             LaunchError: too few nodes can be used.
         """
-        if any(self.all[index].state == "connecting" for index in self.seats):
+        if self.are_connecting:
             return
         for node, failure in self._unlike():
             node.handle.end_input()
@@ -167,6 +177,7 @@ class Nodes:
         node.state = "lost"
         node.sweep = self._starter.sweep(node.index)
         node.sweep_deadline = time.monotonic() + SWEEP_S
+        self.sweep_deadline = min(self.sweep_deadline, node.sweep_deadline)
         if node.index not in self.seats:
             return
         if not may_go_on or not self.can_do_without(node):
@@ -189,11 +200,6 @@ class Nodes:
             self.place.left(node.index, self.seats, self._send_to)
         self.meet()
 
-    @property
-    def sweep_deadline(self) -> float:
-        """When the next sweep has had its time."""
-        return min((node.sweep_deadline for node in self.all if node.sweep), default=float("inf"))
-
     def give_up_sweeps(self, now: float) -> None:
         """End the sweeps whose time is over."""
         for node in self.all:
@@ -201,6 +207,7 @@ class Nodes:
                 node.sweep.kill()
                 node.sweep.close()
                 node.sweep = None
+        self.sweep_deadline = min((node.sweep_deadline for node in self.all if node.sweep), default=float("inf"))
 
     @property
     def left(self) -> tuple[int, ...]:
@@ -229,3 +236,13 @@ class Nodes:
         elif isinstance(event, (AgentLost, HostFailure)) and node.sweep:
             node.sweep.close()
             node.sweep = None
+
+
+def _all_have(nodes: list[Node], passed: Callable[[Node], bool]) -> bool:
+    """Whether all have ``passed`` what none comes back from; takes those at the end that have out of ``nodes``.
+
+    This is asked after every event: to look at all nodes each time would take a launcher of thousands all its time.
+    """
+    while nodes and passed(nodes[-1]):
+        nodes.pop()
+    return not nodes

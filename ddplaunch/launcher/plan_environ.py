@@ -69,7 +69,17 @@ def _shared(config: LaunchConfig, spec: AgentSpec, index: int, workers: int) -> 
 
 def _round(config: LaunchConfig, spec: AgentSpec, node_rank: int, sizes: tuple[int, ...]) -> Round:
     several = config.meeting or config.max_nodes > 1
-    return Round(0, 0, node_rank, sizes, _master_addr(config, spec), 0 if several else spec.master_port or 0)
+    return Round(
+        attempt=0,
+        restarts=0,
+        node_rank=node_rank,
+        nnodes=len(sizes),
+        first_rank=sum(sizes[:node_rank]),
+        local_world_size=sizes[node_rank],
+        world_size=sum(sizes),
+        master_addr=_master_addr(config, spec),
+        master_port=0 if several else spec.master_port or 0,
+    )
 
 
 def _master_addr(config: LaunchConfig, spec: AgentSpec) -> str:

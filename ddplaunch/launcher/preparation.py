@@ -27,6 +27,8 @@ _LOOPBACK = "127.0.0.1"
 _JOIN_TIMEOUT_S = 600.0
 LOST_AFTER_S = 5.0
 """A node that is not heard of for so long is lost."""
+SLOW_START_S = 25.0
+"""And so much longer before it is heard of at all: its agent may load from a cold shared file system."""
 
 
 def hosts(config: LaunchConfig) -> tuple[str, ...]:

@@ -68,7 +68,9 @@ class Stopping:
 
     def fail(self, failure: AgentFailed) -> None:
         """What cannot be gone on with ends the run; the first one counts."""
-        self.failed = self.failed or failure
+        if self.failed:  # All nodes may fail alike, and each has been told to stop already.
+            return
+        self.failed = failure
         if self._config.is_led or self._config.dry_run:
             self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
 

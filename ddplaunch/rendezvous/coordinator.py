@@ -7,10 +7,13 @@ Lives in the rendezvous process of the node that owns the endpoint. Every messag
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from ddplaunch.model import NodesExpected, Round
+from ddplaunch.host_ranges import fold
+from ddplaunch.model import NodesExpected
+from ddplaunch.printable import shown
+from ddplaunch.rendezvous import seating
 from ddplaunch.rendezvous.round_end import RoundEnd
 from ddplaunch.rounds import (
     Gathered,
@@ -26,6 +29,9 @@ from ddplaunch.rounds import (
     StoreListens,
     WorkerFailed,
 )
+
+_SHOWN_CHARACTERS = 1000
+"""Of the hosts that have come, in the worst case; numbered ones fold to a few."""
 
 Phase = Literal["gathering", "listening", "running", "stopping", "over"]
 
@@ -80,6 +86,15 @@ class Coordinator:
                 return self._expect(seats)
         return []
 
+    def gathered(self) -> list[Sent]:
+        """For those that wait: who else does. Send it now and then; at every arrival it is too much for many nodes."""
+        if self.phase != "gathering":
+            return []
+        hosts = shown(fold(joined.host for joined in self._waiting.values()), _SHOWN_CHARACTERS)
+        needed, count = len(self.expected) or self.min_nodes, len(self._waiting)
+        gathered = Gathered(hosts, count, max(0, needed - count))
+        return [Sent(index, gathered) for index in self._waiting]
+
     def last_call(self) -> list[Sent]:
         """Nobody more has come in time: start with those that are there, if they are enough."""
         return self._form() if self.has_enough else []
@@ -92,7 +107,7 @@ class Coordinator:
     @property
     def _are_all_here(self) -> bool:
         if self.expected:
-            return self._waiting.keys() >= set(self.expected)
+            return len(self._waiting) >= len(self.expected) and self._waiting.keys() >= set(self.expected)
         return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.seats) - self._lost
 
     def _runs(self, node_index: int, attempt: int) -> bool:
@@ -107,11 +122,13 @@ class Coordinator:
         if self.phase == "over":
             over = RoundOver(self.attempt, restarts=False, failed=True, reason="the run was over when this node came")
             return [Sent(index, over)]
+        if self.phase == "gathering":
+            return self._gather()
         has_room = index in self.expected if self.expected else len(self.seats) < self.max_nodes
         if self.phase == "running" and has_room:
             self._end.has_joined = True
             return self._stop(f"{message.host} joins")
-        if not self.expected and self.phase != "gathering" and index not in self.seats:
+        if not self.expected and index not in self.seats:
             if not has_room:
                 return [Sent(index, RunFull(tuple(self._hosts[seat] for seat in self.seats)))]
             if self.phase == "listening":  # Nobody has started: the round is larger by this node.
@@ -121,29 +138,16 @@ class Coordinator:
     def _gather(self) -> list[Sent]:
         if self.phase != "gathering":
             return []
-        return self._form() if self._are_all_here else self._tell_gathered()
+        return self._form() if self._are_all_here else []
 
     def _expect(self, seats: tuple[int, ...]) -> list[Sent]:
-        missing = [index for index in self.expected if index not in seats]
+        stay = set(seats)
+        missing = [index for index in self.expected if index not in stay]
         self.expected = seats
         return [*(sent for index in missing for sent in self._gone(index)), *self._gather()]
 
-    def _tell_gathered(self) -> list[Sent]:
-        hosts = tuple(joined.host for joined in self._waiting.values())
-        needed = len(self.expected) or self.min_nodes
-        gathered = Gathered(hosts, max(0, needed - len(hosts)))
-        return [Sent(index, gathered) for index in self._waiting]
-
     def _form(self) -> list[Sent]:
-        """Seat the nodes: who had a seat keeps it, newcomers fill the gaps, and gaps that stay are closed."""
-        newcomers = sorted(index for index in self._waiting if index not in self.seats)
-        seated = []
-        for seat in self.seats:
-            if seat in self._waiting:
-                seated.append(seat)
-            elif newcomers:
-                seated.append(newcomers.pop(0))
-        self.seats = list(self.expected) or [*seated, *newcomers][: self.max_nodes]
+        self.seats = list(self.expected) or seating.seated(self.seats, self._waiting)[: self.max_nodes]
         self.phase = "listening"
         self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.seats))
         return [Sent(self.seats[0], ListenForStore(self.attempt, self._reached()))]
@@ -158,10 +162,7 @@ class Coordinator:
     def _start(self, store: StoreListens) -> list[Sent]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.seats)
         self._running, self._end, self.phase = set(self.seats), RoundEnd(), "running"
-        rounds = (
-            Round(self.attempt, self.restarts, node_rank, sizes, store.address, store.port)
-            for node_rank in range(len(sizes))
-        )
+        rounds = seating.rounds(self.attempt, self.restarts, sizes, store)
         return [Sent(index, RoundFormed(round_)) for index, round_ in zip(self.seats, rounds, strict=True)]
 
     # Ending.
@@ -215,4 +216,6 @@ class Coordinator:
             self.phase = "over"
             self._leaving = set(told) - self._lost - {self.serves}
         closed = [] if over.restarts or self._leaving else [Sent(self.serves, RunClosed())]
-        return [*(Sent(index, over) for index in told), *closed]
+        # One launcher above all needs the cause, of many lines, only once.
+        brief = replace(over, cause=None) if self.expected else over
+        return [*(Sent(index, over if index == self.serves else brief) for index in told), *closed]

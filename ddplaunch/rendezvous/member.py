@@ -1,9 +1,9 @@
 """A node's member of the rendezvous: a process that carries messages between its agent and the c10d store.
 
 On the node that owns the endpoint it also serves the store and is the coordinator. Messages are JSON records below
-``ddplaunch/<token>/``: an inbox that the coordinator reads in order and an outbox per node, both numbered by the
-store's ``add``. A blocked store call cannot be interrupted and holds up every other call of its client, so each thread
-has a client of its own, and the process is simply killed at the end.
+``ddplaunch/<token>/``: an inbox that the coordinator reads in order, numbered by the store's ``add``, and an outbox per
+node, numbered by the coordinator. A blocked store call cannot be interrupted and holds up every other call of its
+client, so each thread has a client of its own, and the process is simply killed at the end.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from ddplaunch import protocol
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.rendezvous.coordinator import Coordinator, Sent
 from ddplaunch.rendezvous.entry import Refused, connect, first_line, prefix, take_place
+from ddplaunch.rendezvous.outboxes import Outboxes
 from ddplaunch.rounds import (
     FROM_NODE,
     TO_NODE,
@@ -114,6 +115,8 @@ class Member:
         self._hosts: dict[int, str] = {}
         self._is_led = bool(spec.seats)
         self._turns = 0
+        self._outboxes = Outboxes(store, self._prefix)
+        self._gathered: list[Sent] = []
 
     def run(self) -> None:
         """Carry messages and beat until a channel ends."""
@@ -144,9 +147,10 @@ class Member:
             if now >= next_beat:
                 next_beat = now + BEAT_S
                 self._beat(now)
+                self._tell_gathered()
             if now >= self._last_call and self._coordinator:
                 self._last_call = _NEVER
-                self._send(self._coordinator.last_call())
+                self._outboxes.send(self._coordinator.last_call())
 
     def _apply(self, event: object) -> None:
         match event:
@@ -166,15 +170,11 @@ class Member:
             self._hosts[message.node_index] = message.host
         elif isinstance(message, NodeGone):
             self._beats.pop(message.node_index, None)
-        self._send(coordinator.receive(message))
+        self._outboxes.send(coordinator.receive(message))
         if not coordinator.has_enough:
             self._last_call = _NEVER
         elif self._last_call == _NEVER:
             self._last_call = time.monotonic() + self._last_call_s
-
-    def _send(self, messages: list[Sent]) -> None:
-        for message in messages:
-            self._post(f"{self._prefix}/to/{message.node_index}", message.record)
 
     def _post(self, box: str, record: object) -> None:
         number = self._store.add(f"{box}/count", 1)
@@ -195,6 +195,13 @@ class Member:
                 self._coordinate(NodeGone(index))
                 if self._is_led:  # Its launcher may well hear of it, and would wait for it here for ever.
                     self._tell(RendezvousLost(f"{self._hosts[index]} was silent for {self._lost_after_s:g} s"))
+
+    def _tell_gathered(self) -> None:
+        """Once a second at most, and only what has changed."""
+        gathered = self._coordinator.gathered() if self._coordinator else []
+        if gathered != self._gathered:
+            self._gathered = gathered
+            self._outboxes.send(gathered)
 
     # Threads, with one blocking call each.
 

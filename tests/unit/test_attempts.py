@@ -64,6 +64,15 @@ def test_a_round_that_ended_because_a_node_joined_is_no_restart():
     assert attempts.restarts == 1
 
 
+def test_a_restart_counts_whichever_node_tells_of_it_first():
+    """Only one node may tell the cause, and those that were told to stop have not failed."""
+    attempts = Attempts()
+    attempts.over(0, result(0, rank=0, outcome="stopped", restarts=True), [0, 1, 2])
+    assert attempts.restarts == 0
+    attempts.over(1, result(0, rank=1, outcome="failed", restarts=True), [0, 1, 2])
+    assert attempts.restarts == 1
+
+
 def test_at_the_end_what_is_known_counts():
     attempts = Attempts()
     attempts.started(0, [0, 1])

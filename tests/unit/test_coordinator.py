@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from ddplaunch import protocol
 from ddplaunch.model import NodesExpected, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Sent
 from ddplaunch.rounds import (
@@ -54,8 +55,27 @@ def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
 
 
 def test_who_waits_hears_who_else_does():
-    coordinator = Coordinator(0, 2, 2, 0)
-    assert coordinator.receive(join(1)) == [Sent(1, Gathered(("host1",), 1))]
+    coordinator = Coordinator(0, 4, 4, 0)
+    assert coordinator.gathered() == []
+    for index in (2, 0, 1):
+        assert coordinator.receive(join(index)) == []
+    assert coordinator.gathered() == [Sent(index, Gathered("host[0-2]", 3, 1)) for index in (2, 0, 1)]
+    coordinator.receive(join(3))
+    assert coordinator.gathered() == [], "nobody is waited for any more"
+
+
+def test_only_the_node_that_serves_tells_one_launcher_of_all_the_cause():
+    coordinator = led(5, 2)
+    started(coordinator, 5, 2)
+    cause = exit_(0)
+    over = records(ended(coordinator, NodeEnded(5, 0), NodeEnded(2, 0, failed=True, cause=cause)), RoundOver)
+    assert {index: verdict.cause for index, verdict in over.items()} == {5: cause, 2: None}
+
+
+def test_what_a_node_is_told_does_not_grow_with_the_others():
+    rounds = [records(started(led(*range(count)), *range(count)), RoundFormed)[0] for count in (10, 999)]
+    few, many = (len(protocol.encode(record)) for record in rounds)
+    assert many - few < 10
 
 
 def test_different_worker_counts_give_contiguous_ranks():

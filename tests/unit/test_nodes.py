@@ -6,6 +6,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.local import AgentLost
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.remote import NodeFacts
 
@@ -21,6 +22,9 @@ class Handle:
     def end_input(self) -> None:
         self.is_ended = True
 
+    def close(self) -> int:
+        return 0
+
 
 class Starter:
     is_remote = True
@@ -32,6 +36,9 @@ class Starter:
         return Handle()
 
     def spec(self, index: int) -> None: ...
+
+    def sweep(self, index: int) -> Handle:
+        return Handle()
 
 
 def connected(nodes: Nodes, *versions: str) -> None:
@@ -74,3 +81,23 @@ def test_without_enough_others_all_are_told_in_one_table():
     nodes, _ = started(3, 3, "a", "b", "c")
     with pytest.raises(LaunchError, match=r"not enough hosts can be used\n  b: torch 2\.12, and 2\.13 on most hosts"):
         connected(nodes, "2.13", "2.12", "2.13")
+
+
+def lost(nodes: Nodes, *indices: int) -> None:
+    for index in indices:
+        with pytest.raises(LaunchError):
+            nodes.lost(nodes.all[index], "gone", may_go_on=False)
+
+
+def test_the_run_is_over_when_all_nodes_are_whatever_their_order():
+    nodes, _ = started(3, 3, "a", "b", "c")
+    connected(nodes, "2.13", "2.13", "2.13")
+    assert nodes.sweep_deadline == float("inf")
+    lost(nodes, 1)
+    assert nodes.sweep_deadline < float("inf")
+    for node in (nodes.all[2], nodes.all[0]):
+        assert not nodes.are_over
+        node.state = "ended"
+    assert not nodes.are_over, "a sweep goes on"
+    nodes.swept(nodes.all[1], AgentLost())
+    assert nodes.are_over

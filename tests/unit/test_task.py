@@ -17,7 +17,17 @@ from tests.unit.test_environ import SPEC
 
 TASK = Task(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
 OF_TASK = replace(SPEC, nproc_per_node=1, task=TASK)
-ROUND = Round(attempt=0, restarts=0, node_rank=6, local_world_sizes=(1,) * 12, master_addr="a", master_port=1)
+ROUND = Round(
+    attempt=0,
+    restarts=0,
+    node_rank=6,
+    nnodes=12,
+    first_rank=6,
+    local_world_size=1,
+    world_size=12,
+    master_addr="a",
+    master_port=1,
+)
 
 
 def placed(visible: str, **fields: object) -> Placement:
