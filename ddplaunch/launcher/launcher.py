@@ -27,7 +27,7 @@ from ddplaunch.launcher.losses import Losses
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.signals import Signalled
 from ddplaunch.launcher.starting import injector_for, starter_for
-from ddplaunch.launcher.stopping import Stopping
+from ddplaunch.launcher.stopping import AGENT_OVERTIME_S, Stopping
 from ddplaunch.launcher.telling import Telling
 from ddplaunch.logs import LogsFound, LogsSent
 from ddplaunch.mailbox import Mailbox
@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from ddplaunch.model import AttemptResult, RunResult
 
 _PASSED_ON = ("SIGUSR1", "SIGUSR2")
+_PATIENCE_S = 5.0
+"""For agents that have told their end, or are lost, to be gone."""
 
 
 def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
@@ -102,6 +104,7 @@ class _Run:
         self._losses = Losses(*parts, self._all_ended, self._telling.say)
 
     def run(self) -> RunResult:
+        patience_s = _PATIENCE_S
         try:
             self._telling.begins()
             self._guarded(self._nodes.start)
@@ -115,8 +118,11 @@ class _Run:
                     self._stopping.give_up_silent(time.monotonic())
                     self._nodes.give_up_sweeps(time.monotonic())
                 self._losses.lose_silent(is_behind=not self._mailbox.is_empty)
+        except BaseException:  # A signal that is not ours, or a bug: all agents have yet to stop their workers.
+            patience_s += self._config.shutdown_timeout_s + AGENT_OVERTIME_S
+            raise
         finally:
-            self._nodes.close()
+            self._nodes.close(patience_s)
         self._all_ended(self._attempts.close())
         return self._finish()
 

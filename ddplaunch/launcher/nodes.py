@@ -219,14 +219,14 @@ class Nodes:
         """The lost ones; ``left`` of one that could not be asked any more is None."""
         return [node for node in self.all if node.state == "lost"]
 
-    def close(self) -> None:
-        """End what still runs; returns when all agents of ours are gone."""
+    def close(self, timeout_s: float) -> None:
+        """End what still runs; returns when all agents of ours are gone. Local ones are killed after ``timeout_s``."""
         for node in self.all:
             node.handle.end_input()
         for node in self.all:
             for handle in (node.handle, node.sweep):
                 if handle:
-                    handle.close()
+                    handle.close(timeout_s)
         self._starter.close()
 
     def swept(self, node: Node, event: object) -> None:

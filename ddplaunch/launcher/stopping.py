@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 2.0
-_AGENT_OVERTIME_S = 20.0
+AGENT_OVERTIME_S = 20.0
 """What an agent may need beyond the grace: reaping, sweeping and draining all have deadlines that add up to less."""
 
 
@@ -84,7 +84,7 @@ class Stopping:
         self._stop(signal.SIGTERM, self._config.shutdown_timeout_s)
 
     def _stop(self, signum: int, grace_s: float) -> None:
-        self.deadline = min(self.deadline, time.monotonic() + grace_s + _AGENT_OVERTIME_S)
+        self.deadline = min(self.deadline, time.monotonic() + grace_s + AGENT_OVERTIME_S)
         self._nodes.abandon()
         self._injector.release()
         if len(self.signals) > 1 or not self._config.hosts:  # Over SSH it takes a session of its own for each.

@@ -227,3 +227,12 @@ def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders
     wait_until(lambda: catches(running.pid, signal.SIGTERM))
     running.signal(signal.SIGTERM)
     assert running.finish(20).returncode == 143
+
+
+def test_a_signal_that_is_not_handled_leaves_the_agent_its_time_to_stop_the_workers() -> None:
+    running = start("--signals-to-handle", "SIGTERM", "--shutdown-timeout", "6", "--nproc-per-node", "1", IGNORE)
+    running.wait_for(r"(ready|child) \(pid", 2)
+    running.signal(signal.SIGINT)
+    finished = running.finish(40)
+    assert finished.returncode == 130
+    assert "Traceback" not in finished.err
