@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     from ddplaunch.logs import LogChunk
 
 _QUEUE_BYTES = 16 << 20
+_ENTRY_BYTES = 512
+"""What an entry of the queue costs beside its bytes: millions of short ones must not pass for little."""
+
 _FULL_WAIT_S = 0.1
 _ATTEND_S = 0.1
 _STEP_BYTES = 16 << 10
@@ -60,17 +63,18 @@ class Outbox:
             self._stalled = self._stalled and self._queued_bytes > _QUEUE_BYTES // 2
             if self._broken or (self._stalled and data):
                 return False
-            self._output.append((header, data))
-            self._queued_bytes += len(data)
-            self._changed.notify_all()
+            self._queue(header, data)
             return True
 
     def send_file(self, header: LogChunk, data: bytes) -> None:
         """Queue a piece of a file, as output; whoever sends them takes care that they do not become too many."""
         with self._changed:
-            self._output.append((header, data))
-            self._queued_bytes += len(data)
-            self._changed.notify_all()
+            self._queue(header, data)
+
+    def _queue(self, header: Output | LogChunk, data: bytes) -> None:
+        self._output.append((header, data))
+        self._queued_bytes += len(data) + _ENTRY_BYTES
+        self._changed.notify_all()
 
     def drain(self, stall_s: float, attend: Callable[[], object] = lambda: None) -> None:
         """Wait until all is written, but no longer than ``stall_s`` without progress and ten times that in all.
@@ -121,16 +125,17 @@ class Outbox:
             if self._records:
                 return self._records.popleft()
             header, data = self._next_piece()
-            self._queued_bytes -= len(data)
             return protocol.encode(header) + data
 
     def _next_piece(self) -> tuple[Output | LogChunk, bytes]:
         """The next output, cut after a line if it is long: a record that comes meanwhile overtakes the rest."""
         header, data = self._output.popleft()
+        self._queued_bytes -= len(data) + _ENTRY_BYTES
         cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
         if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output):
             return header, data
         self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0), data[cut:]))
+        self._queued_bytes += len(data) - cut + _ENTRY_BYTES
         return replace(header, nbytes=cut), data[:cut]
 
     def _write_all(self) -> None:
