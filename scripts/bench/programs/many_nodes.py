@@ -1,4 +1,4 @@
-"""``many_nodes.py stay|raise FOLDER``: leaves ``ready.<attempt>.<rank>``, then idles, or rank 1 raises."""
+"""``many_nodes.py stay|raise FOLDER``: leaves ``ready.<attempt>.<rank>``, then idles, or the last rank raises."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ def main() -> None:
     dist.all_reduce(torch.ones(1))
     later = any(folder.glob("ready.0.*")) and world == 2 and mode == "stay"
     (folder / f"ready.{int(later)}.{rank}").touch()
-    if mode == "raise" and rank == 1:
+    if mode == "raise" and rank == world - 1:
         time.sleep(1)
         (folder / "raised.part").write_text(str(time.time()))
         (folder / "raised.part").rename(folder / "raised")

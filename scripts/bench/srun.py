@@ -1,0 +1,144 @@
+"""`srun torchrun` beside `srun ddplaunch`, in turns, in one allocation of the SLURM that the tests have; needs root.
+
+Two virtual hosts, a task on each, two workers per task. torchrun's restart runs with its store bug worked around, as in
+`restart.py`. What torchrun needs a minute for is measured once.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, print_table
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.support import nodes  # noqa: E402
+from tests.support import slurm as cluster  # noqa: E402
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from tests.support.slurm import Slurm
+
+NODES, WORKERS = 2, 2
+RANKS = NODES * WORKERS
+SCRIPT = str(PROGRAMS / "many_nodes.py")
+GIVE_UP_S = 60.0
+
+
+class Bench:
+    """An allocation, and steps of it one after the other."""
+
+    def __init__(self, slurm: Slurm) -> None:
+        self._slurm = slurm
+        said = slurm.start(["salloc", f"--nodes={NODES}", "--no-shell"]).finish().err
+        self._job = next(word for word in said.split() if word.isdecimal())
+
+    @contextmanager
+    def step(self, torchrun: bool, options: Sequence[str], *run: str) -> Iterator[Path]:
+        """A step that runs a script, whose last argument is the folder that this yields; all of it is gone after."""
+        with tempfile.TemporaryDirectory() as folder:
+            endpoint = f"{self._slurm.lab.nodes[0].address}:29400"
+            meet = ("--nnodes", str(NODES), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint) if torchrun else ()
+            launcher = (*(TORCHRUN if torchrun else DDPLAUNCH), *meet, "--nproc-per-node", str(WORKERS))
+            srun = ("srun", f"--jobid={self._job}", "--overlap", f"--nodes={NODES}", "--ntasks-per-node=1")
+            env = {"XDG_STATE_HOME": folder, "TIMES": folder, "OMP_NUM_THREADS": "1"}
+            env["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] = "1"
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            running = self._slurm.start((*srun, *options, *launcher, *run, folder), env=env, **quiet)
+            try:
+                yield Path(folder)
+            finally:
+                running.signal(signal.SIGTERM)  # srun makes SIGKILL of it, for its tasks; torchrun's workers go on.
+                running.finish()
+                wait_for(self._clear)
+
+    def _clear(self) -> bool:
+        left = [pid for pids in self._slurm.leftovers().values() for pid in pids]
+        for pid in left:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not left
+
+    def workers(self) -> int:
+        """How many run on all nodes; launchers have options before the script's name."""
+        lines = [line for pids in self._slurm.leftovers().values() for line in pids.values()]
+        return sum(SCRIPT in line and "--nproc" not in line for line in lines)
+
+    def start_s(self, torchrun: bool) -> float:
+        """From srun's start to the last rank's having met all others."""
+        began = time.time()
+        with self.step(torchrun, (), SCRIPT, "stay") as folder:
+            return wait_for(lambda: len(list(folder.glob("ready.0.*"))) >= RANKS) - began
+
+    def failure_s(self, torchrun: bool, *options: str) -> float:
+        """From a rank's exception until no worker is left on any node; the others do not touch a collective."""
+        with self.step(torchrun, options, SCRIPT, "raise") as folder:
+            wait_for(lambda: len(list(folder.glob("ready.0.*"))) >= RANKS)
+            assert self.workers() == RANKS
+            wait_for((folder / "raised").exists)
+            raised = float((folder / "raised").read_text())
+            return wait_for(lambda: not self.workers()) - raised
+
+    def restart_s(self, torchrun: bool) -> float:
+        """From a rank's death until all ranks of both nodes have met again."""
+        with self.step(torchrun, (), "--max-restarts", "1", str(PROGRAMS / "die_once.py")) as folder:
+            wait_for(lambda: len(list(folder.glob("1.*"))) >= RANKS)
+            ready = [float(path.read_text()) for path in folder.glob("1.*")]
+            return max(ready, default=float("inf")) - float((folder / "death").read_text())
+
+
+def wait_for(what: Callable[[], object]) -> float:
+    """When it was, by ``time.time()``; infinite if it was not."""
+    deadline = time.monotonic() + GIVE_UP_S
+    while time.monotonic() < deadline:
+        if what():
+            return time.time()
+        time.sleep(0.005)
+    return float("inf")
+
+
+def shown(seconds: float) -> str:
+    return f"over {GIVE_UP_S:.0f} s" if seconds == float("inf") else f"{seconds:.2f} s"
+
+
+def row(name: str, measure: Callable[[bool], float], torchrun: int = REPEATS) -> tuple[str, str, str, str]:
+    """In turns, so that a noisy neighbour hits both; torchrun only so many times."""
+    taken: tuple[list[float], list[float]] = ([], [])
+    for number in range(REPEATS):
+        for is_torchrun in (True, False) if number < torchrun else (False,):
+            taken[is_torchrun].append(measure(is_torchrun))
+    ours, theirs = map(statistics.median, taken)
+    ratio = f"{'over ' if theirs == float('inf') else ''}{min(theirs, GIVE_UP_S) / ours:.0f}x faster"
+    return name, shown(theirs), shown(ours), ratio
+
+
+def main() -> None:
+    if reason := nodes.why_not() or cluster.why_not():
+        sys.exit(reason)
+    os.environ["PYTHONPATH"] = str(ROOT)
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "keys").mkdir()
+        keys = nodes.Keys(Path(folder, "keys"))
+        with nodes.Lab(Path(folder, "lab"), keys, NODES) as lab, cluster.Slurm(lab) as slurm:
+            bench = Bench(slurm)
+            rows = [
+                row("srun -> all ranks ready", bench.start_s),
+                row("a rank raises -> all workers of both nodes gone", bench.failure_s, torchrun=1),
+                row("the same with `srun --kill-on-bad-exit=1`", lambda t: bench.failure_s(t, "--kill-on-bad-exit=1")),
+                row("a rank dies -> all ranks of both nodes ready again", bench.restart_s),
+            ]
+    print_table(f"srun, {NODES} nodes x {WORKERS} workers", rows)
+
+
+if __name__ == "__main__":
+    main()
