@@ -171,6 +171,11 @@ def _run(argv: Sequence[str] | None) -> int:
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
         _tell("warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported")
+    if config.job and config.job.requeue_on:
+        from ddplaunch.launcher import requeue
+
+        if refusal := requeue.look(config.job):
+            _tell(f"warning: {refusal}")
     from ddplaunch.launcher.launcher import launch
 
     return launch(config).exit_code

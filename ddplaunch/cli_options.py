@@ -72,6 +72,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Seconds from SIGTERM to SIGKILL; the whole stop takes at most about 10 s more. Default: 30.",
         ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
+        Option(
+            "--requeue-on",
+            "USR1,TERM",
+            "In a job of SLURM these signals stop it too, and then SLURM is asked to requeue it. Default: none.",
+            "",
+            pet=False,
+        ),
         Option("--monitor-interval", "S", "Accepted, without effect: ddplaunch does not poll.", "0.1"),
     ),
     "Output and logs": (

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch import option_values as values
 from ddplaunch.errors import UsageError
+from ddplaunch.job import Job
 from ddplaunch.task import Task
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class Start:
         meets: the scheduler says where the nodes meet; ``at_its_place`` adds what no option can say.
         notices: what was detected and what is likely not meant, as ``LaunchConfig`` has them.
         by_srun: the nodes, which ``environ`` names then, are SLURM's.
+        job: of SLURM, if this process is in one.
     """
 
     options: Mapping[str, Any]
@@ -48,6 +50,7 @@ class Start:
     task: Task | None = None
     notices: tuple[tuple[int, str], ...] = ()
     by_srun: bool = False
+    job: Job | None = None
 
     def reached(self, remote: Remote) -> Remote:
         """``remote`` for the nodes that SLURM has allocated."""
@@ -66,20 +69,45 @@ def heard(options: Mapping[str, Any], environ: Mapping[str, str]) -> Start:
     Raises:
         UsageError: it cannot be read, or disagrees with what the user says.
     """
+    requeue_on = values.parse_requeue_signals(options["requeue_on"])
     if options["cluster"] == "auto" and not any(name.startswith(PREFIXES) for name in environ):
-        return Start(options, environ)
-    from ddplaunch import cluster, cluster_checks
+        return _in_job(Start(options, environ), None, requeue_on)
+    from ddplaunch import cluster
 
     is_given = _is_given(options, environ)
     try:
         found = cluster.detect(environ, options["cluster"])
     except UsageError:
-        if is_given and options["cluster"] == "auto":
-            return Start(options, environ)
-        raise
+        if not (is_given and options["cluster"] == "auto"):
+            raise
+        found = None
+    return _in_job(_start(found, options, environ, is_given), found, requeue_on)
+
+
+def _in_job(start: Start, found: Detected | None, requeue_on: tuple[str, ...]) -> Start:
+    """``start`` with SLURM's job, whatever in that job has started ddplaunch."""
+    job = None
+    if "SLURM_JOB_ID" in start.environ and start.options["cluster"] != "none":
+        from ddplaunch import slurm
+
+        job = slurm.read_job(start.environ)
+    if job is None:
+        if requeue_on:
+            hint = "Leave it out, or start the job with sbatch, and without `--cluster none`."
+            raise UsageError(f"--requeue-on {start.options['requeue_on']}: this is not a job of SLURM", hint)
+        return start
+    is_first = not (found and found.index)
+    said = ((0, f"SLURM restart {job.restarts} of this job ({job.id})"),) if job.restarts and is_first else ()
+    job = replace(job, requeue_on=requeue_on, asks=bool(requeue_on) and is_first)
+    return replace(start, job=job, notices=(*start.notices, *said))
+
+
+def _start(found: Detected | None, options: Mapping[str, Any], environ: Mapping[str, str], is_given: bool) -> Start:
     if found is None:
         return Start(options, environ)
     if is_given:
+        from ddplaunch import cluster_checks
+
         warnings = cluster_checks.lint(found, environ, meets_itself=any(options[name] for name in _MEETS))
         said = f"{found.description}; not asked, since options say how to start"
         return Start(options, environ, notices=_notices(said, warnings if found.kind == "allocation" else ()))

@@ -11,6 +11,7 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from ddplaunch.hosts import Host  # noqa: TC004
     from ddplaunch.injection import Injection  # noqa: TC004
+    from ddplaunch.job import Job  # noqa: TC004
     from ddplaunch.task import Task  # noqa: TC004
 
 Entry = Literal["script", "module", "program"]
@@ -140,6 +141,7 @@ class LaunchConfig:
         rehearse_compile: in a dry run ``torch.compile`` compiles for the CPU.
         injections: failures to rehearse in a dry run.
         task: the one worker that this is, where a scheduler started every worker by itself.
+        job: SLURM's, if the run is in one; the signals of its ``requeue_on`` are among ``signals``.
         notices: to be told at the start: from which ``verbosity`` on, and the text.
         verbosity: -1 quiet, 0 normal, 1 verbose.
 
@@ -188,6 +190,7 @@ class LaunchConfig:
     rehearse_compile: bool = False
     injections: tuple[Injection, ...] = ()
     task: Task | None = None
+    job: Job | None = None
     notices: tuple[tuple[int, str], ...] = ()
     verbosity: int = 0
 
@@ -219,13 +222,11 @@ def _check_counts(config: LaunchConfig) -> None:
         )
     if config.hosts and len(config.hosts) < config.min_nodes:
         raise UsageError(f"--nnodes {config.min_nodes}: only {len(config.hosts)} hosts are named")
-    if config.max_restarts < 0:
-        raise UsageError(f"--max-restarts {config.max_restarts}: must not be negative")
     if not 0 <= config.shutdown_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:
-        limits = f"between 0 and {MAX_SHUTDOWN_TIMEOUT_S:.0f} seconds"
-        raise UsageError(f"--shutdown-timeout {config.shutdown_timeout_s:g}: must be {limits}")
-    if config.gpus_per_proc < 0:
-        raise UsageError(f"--gpus-per-proc {config.gpus_per_proc}: must not be negative")
+        raise UsageError(f"--shutdown-timeout {config.shutdown_timeout_s:g}: must be 0 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
+    for option, number in (("--max-restarts", config.max_restarts), ("--gpus-per-proc", config.gpus_per_proc)):
+        if number < 0:
+            raise UsageError(f"{option} {number}: must not be negative")
     if config.master_port is not None and not 0 <= config.master_port <= 65535:
         raise UsageError(f"--master-port {config.master_port}: must be between 0 and 65535")
 
@@ -245,6 +246,5 @@ def _check_combinations(config: LaunchConfig) -> None:
         )
     if config.injections and not config.dry_run:
         raise UsageError("--inject harms the job: it needs --dry-run", "A dry run rehearses the job here, on the CPU.")
-    duplicates = config.duplicate_stdout_filters or config.duplicate_stderr_filters
-    if duplicates and config.log_dir == NO_LOGS:
+    if config.log_dir == NO_LOGS and (config.duplicate_stdout_filters or config.duplicate_stderr_filters):
         raise UsageError("--duplicate-std*-filters need a log folder, and --log-dir is /dev/null")

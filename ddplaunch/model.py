@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.config import Entry, Meeting, NumaBinding, Rehearsal, StartMethod, Streams
+from ddplaunch.job import Job
 from ddplaunch.task import Task
 
 StreamName = Literal["stdout", "stderr"]
@@ -34,7 +35,8 @@ class AgentSpec:
         host: the node's display name.
         log_dir: absolute folder of the run on this node; None keeps no files.
         sends_logs: all files of ``log_dir`` are the launcher's to ask for at the end.
-        has_own_folder: ``log_dir`` is instead the base of a run folder that the agent makes, None for the default.
+        own_folder: ``log_dir`` is instead the base of a run folder of this name that the agent makes, None for the
+            default base.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None means /dev/null.
         stdout_fd: the user's terminal for a lone worker; None means the worker's stdout is piped. Likewise stderr_fd.
         meeting: where to meet the other nodes; None if there are none, or if the launcher tells later.
@@ -73,7 +75,7 @@ class AgentSpec:
     stderr_fd: int | None = None
     meeting: Meeting | None = None
     is_led: bool = False
-    has_own_folder: bool = False
+    own_folder: str = ""
     sends_logs: bool = False
     rehearsal: Rehearsal | None = None
     task: Task | None = None
@@ -177,6 +179,7 @@ class RunResult:
         signal: name of the signal that stopped the run, or None.
         left: pids that could not be ended; empty is the promise.
         unasked: hosts of lost nodes that could not be asked what is left there.
+        job: SLURM's, if the run was in one; ``requeues`` if it ended so that SLURM runs it again.
     """
 
     run_id: str
@@ -190,3 +193,5 @@ class RunResult:
     left: tuple[int, ...] = ()
     unasked: tuple[str, ...] = ()
     injections: tuple[Injected, ...] = ()
+    job: Job | None = None
+    requeues: bool = False

@@ -113,6 +113,25 @@ def parse_signals(text: str) -> tuple[str, ...]:
     return names
 
 
+_FROM_SLURM = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
+"""Those that agents hear too: SLURM may signal only the steps of a job."""
+
+
+def parse_requeue_signals(text: str) -> tuple[str, ...]:
+    """Comma-separated signal names with or without SIG, as sbatch's ``--signal`` has them; empty for none.
+
+    Raises:
+        UsageError: another signal.
+    """
+    words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
+    names = tuple(word if word.startswith("SIG") else f"SIG{word}" for word in words)
+    for word, name in zip(words, names, strict=True):
+        if name not in _FROM_SLURM:
+            known = ", ".join(signal_name[3:] for signal_name in _FROM_SLURM)
+            raise UsageError(f"--requeue-on {text}: {word} must be one of {known}")
+    return names
+
+
 def parse_needles(text: str) -> tuple[str, ...]:
     """Comma-separated texts of the duplicate filters; ``,,`` is a comma in a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)

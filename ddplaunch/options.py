@@ -46,6 +46,7 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
         if max_nodes > 1 and not (hosts or options["dry_run"])
         else None,
         task=start.task,
+        job=start.job,
         notices=(*start.notices, *_without_effect(options, max_nodes, is_led=bool(hosts or options["dry_run"]))),
         nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
         gpus=values.parse_gpus(options["gpus"]),
@@ -61,7 +62,7 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
         master_port=master_port,
         local_addr=None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr"),
         shutdown_timeout_s=_shutdown_timeout_s(options, environ),
-        signals=values.parse_signals(options["signals_to_handle"]),
+        signals=(*values.parse_signals(options["signals_to_handle"]), *(start.job.requeue_on if start.job else ())),
         log_dir=options["log_dir"] or None,
         **_shown(options),
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,

@@ -44,6 +44,13 @@ class AttemptEnded:
 
 
 @dataclass(frozen=True)
+class AgentSignalled:
+    """Somebody sent ``signum`` to the agent; one that ends processes has it stop its workers already."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
 class Output:
     """Header of ``nbytes`` raw bytes that follow it: whole lines of one stream, or its unfinished last line.
 
@@ -232,6 +239,7 @@ FROM_AGENT = (
     Output,
     Pong,
     Notice,
+    AgentSignalled,
     AgentFailed,
     AgentEnded,
     LogsFound,

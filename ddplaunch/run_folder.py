@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 KEEP_RUNS = 20
 _LOCK = ".ddplaunch-run"
@@ -49,8 +49,7 @@ def create(base: Path, run_id: str) -> Path:
     if base.exists() and not base.is_dir():
         raise UsageError(f"--log-dir {base}: is a file", "Give a folder; it is made if it is not there.")
     base.mkdir(parents=True, exist_ok=True, mode=0o700)
-    for number in range(1, 10_000):
-        folder = base / (run_id if number == 1 else f"{run_id}.{number}")
+    for folder in _numbered(base, run_id):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             _lock(folder)
@@ -58,23 +57,35 @@ def create(base: Path, run_id: str) -> Path:
     raise FileExistsError(f"{base / run_id} and 9,998 more are there already")
 
 
-def share(base: Path, run_id: str) -> Path:
-    """The folder ``base/run_id``, which the launcher or another node may have made already, on a shared file system.
+def _numbered(base: Path, name: str) -> Iterator[Path]:
+    yield base / name
+    yield from (base / f"{name}.{number}" for number in range(2, 10_000))
 
-    Where it cannot be made, what is written there later fails.
+
+def share(base: Path, name: str, host: str) -> Path:
+    """A new folder ``base/name/host``; on a shared file system the launcher or other nodes may have made ``base/name``.
+
+    Where an earlier run of that name has left one for this host, the name gets a number. Where none can be made, what
+    is written there later fails.
     """
-    folder = base / run_id
-    with contextlib.suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        fd = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    return folder
+    for folder in _numbered(base, name):
+        try:
+            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            (folder / host).mkdir(mode=0o700)
+        except FileExistsError:
+            continue
+        except OSError:
+            break
+        with contextlib.suppress(OSError):  # The launcher has it, on a shared file system.
+            _lock(folder, fcntl.LOCK_SH)
+        return folder / host
+    return base / name / host
 
 
-def _lock(folder: Path) -> None:
+def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
     """Held by the open descriptor, so that it goes when this process does, however it does."""
     fd = os.open(folder / _LOCK, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    fcntl.flock(fd, how | fcntl.LOCK_NB)
 
 
 def prune(base: Path) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import UsageError
 from ddplaunch.host_ranges import MAX_HOSTS, expand
+from ddplaunch.job import Job
 from ddplaunch.printable import shown
 
 if TYPE_CHECKING:
@@ -59,6 +60,14 @@ class Allocation:
     job_id: str
     restarts: int
     hosts: tuple[str, ...]
+
+
+def read_job(environ: Mapping[str, str]) -> Job | None:
+    """The job this process is in, also in a step of it; None outside of any."""
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    number = f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID")
+    restarts = environ.get("SLURM_RESTART_COUNT", "")
+    return Job(number, int(restarts) if restarts.isdecimal() else 0) if number else None
 
 
 def read_step(environ: Mapping[str, str]) -> Step | None:

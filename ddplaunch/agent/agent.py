@@ -24,6 +24,7 @@ from ddplaunch.harm import Inflict
 from ddplaunch.model import AgentSpec, AttemptResult, Outcome, Round, WorkerExit
 from ddplaunch.records import (
     AgentReady,
+    AgentSignalled,
     AttemptEnded,
     ForkserverReady,
     ImportFailed,
@@ -54,12 +55,10 @@ class Agent:
         self._outbox, self._mailbox = outbox, mailbox
         plan, self._placement = program.plan(spec, os.environ), place(spec, os.environ)
         size = self._placement.local_world_size
-        room = limits.make_room(spec, size)
-        self._spawner = Spawner(spec, plan, self._placement.shared_environ, room, mailbox.post)
+        self._spawner = Spawner(spec, plan, self._placement.shared_environ, limits.make_room(spec, size), mailbox.post)
         self._group: WorkerGroup | None = None
-        self._last_start_s, self._stop_deadline = 0.0, _NEVER
+        self._last_start_s, self._stop_deadline, self._trouble, self._told_by = 0.0, _NEVER, "", ""
         self._helpers: dict[int, int] = {}
-        self._trouble = self._told_by = ""
         self._stop: StopWorkers | None = None
         self._unkillable: tuple[int, ...] = ()
         self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
@@ -98,8 +97,7 @@ class Agent:
     # One attempt.
 
     def _attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
-        started_s = time.monotonic()
-        self._trouble = ""
+        started_s, self._trouble = time.monotonic(), ""
         counters = OomCounters.read()
         self._group = group = WorkerGroup(self._spec, round_, self._outbox)
         with listener or contextlib.nullcontext():
@@ -208,8 +206,10 @@ class Agent:
                 self._rounds.apply(event)
                 self._stop_asked(StopWorkers(signal.SIGTERM, self._spec.shutdown_timeout_s))
             case Signalled(signum=signum):
-                self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"
-                self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
+                self._outbox.send(AgentSignalled(signum))  # What it means is for the launcher to say, but an end.
+                if signum not in (signal.SIGUSR1, signal.SIGUSR2):
+                    self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"
+                    self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
             case Ping():
                 self._outbox.send(Pong())
             case PassSignal(signum=signum) if self._group:

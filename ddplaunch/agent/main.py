@@ -19,7 +19,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec
 from ddplaunch.node_check import LookAtNode
-from ddplaunch.records import AgentEnded, AgentFailed, PassSignal, SweepRun
+from ddplaunch.records import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.remains import ListRuns
 
 if TYPE_CHECKING:
@@ -28,8 +28,7 @@ if TYPE_CHECKING:
 _LAST_WORDS_S = 3.0
 """How long the launcher may take nothing at the end: without the last record, the node counts as lost."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
-_PASSED_ON = (signal.SIGUSR1, signal.SIGUSR2)
+_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """SLURM sends them to the tasks of a step, and in a step of ours that is the agent."""
 
 
@@ -41,10 +40,9 @@ def main() -> None:
     os.close(null)
     os.dup2(2, 1)
     mailbox: Mailbox[object] = Mailbox()
-    for signum in (*_STOP_SIGNALS, *_PASSED_ON):
-        event = PassSignal if signum in _PASSED_ON else Signalled
+    for signum in _HEARD:
         if signal.getsignal(signum) != signal.SIG_IGN:  # As nohup has it, for workers too.
-            signal.signal(signum, lambda number, _frame, event=event: mailbox.post(event(number)))  # type: ignore[misc]
+            signal.signal(signum, lambda number, _frame: mailbox.post(Signalled(number)))
     # Where it is ignored, the kernel reaps our children, and how they ended is never known.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:

@@ -49,14 +49,14 @@ def at_home(spec: AgentSpec) -> AgentSpec:
     """
     if not spec.program.python:
         spec = replace(spec, program=replace(spec.program, python=sys.executable))
-    if not spec.has_own_folder:
+    if not spec.own_folder:
         return spec
     if spec.log_dir == NO_LOGS:
         return replace(spec, log_dir=None)
     base = Path(spec.log_dir).absolute() if spec.log_dir else run_folder.default_base(os.environ)
     if spec.log_dir is None:
         run_folder.prune(base)
-    return replace(spec, log_dir=str(run_folder.share(base, spec.run_id) / spec.host))
+    return replace(spec, log_dir=str(run_folder.share(base, spec.own_folder, spec.host)))
 
 
 def check(program: Program, host: str, path_variable: str) -> None:

@@ -165,12 +165,14 @@ class WorkerGroup:
         """Tell every worker's process group to end; a stopped one is continued so that it can hear it.
 
         A worker gets the same signal once, however often this is called: a second SIGINT would break off its tidying.
+        Of SIGUSR1 and SIGUSR2 its children hear nothing: they would die of them before it has written what it must.
         """
+        tell = processes.signal_process if signum in (signal.SIGUSR1, signal.SIGUSR2) else processes.signal_group
         self._stops()
         for worker in self.workers:
             if worker.runs and signum not in worker.told:
                 worker.told.add(signum)
-                processes.signal_group(worker.pid, signum)
+                tell(worker.pid, signum)
                 processes.signal_group(worker.pid, signal.SIGCONT)
 
     def kill(self) -> None:

@@ -12,6 +12,7 @@ from ddplaunch.model import AttemptResult, Injected, Outcome, RunResult, WorkerE
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddplaunch.job import Job
     from ddplaunch.records import AgentFailed
 
 
@@ -26,6 +27,7 @@ def result(
     duration_s: float,
     run_dir: str | None,
     accounts: Callable[[RunResult], tuple[Injected, ...]],
+    job: Job | None = None,
 ) -> RunResult:
     """The verdict. ``failed`` is trouble that ended the run, ``signals`` those that asked for its end, in order.
 
@@ -39,17 +41,23 @@ def result(
         # Nodes hear of the stop one after the other: a worker misses its peers on another node before it is told.
         # And what goes wrong with the stop itself, a process that cannot be ended, is told as what is left.
         outcome, first = "stopped", None
+    names = [signal.Signals(signum).name for signum in signals]
+    requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
+    code = failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left))
     ended = RunResult(
         run_id=run_id,
-        exit_code=failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left)),
+        # A step that is started with --kill-on-bad-exit must not end before the one that asks SLURM has done so.
+        exit_code=0 if requeues and job and not job.asks else code,
         outcome=outcome,
         duration_s=duration_s,
         attempts=tuple(attempts),
         first_failure=first,
-        signal=signal.Signals(signals[0]).name if signals else None,
+        signal=names[0] if names else None,
         run_dir=run_dir,
         left=left,
         unasked=unasked,
+        job=job,
+        requeues=requeues,
     )
     return replace(ended, injections=accounts(ended))
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import run_folder, run_marks
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import ending, preparation, report, signals
+from ddplaunch.launcher import ending, preparation, report, requeue, signals
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.collected import Collected
 from ddplaunch.launcher.console import Console
@@ -35,6 +35,7 @@ from ddplaunch.records import (
     AgentEnded,
     AgentFailed,
     AgentReady,
+    AgentSignalled,
     AttemptEnded,
     AttemptStarted,
     EndpointOpen,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.model import AttemptResult, RunResult
 
-_PASSED_ON = ("SIGUSR1", "SIGUSR2")
 _PATIENCE_S = 5.0
 """For agents that have told their end, or are lost, to be gone."""
 
@@ -65,7 +65,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     """
     mailbox: Mailbox[object] = Mailbox()
     suspends = ("SIGTSTP",) if config.hosts and not config.dry_run else ()
-    with signals.posted((*config.signals, *_PASSED_ON, *suspends), mailbox.post):
+    with signals.posted((*config.signals, *signals.PASSED_ON, *suspends), mailbox.post):
         run = _Run(config, mailbox, stdout_fd)
         with run_marks.badge(run.mark):
             return run.run()
@@ -75,8 +75,7 @@ class _Run:
     """The state of one run."""
 
     def __init__(self, config: LaunchConfig, mailbox: Mailbox[object], stdout_fd: int) -> None:
-        self._config = config
-        self._mailbox = mailbox
+        self._config, self._mailbox = config, mailbox
         self._run_id = config.run_id or run_folder.new_run_id()
         # What a sweep looks for must be this run's alone, whatever the user called it.
         self.mark = mark = f"{self._run_id}.{os.urandom(3).hex()}" if config.run_id else self._run_id
@@ -89,8 +88,7 @@ class _Run:
         if complaint:
             self._telling.say(complaint, -1)
         self._started_s = time.monotonic()
-        self._attempts = Attempts()
-        self._heartbeats = Heartbeats(preparation.LOST_AFTER_S)
+        self._attempts, self._heartbeats = Attempts(), Heartbeats(preparation.LOST_AFTER_S)
         starter = starter_for(config, self._run_id, mark, self._folder, self._console, mailbox.post)
         self._injector = injector_for(config, mark, starter, self._heartbeats)
         meeting = preparation.meeting(config, mark) if config.is_led else None
@@ -170,6 +168,8 @@ class _Run:
                     self._telling.say(f"{report.ranks(range(event.world_size))} run, attempt {attempt}", 1)
             case AttemptEnded(result=result):
                 self._all_ended(self._attempts.over(node.index, result, self._nodes.seats))
+            case AgentSignalled(signum=signum):
+                self._stopping.signalled(signum, node)
             case Pong():
                 self._heartbeats.heard(node, time.monotonic())
             case LogsFound() | LogData() | LogsSent():
@@ -204,22 +204,25 @@ class _Run:
         return self._stopping.is_on or self._attempts.are_decided
 
     def _finish(self) -> RunResult:
-        lost = self._nodes.lost_ones
+        failed, lost = self._stopping.failed, self._nodes.lost_ones
         result = ending.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
-            failed=self._stopping.failed,
+            failed=failed,
             signals=self._stopping.signals,
             left=self._nodes.left,
             unasked=tuple(node.host for node in lost if node.left is None),
             duration_s=time.monotonic() - self._started_s,
             run_dir=str(self._folder) if self._folder else None,
             accounts=self._injector.accounts,
+            job=self._config.job,
         )
         interrupted = partial(self._stopping.has_more_signals, self._mailbox, len(self._stopping.signals))
         self._collected.close()
-        self._telling.end(result, is_explained=bool(self._stopping.failed), interrupted=interrupted)
-        if failed := self._stopping.failed:
+        self._telling.end(result, is_explained=bool(failed))
+        requeue.settle(result, self._telling.say)
+        self._telling.drain(result, interrupted)
+        if failed:
             left = f"; left: {report.left(result)}" if lost else ""
             raise LaunchError(f"{failed.message}{left}", failed.hint, failed.exit_code)
         return result

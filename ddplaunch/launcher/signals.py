@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 
+PASSED_ON = ("SIGUSR1", "SIGUSR2")
+"""Workers get them, and nothing is stopped, unless the user wants otherwise."""
+
+
 @dataclass(frozen=True)
 class Signalled:
     """A signal reached this process."""

@@ -16,6 +16,7 @@ from ddplaunch.records import SweepRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.console import Console
@@ -29,13 +30,20 @@ class SrunNodes:
     is_remote = True
 
     def __init__(
-        self, config: LaunchConfig, run_id: str, mark: str, console: Console, post: Callable[[object], None]
+        self,
+        config: LaunchConfig,
+        run_id: str,
+        mark: str,
+        folder: Path | None,
+        console: Console,
+        post: Callable[[object], None],
     ) -> None:
         """``mark`` is what a sweep looks for; it must be this run's alone."""
         self.hosts = tuple(host.name for host in config.hosts)
         self._config = config
         self._run_id = run_id
         self._mark = mark
+        self._folder = folder.name if folder else run_id
         self._console = console
         self._post = post
 
@@ -60,7 +68,7 @@ class SrunNodes:
         """What agent ``index`` must know."""
         host = self._config.hosts[index]
         spec = agent_spec(self._config, self._run_id, host.name, self._config.log_dir, {})
-        return replace(of_host(spec, host), has_own_folder=True, sends_logs=self._config.collect_logs)
+        return replace(of_host(spec, host), own_folder=self._folder, sends_logs=self._config.collect_logs)
 
     def sweep(self, index: int) -> SrunHandle | None:
         """Have a fresh agent end what carries the mark of a lost one."""

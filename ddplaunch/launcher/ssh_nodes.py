@@ -15,6 +15,7 @@ from ddplaunch.records import SweepRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig, Remote
     from ddplaunch.launcher.console import Console
@@ -46,7 +47,13 @@ class SshNodes:
     is_remote = True
 
     def __init__(
-        self, config: LaunchConfig, run_id: str, mark: str, console: Console, post: Callable[[object], None]
+        self,
+        config: LaunchConfig,
+        run_id: str,
+        mark: str,
+        folder: Path | None,
+        console: Console,
+        post: Callable[[object], None],
     ) -> None:
         """``mark`` is what a sweep looks for; it must be this run's alone.
 
@@ -57,6 +64,7 @@ class SshNodes:
         self._config = config
         self._run_id = run_id
         self._mark = mark
+        self._folder = folder.name if folder else run_id
         self._console = console
         self._post = post
         self._connections = connections(config.remote, len(config.hosts))
@@ -70,7 +78,7 @@ class SshNodes:
         """What agent ``index`` must know: a host's own number of workers and devices, where the user gave some."""
         host = self._config.hosts[index]
         spec = agent_spec(self._config, self._run_id, host.name, self._config.log_dir, {})
-        return replace(of_host(spec, host), has_own_folder=True, sends_logs=self._config.collect_logs)
+        return replace(of_host(spec, host), own_folder=self._folder, sends_logs=self._config.collect_logs)
 
     def sweep(self, index: int) -> SshHandle:
         """Ask the node, over a new connection, to end what carries the mark of this run."""

@@ -33,10 +33,10 @@ def starter_for(
     if config.remote.by_srun:
         from ddplaunch.launcher.srun_nodes import SrunNodes
 
-        return SrunNodes(config, run_id, mark, console, post)
+        return SrunNodes(config, run_id, mark, folder, console, post)
     from ddplaunch.launcher.ssh_nodes import SshNodes  # paramiko's users wait for it, nobody else.
 
-    return SshNodes(config, run_id, mark, console, post)
+    return SshNodes(config, run_id, mark, folder, console, post)
 
 
 def injector_for(config: LaunchConfig, mark: str, starter: Starter, heartbeats: Heartbeats) -> Injector:

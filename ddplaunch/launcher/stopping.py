@@ -6,13 +6,14 @@ import signal
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.signals import Signalled
+from ddplaunch.launcher.signals import PASSED_ON, Signalled
 from ddplaunch.records import AgentFailed, PassSignal, StopWorkers
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.collected import Collected
+    from ddplaunch.launcher.handles import Node
     from ddplaunch.launcher.injector import Injector
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.telling import Telling
@@ -53,10 +54,19 @@ class Stopping:
         """The run shall not go on."""
         return bool(self.signals or self.failed or self.follows)
 
-    def signalled(self, signum: int) -> None:
-        """A second signal shortens the grace, a third ends it; others than those that stop are passed on."""
-        if signal.Signals(signum).name not in self._config.signals:
-            self._nodes.send(PassSignal(signum))
+    def signalled(self, signum: int, node: Node | None = None) -> None:
+        """A second signal shortens the grace, a third ends it; others than those that stop are passed on.
+
+        Those that a job is requeued on count once: SLURM sends them to the batch script, to every step, or to both.
+        ``node``: not this process got it, but its agent, which stops by itself where the signal is one to end by.
+        """
+        name, job = signal.Signals(signum).name, self._config.job
+        requeues = job is not None and name in job.requeue_on
+        if not requeues and (node or name not in self._config.signals):
+            if name in PASSED_ON:
+                (node.handle if node else self._nodes).send(PassSignal(signum))
+            return
+        if requeues and signum in self.signals:
             return
         if self._collected.interrupted(signum):
             return
@@ -64,7 +74,8 @@ class Stopping:
         grace_s = (self._config.shutdown_timeout_s, _SECOND_GRACE_S, 0.0)[min(len(self.signals), 3) - 1]
         grace_s = min(grace_s, self._config.shutdown_timeout_s)
         self._stop(signum, grace_s)
-        self._telling.say(f"{signal.Signals(signum).name}: stopping the workers, SIGKILL in {grace_s:g} s", 0)
+        later = ", then the job is to be requeued" if requeues else ""
+        self._telling.say(f"{name}: stopping the workers, SIGKILL in {grace_s:g} s{later}", 0)
 
     def fail(self, failure: AgentFailed) -> None:
         """What cannot be gone on with ends the run; the first one counts."""

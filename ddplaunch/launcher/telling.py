@@ -98,8 +98,8 @@ class Telling:
         elif is_bad:
             self.say(left, -1)
 
-    def end(self, result: RunResult, *, is_explained: bool, interrupted: Callable[[], bool]) -> None:
-        """Leave the report, show the page, and wait until all is shown, or ``interrupted()``.
+    def end(self, result: RunResult, *, is_explained: bool) -> None:
+        """Leave the report and show the page.
 
         ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
         """
@@ -116,5 +116,8 @@ class Telling:
             self._ended(result)
         for injected in result.injections:
             self.say(f"inject {injected.text}: {injected.account}", 0)
+
+    def drain(self, result: RunResult, interrupted: Callable[[], bool]) -> None:
+        """Wait until all is shown, or ``interrupted()``."""
         self._console.drain(interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
         self._console.close()

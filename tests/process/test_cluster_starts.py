@@ -94,6 +94,13 @@ def test_a_worker_that_fails_ends_all_tasks_with_its_code(job_id: str, script: P
     assert all("rank 2 (local_rank 0" in done.err for done in finished)
 
 
+def test_a_job_that_nobody_can_requeue_is_not_started(script: Path, tmp_path: Path):
+    script.write_text(WAIT)
+    done = start("--requeue-on", "USR1", script, env={"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}).finish()
+    assert done.returncode == 82
+    assert "there is no scontrol here" in done.err
+
+
 def test_an_allocation_without_srun_is_an_error_never_a_local_run(script: Path, tmp_path: Path):
     script.write_text(WAIT)
     job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "a,b", "PATH": str(tmp_path)}

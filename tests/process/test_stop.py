@@ -8,6 +8,7 @@ import re
 import signal
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -175,6 +176,32 @@ def test_a_user_signal_that_is_named_a_stop_signal_stops() -> None:
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGUSR1)
     assert_stopped(running.finish(), "SIGUSR1")
+
+
+SAVE = """
+import signal, subprocess, sys
+child = subprocess.Popen(["cat"], stdin=subprocess.PIPE)
+def save(*_):
+    try:
+        child.wait(0.5)
+    except subprocess.TimeoutExpired:
+        print("saved with its child", flush=True)
+    sys.exit()
+signal.signal(signal.SIGUSR1, save)
+print("ready", flush=True)
+signal.pause()
+"""
+
+
+def test_a_stop_by_a_user_signal_leaves_children_to_the_worker(tmp_path: Path) -> None:
+    """Those that load data would die of it, and it with them before it has saved."""
+    (script := tmp_path / "save.py").write_text(SAVE)
+    running = start("--start-method", "spawn", "--nproc-per-node", "1", "--signals-to-handle", "SIGUSR1", script)
+    running.wait_for("ready")
+    running.signal(signal.SIGUSR1)
+    finished = running.finish()
+    assert_stopped(finished, "SIGUSR1")
+    assert "saved with its child" in finished.out
 
 
 def test_hang_up_is_ignored_under_nohup(start_method: str) -> None:

@@ -1,4 +1,4 @@
-"""One SLURM of three nodes for all tests here; after each, no job may have left anything on them."""
+"""One SLURM of node01 to node03 for all tests here; after each, no job may have left anything on them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def whole_slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Slurm]:
     if reason:
         pytest.skip(reason)
     keys = nodes.Keys(tmp_path_factory.mktemp("keys"))
-    with nodes.Lab(tmp_path_factory.mktemp("slurm") / "lab", keys, 3) as lab, Slurm(lab) as slurm:
+    with nodes.Lab(tmp_path_factory.mktemp("slurm") / "lab", keys, 3, "node{:02}") as lab, Slurm(lab) as slurm:
         yield slurm
 
 

@@ -15,5 +15,5 @@ pytestmark = pytest.mark.slurm
 def test_the_nodes_of_the_allocation_are_checked(slurm: Slurm):
     done = salloc(slurm, "-N2", "--check").finish()
     assert done.returncode == 0, done.err
-    assert re.search(r"^node\[1-2\]  ", done.out, re.MULTILINE)
+    assert re.search(r"^node\[01-02\]  ", done.out, re.MULTILINE)
     assert "all-reduce by gloo over 2 nodes" in done.out

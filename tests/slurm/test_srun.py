@@ -47,15 +47,15 @@ def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
     script.write_text(SUM)
     done = srun(slurm, "-N3 --ntasks-per-node=1", "-v", "--nproc-per-node", "2", script).finish()
     assert done.returncode == 0, done.err
-    assert sums(done.out) == [(f"node{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
-    assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[1-3\]\)", done.err)
+    assert sums(done.out) == [(f"node0{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
+    assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[01-03\]\)", done.err)
     assert "warning" not in done.err
 
 
 def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):
     done = srun(slurm, "-N3 --ntasks-per-node=1", "--nproc-per-node", "1", EXIT_WITH, "1=code:7").finish()
     assert done.returncode == 7
-    assert len(re.findall("on node2 failed first", done.err)) == 3
+    assert len(re.findall("on node02 failed first", done.err)) == 3
 
 
 def test_a_rank_that_is_killed_is_tried_again_on_all_nodes(slurm: Slurm, script: Path):
@@ -84,7 +84,7 @@ def test_a_task_per_worker_becomes_that_worker(slurm: Slurm, script: Path):
     script.write_text(SUM)
     done = srun(slurm, "-N2 --ntasks-per-node=2", script).finish()
     assert done.returncode == 0, done.err
-    assert sums(done.out) == [(f"node{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
+    assert sums(done.out) == [(f"node0{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
 
 
 def test_a_node_alone_needs_nobody(slurm: Slurm, script: Path):

@@ -95,7 +95,7 @@ class Node:
     """One virtual machine."""
 
     def __init__(self, lab: Lab, index: int, options: NodeOptions) -> None:
-        self.name = f"node{index}"
+        self.name = lab.names.format(index)
         self.address = f"10.99.{1 + index // 250}.{index % 250}"
         self.folder = lab.folder / self.name
         self.options = options
@@ -244,9 +244,10 @@ class Lab:
         known_hosts: the file that ``ssh_config`` names, with the keys of all nodes.
     """
 
-    def __init__(self, folder: Path, keys: Keys, count: int, **special: NodeOptions) -> None:
-        """``special`` has options by node name (node1, ...), and for all others under ``default``."""
+    def __init__(self, folder: Path, keys: Keys, count: int, names: str = "node{}", **special: NodeOptions) -> None:
+        """``names`` makes names of numbers; ``special`` has options by node1, ..., and for others under ``default``."""
         self.folder = folder
+        self.names = names
         self.keys = keys
         self.netns = f"{PREFIX}{os.getpid()}-{next(_numbers)}"
         plain = special.get("default", NodeOptions())

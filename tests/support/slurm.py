@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -9,12 +10,13 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from tests.support.nodes import LAB_ADDRESS, Lab, Node, own_environ
 from tests.support.processes import wait_until
-from tests.support.runs import Running, environment
+from tests.support.runs import TIMEOUT_S, Running, environment
 
 CPUS = 8
 """That a node says it has; SLURM checks nothing of it here."""
@@ -75,6 +77,22 @@ class Slurm:
             raise RuntimeError(f"{command}: {done.stderr}")
         return done.stdout
 
+    def batch(self, line: str, log: Path, *options: str) -> Batch:
+        """Queue a job whose script is ``line``; all that it prints goes to ``log``."""
+        command = ["sbatch", "--parsable", "--open-mode=append", "--output", log, *options, "--wrap", line]
+        return Batch(self, self.run(*command).strip(), log)
+
+    def kill_all(self, node: Node) -> None:
+        """All that runs on ``node`` is gone, its slurmd too."""
+        for pid in node.pids():
+            with contextlib.suppress(ProcessLookupError):  # An agent's end is that of its workers.
+                os.kill(pid, signal.SIGKILL)
+
+    def start_slurmd(self, node: Node) -> None:
+        """Also after ``kill_all``."""
+        enter = ["nsenter", "--target", str(node.init_pid), "--all"]
+        self._daemon([*enter, "slurmd", "-D", "-N", node.name, "-f", str(self.conf)])
+
     def leftovers(self) -> dict[str, dict[int, str]]:
         """What jobs have left on nodes, by node name."""
         left = self.lab.leftovers()
@@ -92,8 +110,7 @@ class Slurm:
         wait_until(socket.exists, _UP_S)
         self._daemon([*self.lab.prefix, "slurmctld", "-D", "-f", str(self.conf)])
         for node in self.lab.nodes:
-            enter = ["nsenter", "--target", str(node.init_pid), "--all"]
-            self._daemon([*enter, "slurmd", "-D", "-N", node.name, "-f", str(self.conf)])
+            self.start_slurmd(node)
         wait_until(lambda: self.is_idle, _UP_S, f"SLURM does not come up, see {self.lab.folder}")
 
     @property
@@ -128,6 +145,37 @@ class Slurm:
 
     def _nodes(self) -> str:
         return "\n".join(f"NodeName={node.name} NodeAddr={node.address} CPUs={CPUS}" for node in self.lab.nodes)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A job of sbatch."""
+
+    slurm: Slurm
+    id: str
+    log: Path
+
+    def field(self, name: str) -> str:
+        """What SLURM tells of it under this name."""
+        match = re.search(rf"(?<!\S){name}=(\S*)", self.slurm.run("scontrol", "show", "job", self.id))
+        assert match
+        return match[1]
+
+    def update(self, *fields: str) -> None:
+        """Have SLURM change it."""
+        self.slurm.run("scontrol", "update", f"JobId={self.id}", *fields)
+
+    def wait_for(self, pattern: str, count: int = 1) -> None:
+        """Wait until its log has ``count`` such texts."""
+        wait_until(lambda: len(re.findall(pattern, self.text)) >= count, TIMEOUT_S, f"{pattern!r} is not in {self.log}")
+
+    def wait_in(self, state: str) -> None:
+        """Wait until it is in this state."""
+        wait_until(lambda: self.field("JobState") == state, TIMEOUT_S, f"job {self.id} does not get {state}")
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text() if self.log.exists() else ""
 
 
 def _is_ours(line: str) -> bool:

@@ -136,7 +136,7 @@ NO_EFFECT = {
     **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
     "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
-    "cluster": "tests/unit/test_cluster_options.py",
+    **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),
     **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),
     **dict.fromkeys(("remote_python", "remote_setup"), "tests/unit/test_host_options.py"),
     **{
@@ -155,7 +155,7 @@ FROM_ELSEWHERE = {
     "max_nodes": "--nnodes, tests/unit/test_options.py",
     "meeting": "--nnodes and --rdzv-*, tests/unit/test_options.py",
     "master_addr": "--master-addr, --rdzv-endpoint",
-    **dict.fromkeys(("task", "notices"), "tests/unit/test_cluster_options.py"),
+    **dict.fromkeys(("task", "job", "notices"), "tests/unit/test_cluster_options.py"),
 }
 
 

@@ -14,6 +14,7 @@ from ddplaunch.cluster_options import PREFIXES
 from ddplaunch.config import LaunchConfig, Meeting
 from ddplaunch.detected import candidate_ports
 from ddplaunch.errors import UsageError
+from ddplaunch.job import Job
 from tests.unit.test_cluster import BATCH, MPICH, open_mpi, step
 
 
@@ -163,6 +164,54 @@ def test_the_nodes_of_an_allocation_are_reached_through_srun(config_of):
     assert (alone.hosts, alone.remote.by_srun) == ((), False)
     elsewhere = config_of(BATCH | {"SLURM_JOB_NODELIST": "gpu2"})
     assert elsewhere.remote.by_srun
+
+
+def job(config: LaunchConfig) -> Job:
+    assert config.job is not None
+    return config.job
+
+
+def test_a_job_of_slurm_is_known_however_it_was_started(config_of):
+    assert config_of({}).job is None
+    assert job(config_of(BATCH)) == job(config_of(step())) == Job("77")
+    assert job(config_of(BATCH, "--standalone")) == Job("77")
+    assert config_of(BATCH, "--cluster", "none").job is None
+    # Its own number may be that of the whole array.
+    array = BATCH | {"SLURM_ARRAY_JOB_ID": "76", "SLURM_ARRAY_TASK_ID": "3"}
+    assert job(config_of(array)).id == "76_3"
+
+
+def test_the_first_node_tells_that_slurm_has_requeued_the_job(config_of):
+    again = {"SLURM_RESTART_COUNT": "2"}
+    assert "SLURM restart 2 of this job (77)" in told(config_of(BATCH | again), 0)
+    assert "SLURM restart 2 of this job (77)" in told(config_of(step(node_id=0) | again), 0)
+    assert told(config_of(step(node_id=1) | again), 0) == ""
+
+
+def test_one_launcher_of_all_asks_for_the_requeue(config_of):
+    option = ("--requeue-on", "USR1, sigterm")
+    names = ("SIGUSR1", "SIGTERM")
+    assert job(config_of(BATCH, *option)) == Job("77", 0, names, asks=True)
+    assert job(config_of(step(node_id=0), *option)) == Job("77", 0, names, asks=True)
+    assert job(config_of(step(node_id=1), *option)) == Job("77", 0, names)
+    meets = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1")
+    assert not job(config_of(step(node_id=1), *option, *meets)).asks
+    assert not job(config_of(open_mpi(1, 4, 1, 4, PMIX_NAMESPACE="a@1"), *option)).asks
+    assert set(names) <= set(config_of(BATCH, *option, "--signals-to-handle", "SIGINT").signals)
+
+
+@pytest.mark.parametrize(
+    ("environ", "argv", "why"),
+    [
+        ({}, ("USR1",), "not a job of SLURM"),
+        (BATCH, ("USR1", "--cluster", "none"), "not a job of SLURM"),
+        (BATCH, ("KILL",), "KILL must be one of USR1, USR2, TERM"),
+        (BATCH, ("10",), "10 must be one of"),
+    ],
+)
+def test_what_cannot_be_requeued_is_refused(config_of, environ: dict[str, str], argv: tuple[str, ...], why: str):
+    with pytest.raises(UsageError, match=f"--requeue-on .*{why}"):
+        config_of(environ, "--requeue-on", *argv)
 
 
 def test_every_mark_of_a_scheduler_is_looked_for():

@@ -6,6 +6,7 @@ import signal
 
 import pytest
 
+from ddplaunch.job import Job
 from ddplaunch.launcher import ending
 from ddplaunch.model import AttemptResult, RunResult, WorkerError, WorkerExit
 
@@ -49,3 +50,30 @@ def test_else_it_has(message: str, signals: tuple[int, ...]):
     assert (result.outcome, result.exit_code) == ("failed", 1)
     assert result.first_failure
     assert result.first_failure.rank == 1
+
+
+def stopped(job: Job, *signals: int) -> RunResult:
+    attempt = AttemptResult(0, "stopped", (), 1.0)
+    nothing = {
+        "failed": None,
+        "left": (),
+        "unasked": (),
+        "duration_s": 1.0,
+        "run_dir": None,
+        "accounts": lambda _result: (),
+    }
+    return ending.result(run_id="run", attempts=[attempt], signals=signals, job=job, **nothing)
+
+
+def test_a_job_is_requeued_after_the_signals_that_ask_for_it():
+    job = Job("7", 0, ("SIGUSR1",), asks=True)
+    told = stopped(job, signal.SIGUSR1, signal.SIGTERM)
+    assert (told.requeues, told.exit_code, told.job) == (True, 128 + signal.SIGUSR1, job)
+    assert not stopped(job, signal.SIGTERM).requeues
+    assert not stopped(Job("7"), signal.SIGUSR1).requeues
+
+
+def test_nodes_that_do_not_ask_end_well_so_that_srun_does_not_end_the_one_that_does():
+    job = Job("7", 0, ("SIGUSR1",))
+    assert stopped(job, signal.SIGUSR1).exit_code == 0
+    assert stopped(job, signal.SIGTERM).exit_code == 143

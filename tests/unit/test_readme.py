@@ -26,7 +26,7 @@ def test_every_option_in_the_readme_is_one_of_ours_or_of_the_example_script():
         f"--{name}" for name in re.findall(r'"--([a-z-]+)"', (ROOT / "scripts/examples/train_digits.py").read_text())
     }
     slurms = {f"--{name}" for name in ("nodes", "ntasks-per-node", "gpus-per-task", "signal", "resv-ports", "map-by")}
-    others = {"--lr", "--resume", "--epochs", "--kill-on-bad-exit", *slurms}
+    others = {"--lr", "--resume", "--epochs", "--kill-on-bad-exit", "--no-kill", "--requeue", *slurms}
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", README)) - others
     assert named - ours - example == set()
 

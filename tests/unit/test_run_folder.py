@@ -162,3 +162,17 @@ def test_a_user_without_a_home_gets_a_private_temporary_folder(monkeypatch: pyte
     base = run_folder.default_base({})
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     assert base.parent == tmp_path
+
+
+def test_a_node_has_a_folder_of_its_own_in_the_run_that_it_takes_part_in(tmp_path: Path) -> None:
+    launchers = run_folder.create(tmp_path, "job")
+    assert [run_folder.share(tmp_path, "job", host) for host in ("a", "b")] == [launchers / "a", launchers / "b"]
+    assert run_folder.create(tmp_path, "job").name == "job.2"
+
+
+def test_a_node_never_writes_over_what_an_earlier_run_has_left_there(tmp_path: Path) -> None:
+    (tmp_path / "job" / "a").mkdir(parents=True)
+    (tmp_path / "job.2").write_text("a file")
+    assert run_folder.share(tmp_path, "job", "a") == tmp_path / "job.3" / "a"
+    nowhere = tmp_path / "job.2" / "below"
+    assert run_folder.share(nowhere, "job", "a") == nowhere / "job" / "a"
