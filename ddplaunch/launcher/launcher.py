@@ -67,7 +67,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     suspends = ("SIGTSTP",) if config.hosts and not config.dry_run else ()
     with signals.posted((*config.signals, *signals.PASSED_ON, *suspends), mailbox.post):
         run = _Run(config, mailbox, stdout_fd)
-        with run_marks.badge(run.mark):
+        with run_marks.badge(run.mark), run_folder.released(run.folder):
             return run.run()
 
 
@@ -79,24 +79,24 @@ class _Run:
         self._run_id = config.run_id or run_folder.new_run_id()
         # What a sweep looks for must be this run's alone, whatever the user called it.
         self.mark = mark = f"{self._run_id}.{os.urandom(3).hex()}" if config.run_id else self._run_id
-        self._folder, complaint = preparation.make_folder(config, self._run_id)
+        self.folder, complaint = preparation.make_folder(config, self._run_id)
         try:
-            self._console = Console(preparation.style(config, self._folder), stdout_fd)
+            self._console = Console(preparation.style(config, self.folder), stdout_fd)
         except RuntimeError as error:  # "can't start new thread"
             raise LaunchError(f"no room to start: {error}", NO_ROOM_HINT) from None
-        self._telling = Telling(config, self._run_id, self._folder, self._console)
+        self._telling = Telling(config, self._run_id, self.folder, self._console)
         if complaint:
             self._telling.say(complaint, -1)
         self._started_s = time.monotonic()
         self._attempts, self._heartbeats = Attempts(), Heartbeats(preparation.LOST_AFTER_S)
-        starter = starter_for(config, self._run_id, mark, self._folder, self._console, mailbox.post)
+        starter = starter_for(config, self._run_id, mark, self.folder, self._console, mailbox.post)
         self._injector = injector_for(config, mark, starter, self._heartbeats)
         meeting = preparation.meeting(config, mark) if config.is_led else None
         # Started once per node, this launcher has but the one that it is on.
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
         self._gathering = Gathering(self._nodes, self._telling, self._injector)
-        self._collected = Collected(preparation.logs_folder(config, self._folder), self._nodes, self._telling)
+        self._collected = Collected(preparation.logs_folder(config, self.folder), self._nodes, self._telling)
         self._stopping = Stopping(config, self._nodes, self._injector, self._collected, self._telling)
         parts = (self._nodes, self._attempts, self._heartbeats, self._stopping)
         self._losses = Losses(*parts, self._all_ended, self._telling.say)
@@ -213,7 +213,7 @@ class _Run:
             left=self._nodes.left,
             unasked=tuple(node.host for node in lost if node.left is None),
             duration_s=time.monotonic() - self._started_s,
-            run_dir=str(self._folder) if self._folder else None,
+            run_dir=str(self.folder) if self.folder else None,
             accounts=self._injector.accounts,
             job=self._config.job,
         )

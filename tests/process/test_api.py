@@ -14,8 +14,8 @@ import pytest
 from tests.support.runs import environment
 
 
-def python(code: str, tmp_path: Path) -> dict[str, Any]:
-    """Run ``code``, which prints one JSON object last on stdout."""
+def python(code: str, tmp_path: Path) -> Any:
+    """Run ``code``, which prints JSON last on stdout."""
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(code)],
         env=environment(),
@@ -108,3 +108,23 @@ def test_importing_the_package_is_cheap(tmp_path: Path):
         tmp_path,
     )
     assert result == []
+
+
+def test_a_launch_leaves_no_thread_and_no_descriptor(script: Path, tmp_path: Path):
+    result = python(
+        """
+        import gc, json, os, threading, time
+        from ddplaunch import LaunchConfig, launch
+        counts = []
+        for _ in range(3):
+            launch(LaunchConfig(script="train.py", nproc_per_node=1))
+            gc.collect()
+            deadline = time.monotonic() + 10
+            while threading.active_count() > 1 and time.monotonic() < deadline: time.sleep(0.01)
+            counts.append([threading.active_count(), len(os.listdir("/proc/self/fd"))])
+        print(json.dumps(counts))
+        """,
+        tmp_path,
+    )
+    assert result == [result[0]] * 3
+    assert result[0][0] == 1

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 import pytest
@@ -176,3 +178,48 @@ def test_a_node_never_writes_over_what_an_earlier_run_has_left_there(tmp_path: P
     assert run_folder.share(tmp_path, "job", "a") == tmp_path / "job.3" / "a"
     nowhere = tmp_path / "job.2" / "below"
     assert run_folder.share(nowhere, "job", "a") == nowhere / "job" / "a"
+
+
+def test_launchers_of_one_run_count_as_one(tmp_path: Path) -> None:
+    of_one = [old_run(tmp_path, f"job.{number}" if number else "job", age_s=50) for number in (0, *range(2, 32))]
+    later = [old_run(tmp_path, f"run{number:02d}", age_s=40 - number) for number in range(19)]
+    run_folder.prune(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*of_one, *later)}
+    one_more = old_run(tmp_path, "job.99", age_s=-1000)  # Of the same name, but much later.
+    run_folder.prune(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*later, one_more)}
+
+
+def test_hundreds_of_one_name_find_a_folder(tmp_path: Path) -> None:
+    names = {run_folder.create(tmp_path, "job").name for _ in range(200)}
+    assert len(names) == 200
+
+
+@pytest.mark.parametrize("is_over", [True, False])
+@pytest.mark.parametrize("reason", ["no locks", "another machine"])
+def test_a_run_whose_lock_tells_nothing_goes_on_until_its_report_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reason: str, is_over: bool
+) -> None:
+    def no_locks(*_: object) -> None:
+        raise OSError(errno.ENOSYS, "Function not implemented")
+
+    if reason == "no locks":
+        monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
+    with run_folder.released(run_folder.create(tmp_path, "first")):
+        pass
+    if reason != "no locks":
+        (tmp_path / "first" / run_folder._LOCK).write_text("another\n")
+    if is_over:
+        (tmp_path / "first" / "report.json").touch()
+    now_s = time.time()
+    for number in range(20):
+        os.utime(old_run(tmp_path, f"later{number}", 0) / run_folder._LOCK, (now_s + 1, now_s + 1))
+    run_folder.prune(tmp_path)
+    assert (tmp_path / "first").exists() is not is_over
+
+
+def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
+    before = os.listdir("/proc/self/fd")
+    with run_folder.released(run_folder.create(tmp_path, "run")):
+        assert len(os.listdir("/proc/self/fd")) == len(before) + 1
+    assert os.listdir("/proc/self/fd") == before
