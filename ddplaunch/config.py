@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
-
-from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from ddplaunch.hosts import Host  # noqa: TC004
@@ -123,7 +120,8 @@ class LaunchConfig:
 
     Attributes:
         script: path of the script, name of the module, or program, as ``entry`` says.
-        nproc_per_node: workers per node, a word of torchrun's (``auto``, ...), or None: one per GPU, else one.
+        nproc_per_node: workers per node, a word of torchrun's (``auto``, ``cpu``, ``gpu``, ``xpu``), or None for one
+            worker per GPU and one without GPUs.
         gpus: device ids of this node that workers may use; None for all that CUDA_VISIBLE_DEVICES allows.
         gpus_per_proc: devices each worker sees; 0 leaves every worker the node's devices, as torchrun does.
         python: interpreter that runs the script; None for the launcher's own.
@@ -134,6 +132,8 @@ class LaunchConfig:
         show_ranks: global ranks whose output reaches the console; None for all.
         show_local_ranks: the same by local rank; where both are given a worker must be in both.
         line_prefix: template of a console line's prefix: torchrun's macros and ``${host}``; None: ``[host:rank] ``.
+        join_timeout_s: how long the nodes that this launcher starts may take to meet; a Meeting has its own.
+        lost_after_s: how long one of them may be silent; likewise.
         hosts: machines that one launcher starts all nodes on, the first ``max_nodes`` of them; the rest are spares.
         chdir: working directory of the workers on every node; None for the launcher's.
         interface: network interface by which the nodes reach each other; None to find out.
@@ -182,6 +182,8 @@ class LaunchConfig:
     duplicate_stderr_filters: tuple[str, ...] = ()
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
+    join_timeout_s: float = 600.0
+    lost_after_s: float = 5.0
     hosts: tuple[Host, ...] = ()
     remote: Remote = field(default_factory=Remote)
     chdir: str | None = None
@@ -195,56 +197,11 @@ class LaunchConfig:
     verbosity: int = 0
 
     def __post_init__(self) -> None:
-        _check_counts(self)
-        _check_combinations(self)
+        from ddplaunch import config_checks
+
+        config_checks.check(self)
 
     @property
     def is_led(self) -> bool:
         """One launcher starts all nodes and tells them where to meet."""
         return self.meeting is None and self.max_nodes > 1
-
-
-def _check_counts(config: LaunchConfig) -> None:
-    nproc = config.nproc_per_node
-    if isinstance(nproc, int) and not 1 <= nproc <= MAX_WORKERS_PER_NODE:
-        raise UsageError(f"--nproc-per-node {nproc}: must be between 1 and {MAX_WORKERS_PER_NODE}")
-    if isinstance(nproc, str) and nproc not in ("auto", "cpu", "gpu", "xpu"):
-        raise UsageError(
-            f"--nproc-per-node {nproc}: must be a number or one of auto, cpu, gpu, xpu",
-            "Without the option there is one worker per GPU, or one where there is no GPU.",
-        )
-    if config.is_led and not config.dry_run and not config.hosts:
-        raise UsageError(
-            f"--nnodes {config.max_nodes}: nothing says where the nodes meet",
-            "Name the hosts with --hosts gpu1,gpu2 or --hostfile FILE, or start ddplaunch on every node, with "
-            "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, or with --master-addr HOST --node-rank N. "
-            "--dry-run pretends the nodes here.",
-        )
-    if config.hosts and len(config.hosts) < config.min_nodes:
-        raise UsageError(f"--nnodes {config.min_nodes}: only {len(config.hosts)} hosts are named")
-    if not 0 <= config.shutdown_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:
-        raise UsageError(f"--shutdown-timeout {config.shutdown_timeout_s:g}: must be 0 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
-    for option, number in (("--max-restarts", config.max_restarts), ("--gpus-per-proc", config.gpus_per_proc)):
-        if number < 0:
-            raise UsageError(f"{option} {number}: must not be negative")
-    if config.master_port is not None and not 0 <= config.master_port <= 65535:
-        raise UsageError(f"--master-port {config.master_port}: must be between 0 and 65535")
-
-
-def _check_combinations(config: LaunchConfig) -> None:
-    if not config.script:
-        raise UsageError(
-            "no script: give a script, or a module with -m, or a program with --no-python",
-            "`ddplaunch --help` shows examples.",
-        )
-    if config.virtual_local_rank and config.gpus_per_proc:
-        raise UsageError("--virtual-local-rank and --gpus-per-proc exclude each other: the first means one device each")
-    if config.run_id is not None and not re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", config.run_id, re.ASCII):
-        raise UsageError(
-            f"--rdzv-id {config.run_id!r}: use letters, digits and . _ : @ + - (at most 128, no dot first)",
-            "It names the log folder.",
-        )
-    if config.injections and not config.dry_run:
-        raise UsageError("--inject harms the job: it needs --dry-run", "A dry run rehearses the job here, on the CPU.")
-    if config.log_dir == NO_LOGS and (config.duplicate_stdout_filters or config.duplicate_stderr_filters):
-        raise UsageError("--duplicate-std*-filters need a log folder, and --log-dir is /dev/null")

@@ -36,18 +36,18 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
     _check_accepted(options)
     _check_rendezvous(options, max_nodes)
     master_addr, master_port = _static_store(options)
+    is_led = bool(hosts or options["dry_run"])
+    conf = rendezvous_conf.read(options["rdzv_conf"] if is_led else "")
     return LaunchConfig(
         script=options["script"],
         script_args=tuple(options["script_args"]),
         entry=_entry(options),
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        meeting=start.at_its_place(_meeting(options, min_nodes, max_nodes))
-        if max_nodes > 1 and not (hosts or options["dry_run"])
-        else None,
+        meeting=start.at_its_place(_meeting(options, min_nodes, max_nodes)) if max_nodes > 1 and not is_led else None,
         task=start.task,
         job=start.job,
-        notices=(*start.notices, *_without_effect(options, max_nodes, is_led=bool(hosts or options["dry_run"]))),
+        notices=(*start.notices, *_without_effect(options, max_nodes, is_led=is_led)),
         nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
         gpus=values.parse_gpus(options["gpus"]),
         gpus_per_proc=values.parse_whole(options["gpus_per_proc"], "--gpus-per-proc"),
@@ -66,6 +66,8 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
         log_dir=options["log_dir"] or None,
         **_shown(options),
         line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        join_timeout_s=conf.join_timeout_s,
+        lost_after_s=conf.lost_after_s,
         hosts=hosts,
         remote=start.reached(host_options.remote(options, environ) if hosts or _gives(options) else Remote()),
         role=options["role"],
@@ -184,11 +186,8 @@ def _without_effect(options: Mapping[str, Any], max_nodes: int, *, is_led: bool)
     """What is likely not meant is said; where there is one node, nobody meets."""
     if max_nodes == 1 or not options["rdzv_conf"].strip():
         return ()
-    if is_led:
-        return (
-            (0, "--rdzv-conf: without effect here: the launcher, which starts all nodes, tells them where to meet"),
-        )
-    ignored = rendezvous_conf.read(options["rdzv_conf"], is_static=options["rdzv_backend"] == "static").ignored
+    is_static = options["rdzv_backend"] == "static"
+    ignored = rendezvous_conf.read(options["rdzv_conf"], is_static=is_static, is_led=is_led).ignored
     return ((0, ignored),) if ignored else ()
 
 

@@ -10,6 +10,10 @@ from ddplaunch.errors import UsageError
 NOT_HOSTED_S = 60.0
 """Torchrun's ``read_timeout``: so long may nobody answer at an endpoint of which no node is known to be the host."""
 
+_LED = dict.fromkeys(
+    ("is_host", "read_timeout", "last_call_timeout"), "the launcher starts all nodes and tells them where to meet"
+)
+
 _MAX_S = 30 * 86400.0
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
@@ -44,8 +48,10 @@ class RendezvousConf:
     ignored: str
 
 
-def read(text: str, *, is_static: bool = False) -> RendezvousConf:
-    """The settings in ``KEY=VALUE,...``; ``is_static``: of torchrun's static backend, where node rank 0 is the host.
+def read(text: str, *, is_static: bool = False, is_led: bool = False) -> RendezvousConf:
+    """The settings in ``KEY=VALUE,...``.
+
+    ``is_static``: torchrun's static backend, where node rank 0 is the host; ``is_led``: one launcher starts all nodes.
 
     Raises:
         UsageError: not such a list, or a value that cannot be meant.
@@ -62,7 +68,7 @@ def read(text: str, *, is_static: bool = False) -> RendezvousConf:
         last_call_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
         lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _seconds(conf, "keep_alive_max_attempt", 3.0),
         is_host=_flag(conf, "is_host"),
-        ignored=_ignored(conf, {"is_host": "node rank 0 is the host"} if is_static else {}),
+        ignored=_ignored(conf, _LED if is_led else {"is_host": "node rank 0 is the host"} if is_static else {}),
     )
 
 

@@ -23,12 +23,13 @@ class Heartbeats:
 
     Attributes:
         deadline: when ``beat`` is due; never, as long as no agent is asked.
+        lost_after_s: who has not answered for so long is lost.
     """
 
     def __init__(self, lost_after_s: float) -> None:
         """An agent that has not answered for ``lost_after_s`` is lost; it ends itself when it is not asked as long."""
         self.deadline = float("inf")
-        self._lost_after_s = lost_after_s
+        self.lost_after_s = lost_after_s
         self._heard: dict[int, float] = {}
         self._unanswered: dict[int, int] = {}
         self._suspends_by: float | None = None
@@ -76,8 +77,8 @@ class Heartbeats:
         if was_stopped:
             self._heard.update((node.index, max(now, self._heard[node.index])) for node in asked)
         self.deadline = now + BEAT_S if asked else float("inf")
-        self._ask(asked, self._lost_after_s)
-        return [node for node in asked if not is_behind and now - self._heard[node.index] > self._lost_after_s]
+        self._ask(asked, self.lost_after_s)
+        return [node for node in asked if not is_behind and now - self._heard[node.index] > self.lost_after_s]
 
     def _ask(self, nodes: Iterable[Node], lost_after_s: float) -> None:
         for node in nodes:

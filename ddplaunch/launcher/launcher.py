@@ -88,7 +88,7 @@ class _Run:
         if complaint:
             self._telling.say(complaint, -1)
         self._started_s = time.monotonic()
-        self._attempts, self._heartbeats = Attempts(), Heartbeats(preparation.LOST_AFTER_S)
+        self._attempts, self._heartbeats = Attempts(), Heartbeats(config.lost_after_s)
         starter = starter_for(config, self._run_id, mark, self.folder, self._console, mailbox.post)
         self._injector = injector_for(config, mark, starter, self._heartbeats)
         meeting = preparation.meeting(config, mark) if config.is_led else None

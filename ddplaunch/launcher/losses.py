@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import verdict
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher.preparation import LOST_AFTER_S
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -47,7 +46,7 @@ class Losses:
             if node.sends_logs:  # It has told all that the verdict needs; the end of its channel follows.
                 self._heartbeats.end(node)
                 continue
-            self._lose(node, f"{node.host} has not answered for {LOST_AFTER_S:g} s")
+            self._lose(node, f"{node.host} has not answered for {self._heartbeats.lost_after_s:g} s")
 
     def gone(self, node: Node) -> None:
         """The channel has ended: as it should after the agent's last record, else the node is lost."""

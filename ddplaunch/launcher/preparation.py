@@ -24,9 +24,6 @@ if TYPE_CHECKING:
     from ddplaunch.records import Output
 
 _LOOPBACK = "127.0.0.1"
-_JOIN_TIMEOUT_S = 600.0
-LOST_AFTER_S = 5.0
-"""A node that is not heard of for so long is lost."""
 SLOW_START_S = 25.0
 """And so much longer before it is heard of at all: its agent may load from a cold shared file system."""
 
@@ -57,9 +54,9 @@ def meeting(config: LaunchConfig, token: str) -> Meeting:
         serves=None,
         local_addr=None if config.dry_run else config.local_addr,
         interface=None if config.dry_run else config.interface,
-        join_timeout_s=_JOIN_TIMEOUT_S,
+        join_timeout_s=config.join_timeout_s,
         last_call_s=0.0,
-        lost_after_s=LOST_AFTER_S,
+        lost_after_s=config.lost_after_s,
     )
 
 

@@ -155,6 +155,7 @@ FROM_ELSEWHERE = {
     "max_nodes": "--nnodes, tests/unit/test_options.py",
     "meeting": "--nnodes and --rdzv-*, tests/unit/test_options.py",
     "master_addr": "--master-addr, --rdzv-endpoint",
+    **dict.fromkeys(("join_timeout_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
     **dict.fromkeys(("task", "job", "notices"), "tests/unit/test_cluster_options.py"),
 }
 

@@ -37,7 +37,7 @@ def test_more_hosts_than_nodes_are_spares():
 
 
 def test_fewer_hosts_than_nodes_are_an_error():
-    with pytest.raises(UsageError, match="--nnodes 4: only 3 hosts are named"):
+    with pytest.raises(UsageError, match="--nnodes 4: 3 hosts are named"):
         config("--hosts", "gpu[1-3]", "--nnodes", "4")
 
 
@@ -112,3 +112,12 @@ def test_what_workers_are_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
 def test_an_env_file_that_cannot_be_read_is_named(tmp_path: Path):
     with pytest.raises(UsageError, match=r"--env-file .*: No such file"):
         config("--hosts", "a", "--env-file", str(tmp_path / "missing"))
+
+
+def test_how_long_a_node_may_be_silent_can_be_said_for_hosts_too():
+    conf = "keep_alive_interval=10,keep_alive_max_attempt=3,timeout=90,is_host=1"
+    found = config("--hosts", "a,b", "--rdzv-conf", conf)
+    assert (found.lost_after_s, found.join_timeout_s) == (30.0, 90.0)
+    assert any("is_host (the launcher starts all nodes" in text for _, text in found.notices)
+    with pytest.raises(UsageError, match="silent for 1 s cannot be counted as lost"):
+        config("--hosts", "a,b", "--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=1")

@@ -91,7 +91,7 @@ def test_a_key_that_nobody_knows_is_named_and_passed_over_as_by_torchrun():
 def test_settings_that_only_nodes_without_a_launcher_need_are_named_as_such():
     assert config("--rdzv-conf", "join_timeout=5").notices == ()
     for argv in (("--hosts", "a,b"), ("--dry-run", "--nnodes", "2")):
-        assert "tells them where to meet" in config(*argv, "--rdzv-conf", "join_timeout=5").notices[0][1]
+        assert "tells them where to meet" in config(*argv, "--rdzv-conf", "is_host=1").notices[0][1]
     static = ("--nnodes", "2", "--master-addr", "a", "--rdzv-conf", "is_host=true")
     assert "is_host (node rank 0 is the host)" in config(*static).notices[0][1]
 
