@@ -86,7 +86,8 @@ def style(config: LaunchConfig, folder: Path | None) -> Style:
 
     def log_hint(header: Output) -> str:
         node = f"/{header.host}" if nodes > 1 else ""
-        logs = f"{folder}{node}/attempt_*/{header.local_rank}/{header.stream}.log"
+        where = f"{header.host}:<run folder>" if config.hosts and not config.dry_run else f"{folder}{node}"
+        logs = f"{where}/attempt_*/{header.local_rank}/{header.stream}.log"
         return logs if folder else "no log (none is kept)"
 
     return Style(

@@ -37,6 +37,10 @@ class Telling:
         self._console = console
         self.progress = Progress(console, is_quiet=config.verbosity < 0)
 
+    @property
+    def _is_remote(self) -> bool:
+        return bool(self._config.hosts and not self._config.dry_run)
+
     def say(self, text: str, level: int) -> None:
         """``level``: -1 always, 0 unless quiet, 1 only if verbose."""
         if level <= self._config.verbosity:
@@ -50,7 +54,7 @@ class Telling:
             from ddplaunch.launcher.plan import banner
 
             self.say(banner(self._config), 0)
-        if not self._config.hosts or self._config.dry_run:
+        if not self._is_remote:
             if self._config.collect_logs:
                 self.say("--collect-logs: the logs of all that this launcher starts are here anyway", 1)
             return
@@ -70,7 +74,9 @@ class Telling:
             self._console.no_prefix()
         workers = "1 worker" if count == 1 else f"{count} workers"
         on = next(iter(local_world_sizes)) if nodes == 1 else f"{nodes} nodes"
-        where = f"logs in {self._folder}" if self._folder else "no logs are kept"
+        are_here = self._config.collect_logs or not self._is_remote
+        kept = "logs" if are_here else "logs are on each node, the report"
+        where = f"{kept} in {self._folder}" if self._folder else "no logs are kept"
         self.say(f"{workers} on {on}, {where}", 0)
 
     def attempt_ended(self, result: AttemptResult, restarts: int, *, goes_on: bool) -> None:
@@ -103,10 +109,9 @@ class Telling:
 
         ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
         """
-        is_remote = bool(self._config.hosts and not self._config.dry_run)
-        if self._folder and is_remote:
+        if self._folder and self._is_remote:
             report.write_failures(result, self._folder)
-        text = report.page(result, is_remote=is_remote) if result.outcome == "failed" and not is_explained else ""
+        text = report.page(result, is_remote=self._is_remote) if result.outcome == "failed" and not is_explained else ""
         if self._folder:
             report.write(result, self._folder, text)
         report.reply(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))

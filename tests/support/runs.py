@@ -35,7 +35,7 @@ class Finished:
     @cached_property
     def run_dir(self) -> Path:
         """The run's folder, as the launcher said it."""
-        match = re.search(r"logs in (\S+)", self.err)
+        match = re.search(r"(?:logs|the report) in (\S+)", self.err)
         assert match, f"no log folder in:\n{self.err}"
         return Path(match[1])
 
