@@ -7,8 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, Handle
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentConnected, AgentLost, Handle
 from ddplaunch.records import AgentFailed
 
 if TYPE_CHECKING:

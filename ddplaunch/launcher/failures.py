@@ -29,6 +29,11 @@ Cause = Literal[
     "agent",
 ]
 
+NO_ROOM_HINT = (
+    "Look at the limits of processes and files (`ulimit -u -n`, the container's pids limit) and at the memory."
+)
+"""What may be done where this machine can start no more."""
+
 
 @dataclass(frozen=True)
 class HostFailure:

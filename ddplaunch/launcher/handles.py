@@ -87,6 +87,11 @@ def deliver(
 
 
 @dataclass(frozen=True)
+class AgentLost:
+    """The channel from the agent ended; after AgentEnded that is how it should be."""
+
+
+@dataclass(frozen=True)
 class FromNode:
     """An event of a node's handle."""
 

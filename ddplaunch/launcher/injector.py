@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import injection as injections
 from ddplaunch.harm import Inflict, Inflicted
-from ddplaunch.launcher.handles import Node
+from ddplaunch.launcher.handles import AgentLost, Node
 from ddplaunch.launcher.injection_account import Case, account
 from ddplaunch.launcher.line_watch import LineSeen
-from ddplaunch.launcher.local import AgentLost
 from ddplaunch.records import AttemptEnded, AttemptStarted
 
 if TYPE_CHECKING:

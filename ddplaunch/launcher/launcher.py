@@ -18,11 +18,10 @@ from ddplaunch.launcher import ending, preparation, report, requeue, signals
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.collected import Collected
 from ddplaunch.launcher.console import Console
-from ddplaunch.launcher.failures import HostFailure
+from ddplaunch.launcher.failures import NO_ROOM_HINT, HostFailure
 from ddplaunch.launcher.gathering import Gathering
-from ddplaunch.launcher.handles import AgentConnected, FromNode, FromSweep, LogData, Node
+from ddplaunch.launcher.handles import AgentConnected, AgentLost, FromNode, FromSweep, LogData, Node
 from ddplaunch.launcher.heartbeats import Heartbeats
-from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
 from ddplaunch.launcher.losses import Losses
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.signals import Signalled

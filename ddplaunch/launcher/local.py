@@ -8,13 +8,12 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 import ddplaunch
 from ddplaunch import pipes, protocol
-from ddplaunch.launcher.handles import complain, deliver
+from ddplaunch.launcher.handles import AgentLost, complain, deliver
 from ddplaunch.records import FROM_AGENT
 
 if TYPE_CHECKING:
@@ -28,15 +27,6 @@ _START = "import sys; sys.path[0] = sys.argv[1]; from ddplaunch.agent.main impor
 
 COMMAND = (sys.executable, "-c", _START, _PACKAGE_ROOT)
 """Starts an agent here."""
-
-NO_ROOM_HINT = (
-    "Look at the limits of processes and files (`ulimit -u -n`, the container's pids limit) and at the memory."
-)
-
-
-@dataclass(frozen=True)
-class AgentLost:
-    """The channel from the agent ended; after AgentEnded that is how it should be."""
 
 
 class LocalHandle:

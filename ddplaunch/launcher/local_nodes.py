@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, marked
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.failures import NO_ROOM_HINT
 from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
 from ddplaunch.launcher.line_watch import watched
-from ddplaunch.launcher.local import NO_ROOM_HINT, LocalHandle
+from ddplaunch.launcher.local import LocalHandle
 from ddplaunch.launcher.preparation import agent_spec, of_host, shared_terminals
 from ddplaunch.records import SweepRun
 
@@ -46,7 +47,7 @@ class LocalNodes:
         self._folder = folder
         self._console = console
         self._post = post
-        self._fds: dict[str, int] = {}
+        self._fds: dict[int, dict[str, int]] = {}
 
     def start(self, index: int) -> LocalHandle:
         """Start an agent.
@@ -57,7 +58,7 @@ class LocalNodes:
         chdir = self._config.chdir
         if chdir and not os.path.isdir(chdir):
             raise LaunchError(f"--chdir {chdir}: no such folder on {self.hosts[index]}", "", errors.NODE_NOT_READY)
-        self._fds = self._inherited() if index == 0 else {}
+        fds = self._fds[index] = self._inherited() if index == 0 else {}
         env = {
             **os.environ,
             **dict(self._config.remote.environ),
@@ -66,18 +67,18 @@ class LocalNodes:
         post = lambda event: self._post(FromNode(index, event))  # noqa: E731
         output = watched(self._config.injections, self._console.output, post)
         try:
-            return LocalHandle(env, tuple(self._fds.values()), post, output, chdir)
+            return LocalHandle(env, tuple(fds.values()), post, output, chdir)
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
         finally:
-            for fd in self._fds.values():
+            for fd in fds.values():
                 os.close(fd)
 
     def spec(self, index: int) -> AgentSpec:
-        """What agent ``index``, the last that was started, must know."""
+        """What agent ``index``, which was started, must know."""
         folder = self._folder / self.hosts[index] if self._folder and len(self.hosts) > 1 else self._folder
         log_dir = str(folder) if folder else None
-        spec = agent_spec(self._config, self._run_id, self.hosts[index], log_dir, self._fds)
+        spec = agent_spec(self._config, self._run_id, self.hosts[index], log_dir, self._fds[index])
         return of_host(spec, self._config.hosts[index]) if self._config.hosts else spec
 
     def sweep(self, index: int) -> LocalHandle | None:

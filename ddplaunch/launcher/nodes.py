@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, NODE_NOT_READY, LaunchError
 from ddplaunch.launcher.failures import HostFailure, failures_table
-from ddplaunch.launcher.handles import Node, Starter
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentLost, Node, Starter
 from ddplaunch.launcher.meeting_place import MeetingPlace
 from ddplaunch.records import AgentEnded, RendezvousGone
 

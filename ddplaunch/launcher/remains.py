@@ -19,8 +19,9 @@ from ddplaunch.errors import LEFT_RUNNING, NODE_NOT_READY, LaunchError, UsageErr
 from ddplaunch.launcher import asking, preparation
 from ddplaunch.launcher import remains_page as page
 from ddplaunch.launcher.asking import Asked
-from ddplaunch.launcher.failures import failures_table
-from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost, LocalHandle
+from ddplaunch.launcher.failures import NO_ROOM_HINT, failures_table
+from ddplaunch.launcher.handles import AgentLost
+from ddplaunch.launcher.local import LocalHandle
 from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.records import AgentEnded

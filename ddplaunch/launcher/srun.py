@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, complain, deliver
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentConnected, AgentLost, complain, deliver
 from ddplaunch.launcher.ssh_stream import wait_for_facts
 from ddplaunch.records import FROM_AGENT, Notice
 from ddplaunch.slurm import SRUN_DEFAULTS

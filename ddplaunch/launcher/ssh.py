@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import protocol
 from ddplaunch.launcher import remote
-from ddplaunch.launcher.failures import HostFailure, Unreachable
-from ddplaunch.launcher.handles import AgentConnected, complain, deliver
-from ddplaunch.launcher.local import NO_ROOM_HINT, AgentLost
+from ddplaunch.launcher.failures import NO_ROOM_HINT, HostFailure, Unreachable
+from ddplaunch.launcher.handles import AgentConnected, AgentLost, complain, deliver
 from ddplaunch.launcher.ssh_stream import BUFFER_BYTES, AgentStream, send_all, wait_for_facts
 from ddplaunch.launcher.ssh_transport import Limit, drop
 from ddplaunch.records import FROM_AGENT, Notice

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 _SECOND_GRACE_S = 2.0
 AGENT_OVERTIME_S = 20.0
-"""What an agent may need beyond the grace: reaping, sweeping and draining all have deadlines that add up to less."""
+"""What an agent may need beyond the grace; only one with processes in uninterruptible sleep needs more."""
 
 
 class Stopping:

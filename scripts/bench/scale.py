@@ -23,8 +23,7 @@ from ddplaunch import protocol
 from ddplaunch.config import LaunchConfig
 from ddplaunch.hosts import Host
 from ddplaunch.launcher import launcher, remote
-from ddplaunch.launcher.handles import AgentConnected, FromNode
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentConnected, AgentLost, FromNode
 from ddplaunch.launcher.ssh_nodes import SshNodes
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.model import AgentSpec, AttemptResult, WorkerError, WorkerExit

@@ -12,8 +12,7 @@ from typing import Any
 
 from ddplaunch.hosts import Host
 from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentConnected, AgentLost
 from ddplaunch.launcher.remote import RemoteStart
 from ddplaunch.launcher.ssh import SshHandle
 from ddplaunch.launcher.ssh_config import SshSettings

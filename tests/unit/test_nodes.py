@@ -6,7 +6,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.local import AgentLost
+from ddplaunch.launcher.handles import AgentLost
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.remote import NodeFacts
 
