@@ -52,7 +52,7 @@ def test_log_files_of_all_nodes_are_brought(slurm: Slurm):
     done = salloc(slurm, "-N2", *here, "--nproc-per-node", "1", "--max-restarts", "1", *program).finish()
     assert done.returncode == 0, done.err
     assert re.search(rf"logs of 2 ranks \(.*\) from 2 nodes are in {done.run_dir}", done.err)
-    assert [(done.run_dir / node / "attempt_1/0/stdout.log").stat().st_size for node in ("node1", "node2")] == [
+    assert [(done.run_dir / node / "attempt_1/0/stdout.log").stat().st_size for node in ("node01", "node02")] == [
         300_000
     ] * 2
 
