@@ -94,7 +94,7 @@ class Nodes(SshNodes):
     """Connects to nobody."""
 
     def __init__(self, config: LaunchConfig, agents: Agents, post: Callable[[object], None]) -> None:
-        super().__init__(config, "bench", "bench", None, post)  # type: ignore[arg-type]
+        super().__init__(config, "bench", "bench", None, None, post)  # type: ignore[arg-type]
         self.agents = agents
         self.sent_bytes = 0
         self._invited = 0
