@@ -8,6 +8,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.host_ranges import fold
+from ddplaunch.printable import size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +17,6 @@ if TYPE_CHECKING:
 
 MAX_CLOCK_S, _MAX_NAME_S = 1.0, 0.5
 _MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
-_UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 _HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
 
 
@@ -76,16 +76,6 @@ def _limit(limit: int) -> str:
 
 def _gpus(models: Sequence[str]) -> str:
     return ", ".join(f"{count} x {model or 'unknown'}" for model, count in Counter(models).items()) or "none"
-
-
-def size(count: float) -> str:
-    """Two digits at least, in the largest unit that has them."""
-    for bits, unit in _UNITS:
-        if count >= 10 << bits:
-            return f"{count / (1 << bits):.0f} {unit}"
-        if count >= 1 << bits:
-            return f"{count / (1 << bits):.1f} {unit}"
-    return f"{count:.0f} B"
 
 
 def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) -> str:

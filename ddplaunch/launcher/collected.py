@@ -12,11 +12,10 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.host_ranges import fold
-from ddplaunch.launcher.check_page import size
 from ddplaunch.launcher.handles import LogData, Node
 from ddplaunch.launcher.log_writer import LogWriter, Written
 from ddplaunch.logs import MAX_FILES, WINDOW_BYTES, LogsFound, LogsSent, LogsWanted, cost, is_safe
-from ddplaunch.printable import shown
+from ddplaunch.printable import shown, size
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import protocol
+from ddplaunch import printable, protocol
 from ddplaunch.agent import gpu_users
 from ddplaunch.launcher import check_page as page
 from ddplaunch.launcher.check_page import CheckedNode
@@ -115,7 +115,9 @@ def test_who_cannot_reach_whom_is_folded() -> None:
 
 @pytest.mark.parametrize("size", [0, 999, 1 << 10, 5 << 20, 12 << 30])
 def test_sizes_have_a_unit(size: int) -> None:
-    assert page.size(size) == {0: "0 B", 999: "999 B", 1 << 10: "1.0 kB", 5 << 20: "5.0 MB", 12 << 30: "12 GB"}[size]
+    assert (
+        printable.size(size) == {0: "0 B", 999: "999 B", 1 << 10: "1.0 kB", 5 << 20: "5.0 MB", 12 << 30: "12 GB"}[size]
+    )
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])
