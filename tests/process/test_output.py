@@ -423,4 +423,4 @@ def test_closed_standard_streams_do_no_harm(tmp_path: Path, start_method: str) -
     folder = tmp_path / "job" / "attempt_0" / "0"
     assert (folder / "stdout.log").read_bytes() == b"a\ngot ''\n"
     assert (folder / "stderr.log").read_bytes() == b"b\n"
-    assert (tmp_path / "job" / ".ddplaunch-run").read_bytes() == b""
+    assert (tmp_path / "job" / ".ddplaunch-run").read_text() == f"{os.uname().nodename}\n"

@@ -34,6 +34,6 @@ def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, t
     took_s = float((tmp_path / "told.1").read_text()) - float((tmp_path / "failed").read_text())
     assert took_s < 3, f"rank 1 was told {took_s:.1f} s after the failure"
     shown = len(re.findall(r"^\[node2:1\] \d{8} x{190}$", finished.out, re.MULTILINE))
-    lost = re.findall(r"\.\.\. ([\d,]+) lines not shown, see \S+/node2/attempt_\*/0/stdout.log", finished.out)
+    lost = re.findall(r"\.\.\. ([\d,]+) lines not shown, see node2:<run folder>/attempt_\*/0/stdout.log", finished.out)
     assert shown + sum(int(count.replace(",", "")) for count in lost) == LINES
     assert lost
