@@ -13,14 +13,14 @@ __all__ = ["LaunchConfig", "LaunchError", "RunResult", "__version__", "launch"]
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.launcher import launch
+    from ddplaunch.launcher.launching import launch
     from ddplaunch.model import RunResult
 
 _HOME = {
     "LaunchConfig": "ddplaunch.config",
     "LaunchError": "ddplaunch.errors",
     "RunResult": "ddplaunch.model",
-    "launch": "ddplaunch.launcher.launcher",
+    "launch": "ddplaunch.launcher.launching",
 }
 
 

@@ -176,7 +176,7 @@ def _run(argv: Sequence[str] | None) -> int:
 
         if refusal := requeue.look(config.job):
             _tell(f"warning: {refusal}")
-    from ddplaunch.launcher.launcher import launch
+    from ddplaunch.launcher.launching import launch
 
     return launch(config).exit_code
 

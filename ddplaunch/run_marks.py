@@ -44,6 +44,11 @@ def names(mark: str) -> tuple[str, str]:
     return id_of(mark), run_of(mark)
 
 
+def new_mark(run_id: str, is_unique: bool) -> str:
+    """What a sweep looks for is the run's alone, whatever the user called it."""
+    return run_id if is_unique else f"{run_id}.{os.urandom(3).hex()}"
+
+
 @contextlib.contextmanager
 def badge(mark: str) -> Iterator[None]:
     """Show meanwhile, to who looks at this process's descriptors, that it is the launcher of the run."""

@@ -134,7 +134,7 @@ def _run(job: LaunchConfig) -> _Together:
     Raises:
         LaunchError: it has failed, or the user has stopped it.
     """
-    from ddplaunch.launcher.launcher import launch
+    from ddplaunch.launcher.launching import launch
 
     with tempfile.TemporaryFile() as file:
         result = launch(job, file.fileno())

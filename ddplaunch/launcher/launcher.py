@@ -1,18 +1,17 @@
 """The run as the user sees it: one agent per node, one console, one verdict.
 
-``launch`` runs in the user's process: the ``ddplaunch`` command's, or any that imports the package. The calling
-thread owns all state; its only wait is ``mailbox.get``.
+Runs in the user's process: the ``ddplaunch`` command's, or any that calls ``launch``. The calling thread owns all
+state; its only wait is ``mailbox.get``.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch import run_folder, run_marks
+from ddplaunch import run_folder
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import ending, preparation, report, requeue, signals
 from ddplaunch.launcher.attempts import Attempts
@@ -47,48 +46,47 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.agent_process import AgentProcess
     from ddplaunch.model import AttemptResult, RunResult
 
 _PATIENCE_S = 5.0
 """For agents that have told their end, or are lost, to be gone."""
 
 
-def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
-    """Run the job to its end and return the verdict; nothing of it runs any more, but what ``left`` names.
-
-    From the main thread, signals are handled as the command does until it returns; from another they are left alone.
-    What workers write to their stdout goes to ``stdout_fd``.
-
-    Raises:
-        LaunchError: the job could not be started, or an agent was lost.
-    """
+def run(config: LaunchConfig, run_id: str, mark: str, ahead: AgentProcess | None, stdout_fd: int) -> RunResult:
+    """As ``launching.launch``, with what that has given the run and has started."""
     mailbox: Mailbox[object] = Mailbox()
     suspends = ("SIGTSTP",) if config.hosts and not config.dry_run else ()
     with signals.posted((*config.signals, *signals.PASSED_ON, *suspends), mailbox.post):
-        run = _Run(config, mailbox, stdout_fd)
-        with run_marks.badge(run.mark), run_folder.released(run.folder):
-            return run.run()
+        state = _Run(config, run_id, mark, ahead, mailbox, stdout_fd)
+        with run_folder.released(state.folder):
+            return state.run()
 
 
 class _Run:
     """The state of one run."""
 
-    def __init__(self, config: LaunchConfig, mailbox: Mailbox[object], stdout_fd: int) -> None:
-        self._config, self._mailbox = config, mailbox
-        self._run_id = config.run_id or run_folder.new_run_id()
-        # What a sweep looks for must be this run's alone, whatever the user called it.
-        self.mark = mark = f"{self._run_id}.{os.urandom(3).hex()}" if config.run_id else self._run_id
-        self.folder, complaint = preparation.make_folder(config, self._run_id)
+    def __init__(
+        self,
+        config: LaunchConfig,
+        run_id: str,
+        mark: str,
+        ahead: AgentProcess | None,
+        mailbox: Mailbox[object],
+        stdout_fd: int,
+    ) -> None:
+        self._config, self._run_id, self._mailbox = config, run_id, mailbox
+        self.folder, complaint = preparation.make_folder(config, run_id)
         try:
             self._console = Console(preparation.style(config, self.folder), stdout_fd)
         except RuntimeError as error:  # "can't start new thread"
             raise LaunchError(f"no room to start: {error}", NO_ROOM_HINT) from None
-        self._telling = Telling(config, self._run_id, self.folder, self._console)
+        self._telling = Telling(config, run_id, self.folder, self._console)
         if complaint:
             self._telling.say(complaint, -1)
         self._started_s = time.monotonic()
         self._attempts, self._heartbeats = Attempts(), Heartbeats(config.lost_after_s)
-        starter = starter_for(config, self._run_id, mark, self.folder, self._console, mailbox.post)
+        starter = starter_for(config, run_id, mark, self.folder, self._console, mailbox.post, ahead)
         self._injector = injector_for(config, mark, starter, self._heartbeats)
         meeting = preparation.meeting(config, mark) if config.is_led else None
         # Started once per node, this launcher has but the one that it is on.

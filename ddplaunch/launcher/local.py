@@ -6,49 +6,35 @@ import contextlib
 import queue
 import signal
 import subprocess
-import sys
 import threading
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, cast
 
-import ddplaunch
 from ddplaunch import pipes, protocol
 from ddplaunch.launcher.handles import AgentLost, complain, deliver
 from ddplaunch.records import FROM_AGENT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
+    from ddplaunch.launcher.agent_process import AgentProcess
     from ddplaunch.records import Output
-
-_PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
-
-_START = "import sys; sys.path[0] = sys.argv[1]; from ddplaunch.agent.main import main; main()"
-
-COMMAND = (sys.executable, "-c", _START, _PACKAGE_ROOT)
-"""Starts an agent here."""
 
 
 class LocalHandle:
-    """One agent process on this machine, in a session of its own: the terminal's Ctrl-C reaches the launcher alone."""
+    """One agent process on this machine."""
 
     def __init__(
         self,
-        env: Mapping[str, str],
-        fds: tuple[int, ...],
+        agent: AgentProcess,
         post: Callable[[object], None],
         output: Callable[[Output, bytes], None],
-        cwd: str | None = None,
     ) -> None:
-        self._process = subprocess.Popen(
-            COMMAND,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env=dict(env),
-            pass_fds=fds,
-            cwd=cwd,
-            start_new_session=True,
-        )
+        """Listen to ``agent``, which is killed where there is no room for that.
+
+        Raises:
+            RuntimeError: no room for a thread.
+        """
+        self._process = agent.process
         # Not so a pipe at the end of a slow link, where all that is in it delays an answer.
         pipes.widen(cast("BinaryIO", self._process.stdout).fileno())
         self.pid = self._process.pid

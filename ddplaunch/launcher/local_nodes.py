@@ -8,18 +8,20 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, errors, marked
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher import agent_process
 from ddplaunch.launcher.failures import NO_ROOM_HINT
 from ddplaunch.launcher.handles import FromNode, FromSweep, mark_of
 from ddplaunch.launcher.line_watch import watched
 from ddplaunch.launcher.local import LocalHandle
-from ddplaunch.launcher.preparation import agent_spec, of_host, shared_terminals
+from ddplaunch.launcher.preparation import agent_spec, of_host
 from ddplaunch.records import SweepRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.agent_process import AgentProcess
     from ddplaunch.launcher.console import Console
     from ddplaunch.model import AgentSpec
 
@@ -38,8 +40,9 @@ class LocalNodes:
         folder: Path | None,
         console: Console,
         post: Callable[[object], None],
+        ahead: AgentProcess | None = None,
     ) -> None:
-        """``mark`` is what a sweep looks for; it must be this run's alone."""
+        """``mark`` is what a sweep looks for; it must be this run's alone. ``ahead``: the agent of a lone node."""
         self.hosts = hosts
         self._config = config
         self._run_id = run_id
@@ -47,7 +50,8 @@ class LocalNodes:
         self._folder = folder
         self._console = console
         self._post = post
-        self._fds: dict[int, dict[str, int]] = {}
+        self._ahead = ahead
+        self._fds: dict[int, Mapping[str, int]] = {}
 
     def start(self, index: int) -> LocalHandle:
         """Start an agent.
@@ -58,21 +62,15 @@ class LocalNodes:
         chdir = self._config.chdir
         if chdir and not os.path.isdir(chdir):
             raise LaunchError(f"--chdir {chdir}: no such folder on {self.hosts[index]}", "", errors.NODE_NOT_READY)
-        fds = self._fds[index] = self._inherited() if index == 0 else {}
-        env = {
-            **os.environ,
-            **dict(self._config.remote.environ),
-            environ.RUN_ID: mark_of(self._mark, self.hosts, index),
-        }
         post = lambda event: self._post(FromNode(index, event))  # noqa: E731
         output = watched(self._config.injections, self._console.output, post)
         try:
-            return LocalHandle(env, tuple(fds.values()), post, output, chdir)
+            mark = mark_of(self._mark, self.hosts, index)
+            agent = self._ahead or agent_process.start_node(self._config, mark, is_first=index == 0)
+            self._fds[index] = agent.fds
+            return LocalHandle(agent, post, output)
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
-        finally:
-            for fd in fds.values():
-                os.close(fd)
 
     def spec(self, index: int) -> AgentSpec:
         """What agent ``index``, which was started, must know."""
@@ -84,7 +82,8 @@ class LocalNodes:
     def sweep(self, index: int) -> LocalHandle | None:
         """Have a fresh agent end what carries the mark of a lost one."""
         try:
-            sweeper = LocalHandle(os.environ, (), partial(self._from_sweep, index), lambda _header, _data: None)
+            agent = agent_process.start(os.environ)
+            sweeper = LocalHandle(agent, partial(self._from_sweep, index), lambda _header, _data: None)
         except (OSError, RuntimeError):
             return None
         sweeper.send(SweepRun(mark_of(self._mark, self.hosts, index), (os.getpid(), os.getppid())))
@@ -95,13 +94,6 @@ class LocalNodes:
 
     def _from_sweep(self, index: int, event: object) -> None:
         self._post(FromSweep(index, event))
-
-    def _inherited(self) -> dict[str, int]:
-        copies = {name: os.dup(fd) for name, fd in shared_terminals(self._config).items()}
-        try:
-            return {"stdin": os.dup(0), **copies}
-        except OSError:  # It is closed.
-            return copies
 
 
 def signal_node(mark: str, hosts: tuple[str, ...], index: int, signum: int) -> int:

@@ -16,7 +16,7 @@ from ddplaunch import forwarding, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.injection import describe
 from ddplaunch.launcher import plan_environ, preparation, remote, srun
-from ddplaunch.launcher.local import COMMAND
+from ddplaunch.launcher.agent_process import COMMAND
 from ddplaunch.launcher.plan_counts import how_counted, is_here, known_gpus, known_workers
 from ddplaunch.launcher.plan_environ import RUN_ID
 from ddplaunch.launcher.plan_warnings import warnings

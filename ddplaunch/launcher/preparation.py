@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import environ, run_folder
 from ddplaunch.config import NO_LOGS, LaunchConfig, Meeting, Rehearsal
 from ddplaunch.launcher.line_style import Style
-from ddplaunch.model import AgentSpec, Program, StreamName
+from ddplaunch.model import AgentSpec, Program
 from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
@@ -154,17 +154,3 @@ def remote_start(config: LaunchConfig, mark: str) -> RemoteStart:
         setup=config.remote.setup,
         script=config.script if config.entry == "script" else "",
     )
-
-
-def shared_terminals(config: LaunchConfig) -> dict[str, int]:
-    """The standard streams a lone worker gets as they are: a terminal, unless the user asked for what needs a pipe."""
-    return {name: fd for name, fd in (("stdout", 1), ("stderr", 2)) if os.isatty(fd) and not _is_piped(config, name)}
-
-
-def _is_piped(config: LaunchConfig, name: str) -> bool:
-    stream: StreamName = "stdout" if name == "stdout" else "stderr"
-    filters = config.duplicate_stdout_filters if name == "stdout" else config.duplicate_stderr_filters
-    hidden = config.show_ranks is not None or config.show_local_ranks is not None
-    kept = config.tee.covers(0, stream) or config.redirects.covers(0, stream)
-    read = any(injection.after_line for injection in config.injections)
-    return kept or hidden or read or bool(filters or config.line_prefix)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import environ, run_marks
 from ddplaunch.errors import LEFT_RUNNING, NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.launcher import asking, preparation
+from ddplaunch.launcher import agent_process, asking, preparation
 from ddplaunch.launcher import remains_page as page
 from ddplaunch.launcher.asking import Asked
 from ddplaunch.launcher.failures import NO_ROOM_HINT, failures_table
@@ -189,7 +189,7 @@ def _asked(hosts: Sequence[Host], remote: Remote) -> Iterator[_Machines]:
 
 def _start_here(post: Post) -> LocalHandle:
     try:
-        return LocalHandle(os.environ, (), post, _no_output)
+        return LocalHandle(agent_process.start(os.environ), post, _no_output)
     except (OSError, RuntimeError) as error:
         raise LaunchError(f"an agent cannot be started here: {error}", NO_ROOM_HINT) from None
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.agent_process import AgentProcess
     from ddplaunch.launcher.console import Console
     from ddplaunch.launcher.handles import Starter
     from ddplaunch.launcher.heartbeats import Heartbeats
@@ -26,10 +27,11 @@ def starter_for(
     folder: Path | None,
     console: Console,
     post: Callable[[object], None],
+    ahead: AgentProcess | None = None,
 ) -> Starter:
     """Of agents on other machines where hosts are named, else here. ``mark`` must be this run's alone."""
     if config.dry_run or not config.hosts:
-        return LocalNodes(config, preparation.hosts(config), run_id, mark, folder, console, post)
+        return LocalNodes(config, preparation.hosts(config), run_id, mark, folder, console, post, ahead)
     if config.remote.by_srun:
         from ddplaunch.launcher.srun_nodes import SrunNodes
 

@@ -196,7 +196,7 @@ def launcher_cost(count: int) -> LauncherCost:
     play = Play(agents)
 
     def starter_for(config: LaunchConfig, *rest: object) -> Nodes:
-        play.nodes = Nodes(config, agents, rest[-1])  # type: ignore[arg-type]
+        play.nodes = Nodes(config, agents, rest[4])  # type: ignore[arg-type]
         return play.nodes
 
     launcher.starter_for = starter_for  # type: ignore[assignment]
@@ -207,7 +207,7 @@ def launcher_cost(count: int) -> LauncherCost:
         )
         before_mb = peak_mb()
         play._before_s = time.process_time()
-        result = launcher._Run(config, play, 1).run()
+        result = launcher._Run(config, "scale", "scale", None, play, 1).run()
         play.ends("end")
     assert (result.exit_code, len(result.attempts[0].exits)) == (1, WORKERS * count), result.outcome
     assert play.nodes

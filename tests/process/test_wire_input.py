@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 
 from ddplaunch import protocol
 from ddplaunch.config import LaunchConfig
-from ddplaunch.launcher import local, preparation
+from ddplaunch.launcher import agent_process, local, preparation
 from ddplaunch.model import AgentSpec
 from ddplaunch.records import FROM_AGENT, AgentEnded, AgentFailed, Notice, Output, Ping, Pong, StopWorkers
 from ddplaunch.rounds import FROM_MEMBER, RendezvousLost
@@ -69,7 +69,13 @@ def tell_agent(data: bytes) -> tuple[list[Any], subprocess.CompletedProcess[byte
     """Start an agent, tell it this and no more. Returns what it says, and how it ended."""
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        local.COMMAND, input=data, capture_output=True, timeout=60, env=env, preexec_fn=limit_memory, check=False
+        agent_process.COMMAND,
+        input=data,
+        capture_output=True,
+        timeout=60,
+        env=env,
+        preexec_fn=limit_memory,
+        check=False,
     )
     stream = io.BytesIO(done.stdout)
     said = []
@@ -129,8 +135,10 @@ def heard_from(data: bytes, tmp_path: Path) -> list[Any]:
     """What a handle posts whose agent says this."""
     (tmp_path / "said").write_bytes(data)
     posted: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    with mock.patch.object(local, "COMMAND", ("cat", str(tmp_path / "said"))):
-        handle = local.LocalHandle(os.environ, (), posted.put, lambda header, data: posted.put((header, data)))
+    with mock.patch.object(agent_process, "COMMAND", ("cat", str(tmp_path / "said"))):
+        handle = local.LocalHandle(
+            agent_process.start(os.environ), posted.put, lambda header, data: posted.put((header, data))
+        )
     heard = [posted.get(timeout=60)]
     while not isinstance(heard[-1], local.AgentLost):
         heard.append(posted.get(timeout=60))

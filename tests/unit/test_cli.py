@@ -45,7 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 
 def _launch_is(monkeypatch: pytest.MonkeyPatch, launch: Callable[[LaunchConfig], Any]) -> None:
-    monkeypatch.setitem(sys.modules, "ddplaunch.launcher.launcher", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(sys.modules, "ddplaunch.launcher.launching", SimpleNamespace(launch=launch))
 
 
 def run(*argv: str) -> int:

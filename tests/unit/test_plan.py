@@ -14,7 +14,7 @@ from ddplaunch.config import LaunchConfig, Meeting, Remote
 from ddplaunch.errors import UsageError
 from ddplaunch.hosts import Host, parse_hosts
 from ddplaunch.injection import parse
-from ddplaunch.launcher import local, remote
+from ddplaunch.launcher import agent_process, remote
 from ddplaunch.launcher.plan import Plan, banner, plan
 from ddplaunch.launcher.plan_counts import has_driver
 from ddplaunch.launcher.plan_page import as_json, page
@@ -145,7 +145,7 @@ def test_who_comes_first_is_not_known_before():
 
 def test_an_agent_here_is_started_by_the_command_of_the_launcher():
     [node] = plan(config(nproc_per_node=1, chdir="/")).nodes
-    assert (node.command, node.reached, node.directory) == (local.COMMAND, "", "/")
+    assert (node.command, node.reached, node.directory) == (agent_process.COMMAND, "", "/")
 
 
 def test_nothing_says_yet_how_the_nodes_of_a_rehearsal_are_reached():
