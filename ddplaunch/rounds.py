@@ -48,7 +48,6 @@ class NodeEnded:
     Attributes:
         failed: one of them failed by itself, or the node could not run them.
         stopped: somebody stopped this node; the run shall not go on.
-        hopeless: a restart cannot help.
         cause: this node's first failure, if a worker's.
     """
 
@@ -56,7 +55,6 @@ class NodeEnded:
     attempt: int
     failed: bool = False
     stopped: bool = False
-    hopeless: bool = False
     cause: WorkerExit | None = None
 
 
@@ -116,7 +114,8 @@ class RoundOver:
     """All nodes have stopped, and this is the verdict of all.
 
     ``restarts``: another round follows, join it. ``stopped``: somebody stopped a node, and no worker failed by
-    itself. ``reason`` tells what ended the round where no worker's failure, ``cause``, did.
+    itself. ``reason`` tells what ended the round where no worker's failure, ``cause``, did, or why that is not tried
+    again where it might be.
     """
 
     attempt: int

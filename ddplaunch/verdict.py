@@ -26,8 +26,6 @@ KILLED_FOR_MEMORY = {
 }
 """What a SIGKILL is called, by ``WorkerExit.out_of_memory``."""
 
-_HOPELESS = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
-
 
 def failures(exits: Iterable[WorkerExit]) -> list[WorkerExit]:
     """Workers that failed by themselves, the likely cause first: own troubles before lost peers, then by time."""
@@ -60,12 +58,3 @@ def describe(returncode: int) -> str:
         return signal.Signals(-returncode).name
     except ValueError:
         return f"signal {-returncode}"
-
-
-def why_hopeless(first: WorkerExit | None) -> str:
-    """Why a restart cannot help, as a sentence; empty if it may."""
-    # With frames above it, it may be a text that the script evaluates, or a module that is just being written.
-    error = first.error if first else None
-    if error and _HOPELESS.match(error.message) and not error.traceback.startswith("Traceback"):
-        return "not restarted: the script cannot be parsed"
-    return ""

@@ -114,7 +114,7 @@ class Agent:
             self._trouble += f", {verdict.KILLED_FOR_MEMORY[out_of_memory]}"
         if self._unkillable:
             self._trouble = f"pids {', '.join(map(str, self._unkillable))} on {self._spec.host} cannot be ended"
-        note = self._trouble or self._told_by or verdict.why_hopeless(verdict.first_failure(exits))
+        note = self._trouble or self._told_by
         return AttemptResult(round_.attempt, self._outcome(exits), exits, time.monotonic() - started_s, note=note)
 
     def _outcome(self, exits: tuple[WorkerExit, ...]) -> Outcome:

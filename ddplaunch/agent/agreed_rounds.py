@@ -145,11 +145,10 @@ class AgreedRounds:
         if self._member and self._member.has_left:
             return replace(result, outcome="stopped", restarts=True)
         first = verdict.first_failure(result.exits)
-        stopped, hopeless = self._means.must_end(), bool(verdict.why_hopeless(first))
-        failed = result.outcome == "failed"
+        stopped, failed = self._means.must_end(), result.outcome == "failed"
         if self._member:
             index = self._member.index or 0
-            self._member.say(NodeEnded(index, result.attempt, failed, stopped, hopeless, first))
+            self._member.say(NodeEnded(index, result.attempt, failed, stopped, first))
         over = self._await_verdict(result.outcome == "succeeded")
         if over is None:
             if self._spec.is_led and self._lost and not stopped:

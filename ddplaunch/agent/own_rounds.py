@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Protocol
 from ddplaunch import verdict
 from ddplaunch.agent.endpoint import listen
 from ddplaunch.model import Round
+from ddplaunch.prospects import IN_A_ROW, why_hopeless
 
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.model import AgentSpec, AttemptResult
+    from ddplaunch.model import AgentSpec, AttemptResult, WorkerExit
 
 
 class Rounds(Protocol):
@@ -23,7 +24,7 @@ class Rounds(Protocol):
         """The next round, and the socket of its store on the first node; None if there is none any more."""
 
     def over(self, result: AttemptResult) -> AttemptResult:
-        """The result as all nodes see it, with ``restarts`` set."""
+        """The result as all nodes see it, with ``restarts`` set; ``note`` says why not, where one was left."""
 
     @property
     def must_stop(self) -> str:
@@ -68,15 +69,17 @@ class OwnRounds:
         self._local_world_size = local_world_size
         self._must_end = must_end
         self._attempt = -1
+        self._causes: tuple[WorkerExit | None, ...] = ()
 
     def next(self) -> tuple[Round, socket.socket | None]:
         self._attempt += 1
         return open_round(self._spec, self._local_world_size, self._attempt)
 
     def over(self, result: AttemptResult) -> AttemptResult:
-        hopeless = verdict.why_hopeless(verdict.first_failure(result.exits))
-        may = result.outcome == "failed" and result.attempt < self._spec.max_restarts
-        return replace(result, restarts=may and not hopeless and not self._must_end())
+        self._causes = (*self._causes, verdict.first_failure(result.exits))[-IN_A_ROW:]
+        may = result.outcome == "failed" and result.attempt < self._spec.max_restarts and not self._must_end()
+        why_not = why_hopeless(self._causes) if may else ""
+        return replace(result, restarts=may and not why_not, note=result.note or why_not)
 
     @property
     def worker_environ(self) -> dict[str, str]:

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from ddplaunch.host_ranges import fold
-from ddplaunch.model import NodesExpected
+from ddplaunch.model import NodesExpected, WorkerExit
 from ddplaunch.printable import shown
+from ddplaunch.prospects import IN_A_ROW, why_hopeless
 from ddplaunch.rendezvous import seating
 from ddplaunch.rendezvous.round_end import RoundEnd
 from ddplaunch.rounds import (
@@ -67,6 +68,7 @@ class Coordinator:
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
     _end: RoundEnd = field(default_factory=RoundEnd)
+    _causes: tuple[WorkerExit | None, ...] = ()
 
     def receive(self, message: object) -> list[Sent]:
         """Take one message of a node and return what must be sent."""
@@ -207,6 +209,9 @@ class Coordinator:
             has_restarts=self.restarts < self.max_restarts,
             may_change=bool(self.expected) or self.min_nodes < self.max_nodes,
         )
+        self._causes = (*self._causes, None if self._end.has_lost else over.cause)[-IN_A_ROW:]
+        if over.restarts and (why_not := why_hopeless(self._causes)):
+            over = replace(over, restarts=False, reason=why_not)
         told = list(dict.fromkeys([*self.seats, *([] if over.restarts else self._waiting)]))
         if over.restarts:
             self.phase = "gathering"

@@ -38,7 +38,7 @@ class RoundEnd:
             reason = self.reason or f"{self.stopped} was told to stop"
             return RoundOver(attempt, restarts=False, failed=False, stopped=True, reason=reason)
         if failed:
-            again = has_restarts and not self.stopped and not any(end.hopeless for end in self.ends)
+            again = has_restarts and not self.stopped
             return RoundOver(attempt, restarts=again, failed=True, reason=self.reason, cause=self._cause())
         changed = self.has_lost or self.has_joined
         again = changed and (may_change or not self.has_lost)

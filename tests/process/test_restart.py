@@ -90,6 +90,71 @@ def test_a_job_that_succeeds_is_not_started_again() -> None:
     assert (finished.returncode, len(finished.report["attempts"])) == (0, 1)
 
 
+MANY = ("--max-restarts", "10")
+GIVEN_UP = (
+    r"not restarted again: 3 attempts in a row ended by the same exception at the same place, "
+    r"each within \d+\.\d s of its start"
+)
+
+
+def assert_given_up(finished: Finished, attempts: int) -> None:
+    assert finished.returncode == 1, finished.err
+    assert len(finished.report["attempts"]) == attempts
+    notes = [attempt["note"] for attempt in finished.report["attempts"]]
+    assert notes[:-1] == [""] * (attempts - 1)
+    assert re.fullmatch(GIVEN_UP, notes[-1])
+    assert finished.err.count(f"\n{notes[-1]}\n") == 1
+    assert len(re.findall(rf"; restart \d of {MANY[1]}\n", finished.err)) == attempts - 1
+
+
+def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again(start_method: str) -> None:
+    """resilience 3.2 #22."""
+    ends = "raise:other,raise:again,raise:again,raise:again,code:0"
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", *MANY, EXIT_WITH, f"1={ends}")
+    assert_given_up(finished, 4)
+    assert "RuntimeError: again" in finished.err
+
+
+def test_a_job_that_fails_differently_every_time_uses_all_restarts(start_method: str) -> None:
+    """torchrun: agent_api_test 6."""
+    ends = ",".join(f"raise:failure {number}" for number in range(5))
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "4")
+    finished = run(*options, EXIT_WITH, f"1={ends}")
+    assert len(finished.report["attempts"]) == 5
+    assert "not restarted" not in finished.err
+
+
+def test_as_few_as_two_restarts_are_used_whatever_the_failure_is() -> None:
+    finished = run("--start-method", "spawn", "--max-restarts", "2", EXIT_WITH, "0=raise:a,raise:a,raise:a")
+    assert len(finished.report["attempts"]) == 3
+    assert "not restarted" not in finished.err
+
+
+def test_nodes_that_fail_alike_all_give_up_whichever_is_the_first(tmp_path: Path) -> None:
+    """resilience 3.2 #22. Both fail at once, so that now one and now the other stops the job."""
+    script = tmp_path / "wrong.py"
+    script.write_text("settings = {}\nsettings['depth']\n")
+    finished = run("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", *MANY, script)
+    assert_given_up(finished, 3)
+    assert "  | KeyError: 'depth'\n" in finished.err
+
+
+def test_a_node_that_only_lost_its_peer_does_not_hide_the_failure_of_the_other(tmp_path: Path) -> None:
+    """resilience 3.2 #22."""
+    script = tmp_path / "wrong.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "dist.barrier()\n"
+        "if dist.get_rank() == 1:\n"
+        "    {}['depth']\n"
+        "dist.all_reduce(torch.ones(1))\n"
+    )
+    finished = run("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", *MANY, script)
+    assert_given_up(finished, 3)
+    assert finished.report["first_failure"]["rank"] == 1
+
+
 def test_a_stop_between_two_attempts_is_not_lost() -> None:
     codes = ",".join(["code:1"] * 400)
     for _ in range(3):

@@ -118,10 +118,56 @@ def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_al
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
-    coordinator = Coordinator(0, 1, 1, 5)
-    started(coordinator, 0)
-    (over,) = records(ended(coordinator, NodeEnded(0, 0, failed=True, hopeless=True)), RoundOver).values()
-    assert not over.restarts
+    coordinator, cause = Coordinator(0, 2, 2, 5), exit_(1, "SyntaxError: invalid syntax")
+    started(coordinator, 0, 1)
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundOver)
+    assert not any(record.restarts for record in over.values())
+    assert {record.reason for record in over.values()} == {"not restarted: the script cannot be parsed"}
+
+
+def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None) -> RoundOver:
+    """Each time of two nodes one fails by the same error, and the other for want of it; the last verdict."""
+    for node in nodes:
+        started(coordinator, 0, 1)
+        if node == lost:
+            coordinator.receive(NodeGone(1 - node))
+        attempt = coordinator.attempt
+        coordinator.receive(WorkerFailed(node, attempt))
+        lost_peer = replace(exit_(1 - node, "RuntimeError: Connection closed by peer [10.0.0.1]"), time_s=-1.0)
+        ends = (
+            NodeEnded(node, attempt, failed=True, cause=failing(node)),
+            NodeEnded(1 - node, attempt, True, cause=lost_peer),
+        )
+        over = records(ended(coordinator, *ends), RoundOver)[node]
+    return over
+
+
+def failing(rank: int) -> WorkerExit:
+    cause = exit_(rank, "KeyError: 'x'")
+    traceback = "Traceback (most recent call last):\n  File ...\nKeyError: 'x'\n"
+    return replace(cause, error=WorkerError("KeyError: 'x'", traceback, 0.0))
+
+
+def test_the_same_error_ends_the_run_whichever_node_comes_to_it_first():
+    """resilience 3.2 #22."""
+    coordinator = Coordinator(0, 2, 2, 9)
+    assert fail_in_turn(coordinator, 0, 1).restarts
+    over = fail_in_turn(coordinator, 1)
+    assert (over.restarts, over.failed, over.cause) == (False, True, failing(1))
+    assert over.reason.startswith("not restarted again: 3 attempts in a row ended by the same exception")
+
+
+def test_the_last_of_all_restarts_is_not_said_to_be_given_up():
+    over = fail_in_turn(Coordinator(0, 2, 2, 2), 0, 0, 0)
+    assert (over.restarts, over.reason) == (False, "")
+
+
+def test_a_round_that_lost_a_node_is_none_of_those_that_ended_alike():
+    coordinator = Coordinator(0, 1, 2, 9)
+    assert fail_in_turn(coordinator, 0, 0).restarts
+    assert fail_in_turn(coordinator, 0, lost=0).restarts
+    assert fail_in_turn(coordinator, 0, 0).restarts
+    assert not fail_in_turn(coordinator, 0).restarts
 
 
 def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():

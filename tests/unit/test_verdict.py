@@ -103,23 +103,3 @@ def test_an_end_is_told_by_name(returncode: int, words: str) -> None:
 def test_every_signal_has_words() -> None:
     for number in signal.valid_signals():
         assert verdict.describe(-number)
-
-
-def syntax_error(kind: str, traceback: str) -> WorkerExit:
-    return ended(0, 1, 100.0, f"{kind}: invalid syntax (train.py, line 3)", traceback=traceback)
-
-
-IN_THE_SCRIPT = '  File "/x/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
-IN_A_TEXT = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n' + IN_THE_SCRIPT
-
-
-@pytest.mark.parametrize("kind", ["SyntaxError", "IndentationError", "TabError"])
-def test_a_script_that_cannot_be_parsed_is_not_tried_again(kind: str) -> None:
-    assert "cannot be parsed" in verdict.why_hopeless(syntax_error(kind, IN_THE_SCRIPT))
-
-
-def test_whatever_else_fails_may_succeed_next_time() -> None:
-    assert verdict.why_hopeless(None) == ""
-    assert verdict.why_hopeless(ended(0, 1)) == ""
-    assert verdict.why_hopeless(ended(0, 1, 1.0, "ValueError: about a SyntaxError")) == ""
-    assert verdict.why_hopeless(syntax_error("SyntaxError", IN_A_TEXT)) == ""
