@@ -71,6 +71,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "S",
             "Seconds from SIGTERM to SIGKILL; the whole stop takes at most about 10 s more. Default: 30.",
         ),
+        Option(
+            "--hang-timeout",
+            "S",
+            "End the job as hung when no worker has written a line for S seconds. Default: never.",
+            pet=False,
+        ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(
             "--requeue-on",

@@ -125,6 +125,7 @@ class LaunchConfig:
         gpus: device ids of this node that workers may use; None for all that CUDA_VISIBLE_DEVICES allows.
         gpus_per_proc: devices each worker sees; 0 leaves every worker the node's devices, as torchrun does.
         python: interpreter that runs the script; None for the launcher's own.
+        hang_timeout_s: after so long without a line of any worker the job counts as hung; None: it never does.
         signals: names of the signals that stop the job; SIGUSR1/SIGUSR2 are passed on instead unless named here.
         log_dir: base folder of the logs; None for the default folder, ``/dev/null`` for no files.
         collect_logs: at the end bring all log files of other machines to the run's folder.
@@ -171,6 +172,7 @@ class LaunchConfig:
     local_addr: str | None = None
     meeting: Meeting | None = None
     shutdown_timeout_s: float = 30.0
+    hang_timeout_s: float | None = None
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     log_dir: str | None = None
     collect_logs: bool = False

@@ -47,6 +47,8 @@ def _check_counts(config: LaunchConfig) -> None:
         )
     if not 0 <= config.shutdown_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:
         raise UsageError(f"--shutdown-timeout {config.shutdown_timeout_s:g}: must be 0 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
+    if config.hang_timeout_s is not None and not 1 <= config.hang_timeout_s <= MAX_SHUTDOWN_TIMEOUT_S:
+        raise UsageError(f"--hang-timeout {config.hang_timeout_s:g}: must be 1 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
     for option, number in (("--max-restarts", config.max_restarts), ("--gpus-per-proc", config.gpus_per_proc)):
         if number < 0:
             raise UsageError(f"{option} {number}: must not be negative")
@@ -66,6 +68,11 @@ def _check_combinations(config: LaunchConfig) -> None:
         raise UsageError(
             f"--rdzv-id {config.run_id!r}: use letters, digits and . _ : @ + - (at most 128, no dot first)",
             "It names the log folder.",
+        )
+    if config.hang_timeout_s is not None and (config.task or (config.meeting and config.max_nodes > 1)):
+        raise UsageError(
+            "--hang-timeout: one launcher must hear of all nodes, and here each has its own",
+            "Start the nodes from one, with --hosts, --hostfile or srun on the first node alone.",
         )
     if config.injections and not config.dry_run:
         raise UsageError("--inject harms the job: it needs --dry-run", "A dry run rehearses the job here, on the CPU.")

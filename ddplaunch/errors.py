@@ -10,6 +10,7 @@ RENDEZVOUS = 83
 NODE_LOST = 84
 NEEDS_GPU = 85
 LEFT_RUNNING = 86
+HUNG = 87
 
 
 class LaunchError(Exception):

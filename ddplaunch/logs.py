@@ -50,6 +50,9 @@ class LogsSent:
     left_out: int
 
 
+FROM_AGENT = (LogsFound, LogChunk, LogsSent)
+
+
 def cost(chunk: LogChunk) -> int:
     """What a chunk takes of what is wanted; empty files are not for nothing."""
     return chunk.nbytes + 512

@@ -41,6 +41,7 @@ class AgentSpec:
         stdout_fd: the user's terminal for a lone worker; None means the worker's stdout is piped. Likewise stderr_fd.
         meeting: where to meet the other nodes; None if there are none, or if the launcher tells later.
         rehearsal: the node only pretends to have GPUs; None on a real one.
+        hang_timeout_s: the job hangs when no worker has written anything for so long; None: never.
         task: this agent's one worker, where a scheduler started every worker by itself.
         is_led: the launcher tells by a record where to meet, and again whenever that changes.
         python_is_ours: ``program.python`` is the interpreter that runs ddplaunch, so workers may be forked.
@@ -63,6 +64,7 @@ class AgentSpec:
     master_addr: str | None
     master_port: int | None
     shutdown_timeout_s: float
+    hang_timeout_s: float | None
     log_dir: str | None
     redirects: Streams
     tee: Streams
@@ -128,6 +130,7 @@ class WorkerExit:
             the machine meanwhile.
         tail: its last lines, stderr's if it wrote any.
         log_file: of its files the one to look at first; None where none were kept.
+        whereabouts: when the job hung: the line of Python its main thread was in.
     """
 
     rank: int
@@ -142,6 +145,7 @@ class WorkerExit:
     out_of_memory: Certainty = "no"
     tail: tuple[str, ...] = ()
     log_file: str | None = None
+    whereabouts: str = ""
 
 
 @dataclass(frozen=True)
@@ -149,7 +153,8 @@ class AttemptResult:
     """One attempt's end; ``exits`` is ordered by rank, ``restarts`` says that another attempt follows.
 
     ``note`` tells what the exits do not: trouble of ddplaunch's own, or why a failure is not tried again. ``cause`` is
-    the job's first failure where other nodes may have it; None where the exits are all there are.
+    the job's first failure where other nodes may have it; None where the exits are all there are. ``hung``: it was
+    ended because no worker wrote anything for too long.
     """
 
     attempt: int
@@ -159,6 +164,7 @@ class AttemptResult:
     restarts: bool = False
     note: str = ""
     cause: WorkerExit | None = None
+    hung: bool = False
 
 
 @dataclass(frozen=True)

@@ -62,6 +62,7 @@ def _config(start: cluster_options.Start) -> LaunchConfig:
         master_port=master_port,
         local_addr=None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr"),
         shutdown_timeout_s=_shutdown_timeout_s(options, environ),
+        hang_timeout_s=_hang_timeout_s(options),
         signals=(*values.parse_signals(options["signals_to_handle"]), *(start.job.requeue_on if start.job else ())),
         log_dir=options["log_dir"] or None,
         **_shown(options),
@@ -240,3 +241,8 @@ def _shutdown_timeout_s(options: Mapping[str, Any], environ: Mapping[str, str]) 
         return values.parse_seconds(options["shutdown_timeout"], "--shutdown-timeout")
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
     return values.parse_seconds(environ.get(name) or "30", name)
+
+
+def _hang_timeout_s(options: Mapping[str, Any]) -> float | None:
+    text = options["hang_timeout"]
+    return None if text is None else values.parse_seconds(text, "--hang-timeout")

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from ddplaunch import logs
 from ddplaunch.config import Meeting, Rehearsal
+from ddplaunch.hang import EndHung, WorkersAre
 from ddplaunch.harm import Inflict, Inflicted
-from ddplaunch.logs import LogChunk, LogsFound, LogsSent, LogsWanted
 from ddplaunch.model import AgentSpec, AttemptResult, NodesExpected, StreamName
 from ddplaunch.node_check import NodeLook, NodesReached, TimeTold
 from ddplaunch.remains import RunsFound
@@ -239,12 +240,11 @@ FROM_AGENT = (
     Output,
     Pong,
     Notice,
+    WorkersAre,
     AgentSignalled,
     AgentFailed,
     AgentEnded,
-    LogsFound,
-    LogChunk,
-    LogsSent,
+    *logs.FROM_AGENT,
 )
-TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, Inflict, LogsWanted)
+TO_AGENT = (AgentSpec, SweepRun, Ping, Meet, NodesExpected, StopWorkers, PassSignal, EndHung, Inflict, logs.LogsWanted)
 FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import verdict
 from ddplaunch.agent import limits, processes, program
-from ddplaunch.agent.events import Exited, ForkserverGone, LauncherGone, Signalled
+from ddplaunch.agent.events import Exited, ForkserverGone, LauncherGone, Signalled, WorkersHeard
 from ddplaunch.agent.oom import OomCounters, blames
-from ddplaunch.agent.own_rounds import Means, OwnRounds, Rounds
+from ddplaunch.agent.own_rounds import Means, rounds_for
 from ddplaunch.agent.placement import place, worker_spec
 from ddplaunch.agent.spawner import MEMBER, STORE, Spawner, store_request
 from ddplaunch.agent.worker_group import WorkerGroup
+from ddplaunch.hang import EndHung
 from ddplaunch.harm import Inflict
 from ddplaunch.model import AgentSpec, AttemptResult, Outcome, Round, WorkerExit
 from ddplaunch.records import (
@@ -61,12 +62,8 @@ class Agent:
         self._helpers: dict[int, int] = {}
         self._stop: StopWorkers | None = None
         self._unkillable: tuple[int, ...] = ()
-        self._rounds: Rounds = OwnRounds(spec, size, lambda: bool(self._stop or self._unkillable))
-        if spec.meeting or spec.is_led:
-            from ddplaunch.agent.agreed_rounds import AgreedRounds
-
-            means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
-            self._rounds = AgreedRounds(spec, size, means)
+        means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
+        self._rounds = rounds_for(spec, size, means, lambda: bool(self._stop or self._unkillable))
 
     def run(self) -> tuple[int, ...]:
         """Attempt after attempt until one ends the run. Returns the pids that could not be ended.
@@ -99,10 +96,10 @@ class Agent:
     def _attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
         started_s, self._trouble = time.monotonic(), ""
         counters = OomCounters.read()
-        self._group = group = WorkerGroup(self._spec, round_, self._outbox)
+        self._group = group = WorkerGroup(self._spec, round_, self._outbox, self._mailbox.post)
         with listener or contextlib.nullcontext():
             self._start(group, round_, listener)
-        self._wait(lambda: group.all_ended or group.any_failed or self._must_end())
+        group.silence.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_end())
         if group.any_failed or self._trouble or self._told_by or (self._stop and not self._spec.is_led):
             self._rounds.alarm()
         self._end_workers(group)
@@ -115,7 +112,8 @@ class Agent:
         if self._unkillable:
             self._trouble = f"pids {', '.join(map(str, self._unkillable))} on {self._spec.host} cannot be ended"
         note = self._trouble or self._told_by
-        return AttemptResult(round_.attempt, self._outcome(exits), exits, time.monotonic() - started_s, note=note)
+        hung, duration_s = group.silence.is_hung, time.monotonic() - started_s
+        return AttemptResult(round_.attempt, self._outcome(exits), exits, duration_s, note=note, hung=hung)
 
     def _outcome(self, exits: tuple[WorkerExit, ...]) -> Outcome:
         if self._trouble or verdict.first_failure(exits):
@@ -212,6 +210,8 @@ class Agent:
                     self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
             case Ping():
                 self._outbox.send(Pong())
+            case WorkersHeard() | EndHung() if self._group:
+                self._trouble = self._group.silence.hear(event) or self._trouble
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case Inflict() if self._group:

@@ -32,6 +32,13 @@ class Signalled:
 
 
 @dataclass(frozen=True)
+class WorkersHeard:
+    """A worker of ``attempt`` has written something, after a time in which none had."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
 class FromMember:
     """What the member of the rendezvous ``token`` says; one that was left may still speak."""
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import processes
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.worker_group import Worker
+    from ddplaunch.agent.worker import Worker
     from ddplaunch.harm import Inflict
 
 _PERIOD_S = 0.1

@@ -69,7 +69,8 @@ class Stream:
     """One stream of one worker: where its bytes go. Touched by its pump thread only, until ``Pump.join``.
 
     ``header`` is the Output record of this stream with no bytes yet; ``send`` None keeps it off the console.
-    ``copy`` gets the lines that hold one of ``needles``, with ``copy_prefix`` in front.
+    ``copy`` gets the lines that hold one of ``needles``, with ``copy_prefix`` in front. ``written_s`` is when the last
+    bytes came (``time.monotonic()``); ``wake``, which any thread may set, is called at the next ones, once.
     """
 
     header: Output
@@ -79,12 +80,18 @@ class Stream:
     copy: LogFile | None = None
     copy_prefix: bytes = b""
     tail: bytes = b""
+    written_s: float = 0.0
+    wake: Callable[[], None] | None = None
     _lost_lines: int = field(default=0, init=False)
     _shown: LineBuffer = field(default_factory=lambda: LineBuffer(protocol.MAX_CHUNK_BYTES), init=False)
     _copied: LineBuffer = field(default_factory=lambda: LineBuffer(protocol.MAX_CHUNK_BYTES), init=False)
 
     def take(self, data: bytes) -> None:
         """Write what was read: the file first, then whole lines to the console."""
+        self.written_s = time.monotonic()
+        if self.wake:
+            wake, self.wake = self.wake, None
+            wake()
         if self.log:
             self.log.write(data)
         self.tail = (self.tail + data[-_TAIL_BYTES:])[-_TAIL_BYTES:]

@@ -59,6 +59,15 @@ class Means:
     post: Callable[[object], None]
 
 
+def rounds_for(spec: AgentSpec, local_world_size: int, means: Means, must_end: Callable[[], bool]) -> Rounds:
+    """Those of a lone node, which ends where it ``must_end``, or those that it agrees on with others."""
+    if not spec.meeting and not spec.is_led:
+        return OwnRounds(spec, local_world_size, must_end)
+    from ddplaunch.agent.agreed_rounds import AgreedRounds  # Nodes that meet nobody need not wait for it.
+
+    return AgreedRounds(spec, local_world_size, means)
+
+
 class OwnRounds:
     """One node: nobody to agree with."""
 

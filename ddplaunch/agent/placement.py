@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch import environ
+from ddplaunch import environ, stacks
 from ddplaunch.agent import devices, numa
 from ddplaunch.agent.program import StartPlan, arguments
 from ddplaunch.errors import UsageError
@@ -15,7 +15,7 @@ from ddplaunch.records import WorkerSpec
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.agent.worker_group import Worker
+    from ddplaunch.agent.worker import Worker
     from ddplaunch.config import Rehearsal  # noqa: TC004
     from ddplaunch.model import AgentSpec, Round
 
@@ -124,6 +124,8 @@ def worker_spec(
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     env = environ.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
+    if spec.hang_timeout_s is not None and plan.bootstrap:
+        env[stacks.VARIABLE] = str(worker.stacks_file or "/dev/stderr")
     if placement.rehearsal:  # What it says is of this machine's GPUs.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:

@@ -11,6 +11,7 @@ import select
 import signal
 import threading
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import marked
@@ -58,6 +59,15 @@ def signal_process(pid: int, signum: int) -> None:
     """Send to ``pid`` alone, a child not reaped yet."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether process ``pid`` has a handler for ``signum`` (proc(5), SigCgt: signal 1 is the lowest bit)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
 
 
 def sweep(spare: frozenset[int]) -> tuple[int, ...]:

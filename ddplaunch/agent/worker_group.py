@@ -7,13 +7,14 @@ import os
 import signal
 import threading
 import time
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import error_file, inflicted, processes
 from ddplaunch.agent.exits import cut, last_lines, log_to_read
 from ddplaunch.agent.output import LogFile, Pump, Stream, output_pipe
+from ddplaunch.agent.silence import Silence
+from ddplaunch.agent.worker import Worker
 from ddplaunch.harm import Inflict, Inflicted
 from ddplaunch.model import AgentSpec, Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.records import AttemptStarted, Notice, Output
@@ -26,43 +27,10 @@ if TYPE_CHECKING:
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
-@dataclass
-class Worker:
-    """One worker.
-
-    Attributes:
-        pid: 0 until it is started.
-        returncode: None until it is reaped.
-        told: the stop signals it got.
-        feigned: the exit code that a rehearsal wants its end to be told as; ``drag`` slows it down for one.
-    """
-
-    rank: int
-    local_rank: int
-    log_dir: Path | None
-    pumps: list[Pump] = field(default_factory=list)
-    pid: int = 0
-    started_s: float = 0.0
-    ended_s: float = 0.0
-    ended_time_s: float = 0.0
-    returncode: int | None = None
-    told: set[int] = field(default_factory=set)
-    feigned: int | None = None
-    drag: inflicted.Drag | None = None
-
-    @property
-    def runs(self) -> bool:
-        return self.pid != 0 and self.returncode is None
-
-    @property
-    def error_file(self) -> Path | None:
-        return self.log_dir / "error.json" if self.log_dir else None
-
-
 class WorkerGroup:
     """All workers of one attempt. Main thread only; ends when ``finish`` has been called."""
 
-    def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
+    def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox, post: Callable[[object], None]) -> None:
         self._spec = spec
         self._round = round_
         self._outbox = outbox
@@ -72,6 +40,7 @@ class WorkerGroup:
         self._may_complain = threading.Lock()
         self._attempt_dir = Path(spec.log_dir) / f"attempt_{round_.attempt}" if spec.log_dir else None
         self.workers = [self._worker(local_rank) for local_rank in range(round_.local_world_size)]
+        self.silence = Silence(spec.hang_timeout_s, self, outbox.send, post)
 
     def _worker(self, local_rank: int) -> Worker:
         log_dir = self._attempt_dir / str(local_rank) if self._attempt_dir else None
@@ -139,6 +108,21 @@ class WorkerGroup:
         round_, pids = self._round, tuple(worker.pid for worker in self.workers)
         where = (round_.master_addr, round_.master_port, pids, round_.node_rank, round_.first_rank)
         self._outbox.send(AttemptStarted(round_.attempt, round_.world_size, *where))
+
+    @property
+    def attempt(self) -> int:
+        """Whose workers these are."""
+        return self._round.attempt
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """All that is read of the workers."""
+        return tuple(pump.stream for worker in self.workers for pump in worker.pumps)
+
+    def write_stacks(self) -> None:
+        """Have every worker that can write where it is."""
+        for worker in self.workers:
+            worker.write_stacks()
 
     # Ending.
 
@@ -230,6 +214,7 @@ class WorkerGroup:
             out_of_memory=out_of_memory if is_from_outside else "no",
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_file=log_to_read(worker.log_dir, tails),
+            whereabouts=worker.whereabouts(),
         )
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, asked: bool) -> bool:

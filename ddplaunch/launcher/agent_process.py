@@ -107,5 +107,5 @@ def _is_piped(config: LaunchConfig, name: str) -> bool:
     filters = config.duplicate_stdout_filters if name == "stdout" else config.duplicate_stderr_filters
     hidden = config.show_ranks is not None or config.show_local_ranks is not None
     kept = config.tee.covers(0, stream) or config.redirects.covers(0, stream)
-    read = any(injection.after_line for injection in config.injections)
+    read = config.hang_timeout_s is not None or any(injection.after_line for injection in config.injections)
     return kept or hidden or read or bool(filters or config.line_prefix)

@@ -107,4 +107,5 @@ def _together(parts: Sequence[AttemptResult]) -> AttemptResult:
         restarts=any(part.restarts for part in parts),
         note=next((part.note for part in parts if part.note), ""),
         cause=next((part.cause for part in parts if part.cause), None),
+        hung=any(part.hung for part in parts),
     )

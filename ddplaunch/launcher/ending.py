@@ -43,7 +43,9 @@ def result(
         outcome, first = "stopped", None
     names = [signal.Signals(signum).name for signum in signals]
     requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
-    code = failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left))
+    code = (
+        failed.exit_code if failed else _exit_code(outcome, first, signals, bool(left), hung=bool(last and last.hung))
+    )
     ended = RunResult(
         run_id=run_id,
         # A step that is started with --kill-on-bad-exit must not end before the one that asks SLURM has done so.
@@ -62,13 +64,13 @@ def result(
     return replace(ended, injections=accounts(ended))
 
 
-def _exit_code(outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], is_left: bool) -> int:
+def _exit_code(outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], is_left: bool, *, hung: bool) -> int:
     if outcome == "succeeded":
         return errors.LEFT_RUNNING if is_left else 0
     if outcome == "stopped":
         return 128 + signals[0] if signals else errors.NODE_LOST
     if first is None:
-        return errors.LEFT_RUNNING if is_left else errors.NODE_LOST
+        return errors.LEFT_RUNNING if is_left else errors.HUNG if hung else errors.NODE_LOST
     # One that raised and was then told to stop on its way out ended by our signal; its own code was 1.
     by_us = first.error is not None and first.returncode == -signal.SIGTERM
     return 1 if by_us else verdict.exit_code(first.returncode)

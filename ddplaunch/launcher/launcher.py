@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import run_folder
 from ddplaunch.errors import LaunchError
+from ddplaunch.hang import WorkersAre
 from ddplaunch.launcher import ending, preparation, report, requeue, signals
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.collected import Collected
@@ -20,6 +21,7 @@ from ddplaunch.launcher.console import Console
 from ddplaunch.launcher.failures import NO_ROOM_HINT, HostFailure
 from ddplaunch.launcher.gathering import Gathering
 from ddplaunch.launcher.handles import AgentConnected, AgentLost, FromNode, FromSweep, LogData, Node
+from ddplaunch.launcher.hangs import Hangs
 from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.losses import Losses
 from ddplaunch.launcher.nodes import Nodes
@@ -92,6 +94,7 @@ class _Run:
         # Started once per node, this launcher has but the one that it is on.
         nnodes = (1, 1) if config.meeting else (config.min_nodes, config.max_nodes)
         self._nodes = Nodes(starter, *nnodes, meeting, self._attempts, self._telling.say)
+        self._hangs = Hangs(self._nodes)
         self._gathering = Gathering(self._nodes, self._telling, self._injector)
         self._collected = Collected(preparation.logs_folder(config, self.folder), self._nodes, self._telling)
         self._stopping = Stopping(config, self._nodes, self._injector, self._collected, self._telling)
@@ -167,6 +170,8 @@ class _Run:
                 self._all_ended(self._attempts.over(node.index, result, self._nodes.seats))
             case AgentSignalled(signum=signum):
                 self._stopping.signalled(signum, node)
+            case WorkersAre():
+                self._hangs.hear(node, event)
             case Pong():
                 self._heartbeats.heard(node, time.monotonic())
             case LogsFound() | LogData() | LogsSent():

@@ -120,6 +120,7 @@ def agent_spec(config: LaunchConfig, run_id: str, host: str, log_dir: str | None
         master_addr=config.master_addr or config.local_addr,
         master_port=config.master_port,
         shutdown_timeout_s=config.shutdown_timeout_s,
+        hang_timeout_s=config.hang_timeout_s,
         log_dir=log_dir,
         redirects=config.redirects,
         tee=config.tee,

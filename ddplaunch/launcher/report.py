@@ -1,19 +1,15 @@
-"""The page a failed run ends with, and the same as JSON. Pure but for ``write``."""
+"""The page a failed run ends with. Pure."""
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
 import re
 import signal
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch import protocol, verdict
+from ddplaunch import stacks, verdict
 from ddplaunch.host_ranges import fold
-from ddplaunch.printable import printable
+from ddplaunch.printable import printable, shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -25,6 +21,8 @@ _MAX_LINES = 60
 _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
 _MAX_SEARCHED = 20_000
+_MAX_PLACES = 12
+_PLACE_COLUMNS = 200
 
 _HINTS = (
     (
@@ -59,7 +57,7 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
     if attempt and attempt.note:
         parts += ["", attempt.note]
     if attempt:
-        parts += ["", *_others(attempt, first)]
+        parts += [*_whereabouts(attempt), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_places(result, first, is_remote)]
     parts += [f"hint:     {hint}" for hint in _hints(first)]
     parts += [f"left:     {left(result)}", "=" * _WIDTH]
@@ -126,6 +124,20 @@ def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     return lines
 
 
+def _whereabouts(attempt: AttemptResult) -> list[str]:
+    """Of a job that hung: ranks by where they were, the fewest first, since who is elsewhere than most is suspect."""
+    places: dict[str, list[int]] = {}
+    for exit_ in attempt.exits:
+        places.setdefault(exit_.whereabouts or "unknown", []).append(exit_.rank)
+    if not attempt.hung or set(places) <= {"unknown"}:
+        return []
+    found = sorted(places.items(), key=lambda item: (len(item[1]), item[1]))
+    lines = [f"  {ranks(numbers)}: {shown(place, _PLACE_COLUMNS)}" for place, numbers in found[:_MAX_PLACES]]
+    if len(found) > _MAX_PLACES:
+        lines.append(f"  {len(found) - _MAX_PLACES} more places")
+    return ["", f"Where the ranks were, whole stacks in each rank's {stacks.FILE}:", *lines]
+
+
 def _brief(exit_: WorkerExit) -> str:
     lines = exit_.error.message.strip().splitlines() if exit_.error else []
     message = printable(lines[0][:160]) if lines else ""
@@ -189,42 +201,3 @@ def left(result: RunResult) -> str:
     if result.unasked:
         parts.append(f"unknown on {fold(result.unasked)}, which could not be asked; --ps asks again")
     return "; ".join(parts) or "nothing; every process of this run is gone"
-
-
-def write(result: RunResult, folder: Path, text: str) -> None:
-    """Leave report.json and, of a failure, report.txt in the run's folder. A full disk is passed over."""
-    with contextlib.suppress(OSError):
-        _write_whole(folder / "report.json", json.dumps(protocol.to_json(result), indent=2) + "\n")
-        if text:
-            _write_whole(folder / "report.txt", text + "\n")
-
-
-def write_failures(result: RunResult, folder: Path) -> None:
-    """Keep what failed workers of other machines said last: ``failed/rank_N/{error.json,last_lines.log}``."""
-    for exit_ in verdict.failures(result.attempts[-1].exits) if result.attempts else ():
-        with contextlib.suppress(OSError):
-            place = folder / "failed" / f"rank_{exit_.rank}"
-            place.mkdir(parents=True, exist_ok=True, mode=0o700)
-            _write_whole(place / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
-            reply(exit_, str(place / "error.json"))
-
-
-def _write_whole(path: Path, text: str) -> None:
-    """All of it or no file at all: half a report is worse than none."""
-    part = path.with_suffix(".part")
-    try:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
-
-
-def reply(first: WorkerExit | None, path: str) -> None:
-    """Tell the process above, as torchrun does: the first failure's error file with its exit code added to it."""
-    if first is None or not path or first.error is None:
-        return
-    extra = {"py_callstack": first.error.traceback, "timestamp": str(int(first.time_s))}
-    message = {"message": first.error.message, "errorCode": first.returncode, "extraInfo": extra}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}))

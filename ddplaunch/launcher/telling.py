@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher import events, report
+from ddplaunch.launcher import events, report, report_files
 from ddplaunch.launcher.attempts import is_tried_again
 from ddplaunch.launcher.progress import Progress
 from ddplaunch.printable import printable
@@ -110,11 +110,11 @@ class Telling:
         ``is_explained``: what ended the run is no worker's failure, and told elsewhere.
         """
         if self._folder and self._is_remote:
-            report.write_failures(result, self._folder)
+            report_files.write_failures(result, self._folder)
         text = report.page(result, is_remote=self._is_remote) if result.outcome == "failed" and not is_explained else ""
         if self._folder:
-            report.write(result, self._folder, text)
-        report.reply(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+            report_files.write(result, self._folder, text)
+        report_files.reply(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text:
             self._console.say(text)
         elif not is_explained:

@@ -18,7 +18,7 @@ import traceback
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch import kernel
+from ddplaunch import kernel, stacks
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
@@ -42,6 +42,8 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehe
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nobody could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
+    if stacks.VARIABLE in os.environ:
+        _register(os.environ.pop(stacks.VARIABLE))
     prepare = _prepare_script if how == "script" else _prepare_module
     target = prepare(argv)
     kernel.set_command_line(sys.orig_argv, os.environ)
@@ -67,6 +69,13 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehe
         uncaught = error
     # Not in the handler, where the user's hook would find an exception being handled.
     _end_by(uncaught, error_file if pid == os.getpid() else "")
+
+
+def _register(stacks_file: str) -> None:
+    """Have the stacks of all threads written when the agent asks for them."""
+    with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
+        file = sys.stderr if stacks_file == "/dev/stderr" else open(stacks_file, "w")  # noqa: SIM115
+        faulthandler.register(stacks.SIGNUM, file, all_threads=True)
 
 
 def _end_by(error: BaseException, error_file: str) -> NoReturn:

@@ -99,6 +99,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "numa_binding": ("socket", "numa_binding", "socket"),
     "max_restarts": ("3", "max_restarts", 3),
     "shutdown_timeout": ("5", "shutdown_timeout_s", 5.0),
+    "hang_timeout": ("600", "hang_timeout_s", 600.0),
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),

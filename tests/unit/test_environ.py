@@ -29,6 +29,7 @@ SPEC = AgentSpec(
     master_addr=None,
     master_port=None,
     shutdown_timeout_s=30.0,
+    hang_timeout_s=None,
     log_dir=None,
     redirects=Streams(),
     tee=Streams(),

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch import protocol
-from ddplaunch.launcher import events, report
+from ddplaunch.launcher import events, report, report_files
 from ddplaunch.model import AttemptResult, RunResult, WorkerError, WorkerExit
 
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def test_hints_are_found_in_time_whatever_the_message() -> None:
 
 def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
     result = failed(ended(0, 1, error=RAISED, tail=("a\x00\udcff",)), stopped(1), signal=None, left=(7,))
-    report.write(result, tmp_path, "the page \udcff")
+    report_files.write(result, tmp_path, "the page \udcff")
     body = json.loads((tmp_path / "report.json").read_text())
     assert protocol._build(RunResult, body) == result
     assert (tmp_path / "report.txt").read_text() == "the page \\udcff\n"
@@ -266,15 +266,15 @@ def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
 
 def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:
     result = RunResult("r1", 0, "succeeded", 2.0, (AttemptResult(0, "succeeded", (ended(0),), 1.0),))
-    report.write(result, tmp_path, "")
+    report_files.write(result, tmp_path, "")
     assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_path: Path) -> None:
-    report.write(failed(ended(0, 1)), tmp_path / "gone", "page")
+    report_files.write(failed(ended(0, 1)), tmp_path / "gone", "page")
     (tmp_path / "report.part").symlink_to("/dev/full")
-    report.write(failed(ended(0, 1)), tmp_path, "page")
+    report_files.write(failed(ended(0, 1)), tmp_path, "page")
     assert list(tmp_path.iterdir()) == []
 
 
@@ -282,7 +282,7 @@ def test_the_process_above_gets_the_first_failure_in_torchs_schema_with_its_exit
     """torchrun: errors_api_test 8, 9."""
     path = tmp_path / "error.json"
     path.write_text("what an earlier process left, longer than the reply " * 100)
-    report.reply(ended(3, 7, error=RAISED), str(path))
+    report_files.reply(ended(3, 7, error=RAISED), str(path))
     message = json.loads(path.read_text())["message"]
     assert message == {
         "message": "ValueError: no",
@@ -294,10 +294,10 @@ def test_the_process_above_gets_the_first_failure_in_torchs_schema_with_its_exit
 def test_there_is_no_reply_without_an_exception_or_without_a_place_for_it(tmp_path: Path) -> None:
     """torchrun: errors_api_test 7."""
     path = tmp_path / "error.json"
-    report.reply(ended(3, 7), str(path))
-    report.reply(None, str(path))
-    report.reply(ended(3, 7, error=RAISED), "")
-    report.reply(ended(3, 7, error=RAISED), str(tmp_path / "no" / "folder"))
+    report_files.reply(ended(3, 7), str(path))
+    report_files.reply(None, str(path))
+    report_files.reply(ended(3, 7, error=RAISED), "")
+    report_files.reply(ended(3, 7, error=RAISED), str(tmp_path / "no" / "folder"))
     assert list(tmp_path.iterdir()) == []
 
 

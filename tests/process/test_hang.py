@@ -1,0 +1,108 @@
+"""--hang-timeout: a job in which no worker writes any more is ended, and the page tells where every rank was."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import PROGRAMS, run
+
+HANG = PROGRAMS / "hang.py"
+HUNG = 87
+TEXT = "no worker has written anything for 3 s: the job hangs"
+
+
+def hang(*arguments: str | Path, workers: int = 2, timeout: str = "3"):
+    return run("--nproc-per-node", str(workers), "--hang-timeout", timeout, "--shutdown-timeout", "1", *arguments)
+
+
+def where(err: str) -> dict[str, str]:
+    """``whereabouts`` of the page, by ranks."""
+    return dict(re.findall(r"^  (ranks? [\d, -]+): (.*)$", err, re.MULTILINE))
+
+
+def test_where_every_rank_was_is_told_whatever_it_hung_in(start_method: str) -> None:
+    """resilience 3.2 #21."""
+    kinds = ("loop", "gil", "c", "read", "stopped")
+    endings = [f"{rank}={kind}" for rank, kind in enumerate(kinds)]
+    finished = hang("--start-method", start_method, HANG, *endings, workers=len(kinds), timeout="4")
+    assert finished.returncode == HUNG, finished.err
+    found = where(finished.err)
+    for rank, kind in enumerate(kinds):
+        assert re.fullmatch(rf"hang.py:\d+ in {kind}", found[f"rank {rank}"]), finished.err
+        stacks = (finished.run_dir / "attempt_0" / str(rank) / "stacks.txt").read_text()
+        assert f"in {kind}\n" in stacks
+        assert "in main\n" in stacks
+    attempt = finished.report["attempts"][0]
+    assert attempt["hung"]
+    assert [exit_["stopped"] for exit_ in attempt["exits"]] == [True] * len(kinds)
+    assert "left:     nothing; every process of this run is gone" in finished.err
+
+
+def test_ranks_that_wait_for_one_that_is_elsewhere_are_told_together(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch, torch.distributed as dist\n"
+        "dist.init_process_group('gloo')\n"
+        "def load():\n"
+        "    while True: pass\n"
+        "def step():\n"
+        "    dist.all_reduce(torch.ones(1))\n"
+        "load() if dist.get_rank() == 1 else step()\n"
+    )
+    finished = hang(script, workers=4, timeout="5")
+    assert finished.returncode == HUNG, finished.err
+    found = where(finished.err)
+    assert found["rank 1"] == "train.py:4 in load"
+    assert found["ranks 0, 2-3"].startswith("train.py:6 in step (all_reduce, distributed_c10d.py:")
+
+
+def test_a_job_that_hangs_is_restarted(start_method: str) -> None:
+    finished = hang("--start-method", start_method, "--max-restarts", "1", HANG, "1=loop", "first")
+    assert finished.returncode == 0, finished.err
+    assert f"{TEXT}; restart 1 of 1" in finished.err
+    assert finished.out.count("ready") == 4
+
+
+def test_one_worker_that_writes_is_enough_on_whatever_node() -> None:
+    finished = hang("--dry-run", "--nnodes", "2", HANG, "0=talk:5", "3=talk:3")
+    assert finished.returncode == 0, finished.err
+
+
+def test_all_nodes_are_ended_as_hung_though_some_have_done_their_part() -> None:
+    finished = hang("--dry-run", "--nnodes", "2", HANG, "1=loop", workers=1)
+    assert finished.returncode == HUNG, finished.err
+    assert TEXT in finished.err
+    assert where(finished.err)["rank 1"].endswith("in loop")
+
+
+def test_of_a_program_nothing_more_is_told() -> None:
+    finished = hang("--no-python", "sleep", "100")
+    assert finished.returncode == HUNG, finished.err
+    assert TEXT in finished.err
+    assert "Where the ranks were" not in finished.err
+
+
+def test_without_files_the_stacks_are_on_stderr() -> None:
+    finished = hang("--log-dir", "/dev/null", HANG, "*=loop")
+    assert finished.returncode == HUNG, finished.err
+    assert finished.err.count("in loop\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        (("--hang-timeout", "0"), "--hang-timeout 0: must be 1 to "),
+        (("--hang-timeout", "soon"), "--hang-timeout soon: must be a number of seconds"),
+        (
+            ("--hang-timeout", "60", "--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "localhost:29400"),
+            "--hang-timeout: one launcher must hear of all nodes",
+        ),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(options: tuple[str, ...], text: str) -> None:
+    finished = run(*options, HANG)
+    assert finished.returncode == 2
+    assert text in finished.err
