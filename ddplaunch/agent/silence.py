@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.worker_group import WorkerGroup
 
 _NEVER = float("inf")
+_LATE_S = 2.0
 
 
 class Silence:
@@ -68,8 +69,11 @@ class Silence:
         streams = self._group.streams
         for stream in streams:  # First, or a write between this and the next line would go unheard.
             stream.wake = self._wake
-        self._deadline = max(self._begun_s, *(stream.written_s for stream in streams)) + self._limit_s
-        if self._deadline <= time.monotonic():
+        now = time.monotonic()
+        if now - self._deadline > _LATE_S:  # This process was stopped, and so were its workers: a suspended job.
+            self._begun_s = now
+        self._deadline = max([self._begun_s, *(stream.written_s for stream in streams)]) + self._limit_s
+        if self._deadline <= now:
             self._deadline = _NEVER
             self._tell("silent")
 

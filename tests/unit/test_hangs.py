@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.agent import silence
 from ddplaunch.agent.events import WorkersHeard
 from ddplaunch.agent.output import Stream
 from ddplaunch.agent.silence import Silence
@@ -96,6 +97,18 @@ def test_what_is_written_meanwhile_puts_it_off() -> None:
     watched.watch(write, deadlines.append)
     assert deadlines[1] > deadlines[0]
     assert watched.told == ["gone"]
+
+
+def test_a_job_that_was_suspended_as_a_whole_begins_anew(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(10.0)
+    deadlines: list[float] = []
+
+    def suspended(deadline: float) -> None:
+        monkeypatch.setattr(silence.time, "monotonic", lambda: deadline + 1000)
+
+    watched.watch(suspended, deadlines.append)
+    assert watched.told == ["gone"]
+    assert deadlines[0] > 1000
 
 
 def test_the_end_of_a_job_that_hangs_is_said_while_workers_are_there() -> None:
