@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.stopping import Stopping
     from ddplaunch.model import AttemptResult
+
+_KILLED_HINT = "SIGKILL comes from somebody's kill, the kernel's out-of-memory killer or a job scheduler."
 
 
 class Losses:
@@ -59,7 +62,8 @@ class Losses:
         elif returncode is None:
             self._lose(node, f"the connection to {node.host} has ended")
         else:
-            self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}")
+            hint = _KILLED_HINT if returncode == -signal.SIGKILL else ""
+            self._lose(node, f"the agent on {node.host} ended by {verdict.describe(returncode)}", hint)
 
     def left(self, node: Node) -> None:
         """Its work is done and told."""
@@ -67,11 +71,11 @@ class Losses:
         if self._nodes.place and not self._stopping.is_on:
             self._stopping.follow()
 
-    def _lose(self, node: Node, why: str) -> None:
+    def _lose(self, node: Node, why: str, hint: str = "") -> None:
         decided = self._attempts.are_decided
         is_needed = not (self._nodes.place and (self._stopping.follows or decided))
         try:
-            self._nodes.lost(node, why, may_go_on=not (self._stopping.is_on or decided))
+            self._nodes.lost(node, why, hint, may_go_on=not (self._stopping.is_on or decided))
         except LaunchError as error:
             if is_needed and not self._stopping.has_killed:
                 self._stopping.fail_by(error)

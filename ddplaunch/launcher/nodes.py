@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 SWEEP_S = 20.0
 """How long the sweep of a lost node may take."""
 
-_LOST_HINT = "SIGKILL comes from somebody's kill, the kernel's out-of-memory killer or a job scheduler."
-
 
 class Nodes:
     """All nodes of a run.
@@ -167,7 +165,7 @@ class Nodes:
         node.state, node.left = "ended", ()
         self._replace(node)
 
-    def lost(self, node: Node, why: str, *, may_go_on: bool) -> None:
+    def lost(self, node: Node, why: str, hint: str = "", *, may_go_on: bool) -> None:
         """The agent of a node is gone; what it left is swept, and another node may take its place.
 
         Raises:
@@ -183,7 +181,7 @@ class Nodes:
             self.seats.remove(node.index)
             if self.place and self.seats:
                 self.place.left(node.index, self.seats, self._send_to)
-            raise LaunchError(why, _LOST_HINT if "SIGKILL" in why else "", NODE_LOST)
+            raise LaunchError(why, hint, NODE_LOST)
         self._say(f"{why}; the job goes on", -1)
         self._replace(node)
 
