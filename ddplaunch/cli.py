@@ -170,7 +170,10 @@ def _run(argv: Sequence[str] | None) -> int:
     if not isinstance(config, LaunchConfig):  # --help, --version or --plan: it has been shown
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
-        _tell("warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported")
+        _tell(
+            "warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported; "
+            "--hang-timeout ends a job that is silent for too long"
+        )
     if config.job and config.job.requeue_on:
         from ddplaunch.launcher import requeue
 
