@@ -24,6 +24,10 @@ def install(compiles: bool) -> None:
     wrap("torch.utils._foreach_utils._device_has_foreach_support", lambda _original, _device: True)
     wrap("torch.optim.optimizer._get_capturable_supported_devices", _and_cpu)
     wrap("torch.compiler.cudagraph_mark_step_begin", lambda _original: None)
+    # What compiled code of torch >= 2.15 asks in C++, where before it was torch.accelerator.
+    wrap(
+        "torch._C._dynamo.utils.get_current_stream", lambda _original, device: torch.accelerator.current_stream(device)
+    )
     if not compiles:
         wrap("torch.compile", _eager)
 
