@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 import queue
@@ -59,9 +60,8 @@ class Mailbox(Generic[E]):
 
     def _get(self, deadline: float) -> E | None:
         while True:
-            timeout_s = None if deadline == math.inf else max(0.0, deadline - time.monotonic())
             try:
-                event = self._queue.get(timeout=timeout_s)
+                event = take(self._queue, deadline)
             except queue.Empty:
                 return None
             if not isinstance(event, _Wake):
@@ -83,6 +83,24 @@ class Mailbox(Generic[E]):
             return -1
         weakref.finalize(self, os.close, writer).atexit = False
         return writer
+
+
+def take(source: queue.SimpleQueue[E], deadline: float) -> E:
+    """The next item of ``source``, of which this thread is the only taker.
+
+    ``SimpleQueue.get`` waits for ever, until Python 3.12, where its time is over when it has just taken the queue's
+    lock and found nothing: with ``timeout=0`` now and then in 3.10, with some microseconds in all. So the first look,
+    which takes the lock, does not wait.
+
+    Raises:
+        queue.Empty: there is none until ``deadline`` (``time.monotonic()``).
+    """
+    with contextlib.suppress(queue.Empty):
+        return source.get_nowait()
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise queue.Empty
+    return source.get(timeout=None if left_s == math.inf else left_s)
 
 
 def _wake(reader: int, put: Callable[[_Wake], None]) -> None:

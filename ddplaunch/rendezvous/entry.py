@@ -13,6 +13,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from ddplaunch.mailbox import take
 from ddplaunch.rendezvous.store import allow_many_clients
 from ddplaunch.rounds import NotReached
 
@@ -80,7 +81,7 @@ class _Search:
             self._is_over.set()
 
     def _next(self, deadline: float) -> _Found:
-        return self._found.get(timeout=max(0.0, deadline - time.monotonic()))
+        return take(self._found, deadline)
 
     @property
     def _why_not(self) -> str:

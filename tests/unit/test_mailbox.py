@@ -23,6 +23,23 @@ def test_a_deadline_ends_the_wait() -> None:
     assert started + 0.1 <= time.monotonic() < started + 30
 
 
+def test_a_deadline_that_is_over_in_microseconds_ends_the_wait_too() -> None:
+    """``SimpleQueue.get`` alone, until Python 3.12, waits for ever in one of some thousand such calls."""
+    mailbox: Mailbox[str] = Mailbox()
+    ends: list[str | None] = []
+
+    def take_often() -> None:
+        for count in range(20_000):
+            mailbox.post("event")
+            mailbox.get()
+            ends.append(mailbox.get(time.monotonic() + count % 40 * 0.25e-6))
+
+    thread = threading.Thread(target=take_often, daemon=True)
+    thread.start()
+    thread.join(30)
+    assert ends == [None] * 20_000
+
+
 def test_an_event_of_another_thread_ends_the_wait() -> None:
     mailbox: Mailbox[str] = Mailbox()
     threading.Timer(0.05, mailbox.post, ["event"]).start()
