@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import ddplaunch
 from ddplaunch import environ
+from ddplaunch.working_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,7 +67,10 @@ def start_node(config: LaunchConfig, mark: str, is_first: bool) -> AgentProcess:
 
     Raises:
         OSError: as ``start``.
+        LaunchError: the working directory is gone.
     """
+    if not config.chdir:
+        working_folder()  # Without one the agent of Python 3.13.0 cannot even import socket (CPython's gh-130932).
     env = {**os.environ, **dict(config.remote.environ), environ.RUN_ID: mark}
     return start(env, _inherited(config) if is_first else {}, config.chdir)
 
