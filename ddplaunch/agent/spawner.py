@@ -41,7 +41,11 @@ if TYPE_CHECKING:
 
 _PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
 
-_START = "import sys; sys.path[0] = sys.argv[2]; from ddplaunch.worker.forkserver import main; main()()"
+# With PYTHONSAFEPATH (Python 3.11) no folder stands before the user's.
+_START = (
+    "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv[2]]; "
+    "from ddplaunch.worker.forkserver import main; main()()"
+)
 
 _COMMAND_LINE_ROOM = 4096
 """Bytes a worker's own command line may take in ps; a longer one is shown cut."""

@@ -26,7 +26,11 @@ if TYPE_CHECKING:
 
 _PACKAGE_ROOT = str(Path(ddplaunch.__file__).parent.parent)
 
-_START = "import sys; sys.path[0] = sys.argv[1]; from ddplaunch.agent.main import main; main()"
+# With PYTHONSAFEPATH (Python 3.11) no folder stands before the user's.
+_START = (
+    "import sys; sys.path[: not getattr(sys.flags, 'safe_path', False)] = [sys.argv[1]]; "
+    "from ddplaunch.agent.main import main; main()"
+)
 
 COMMAND = (sys.executable, "-c", _START, _PACKAGE_ROOT)
 """Starts an agent here."""

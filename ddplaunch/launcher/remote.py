@@ -47,7 +47,7 @@ _SHELLS_OWN = re.compile(
 _STARTER = r"""
 import json, os, re, sys
 facts = {"pid": os.getpid(), "host": os.uname()[1], "python": ".".join(map(str, sys.version_info[:3]))}
-sys.path[:1] = []
+sys.path[:not getattr(sys.flags, "safe_path", False)] = []
 try:
     os.chdir(start["cwd"])
     facts["has_script"] = not start["script"] or os.path.exists(start["script"])

@@ -159,11 +159,9 @@ def test_it_is_the_same_where_little_is_as_usual(start_method: str) -> None:
 
 def test_the_users_search_path_is_kept_whole(start_method: str, tmp_path: Path) -> None:
     """Also its first entry, where the script's folder is not to be put before it (``python -P``)."""
-    if start_method == "forkserver":
-        pytest.xfail("the line that starts the forkserver (agent/spawner.py, _START) overwrites the first entry")
     path = os.pathsep.join([str(tmp_path), str(ROOT), "relative"])
     seen = compare(start_method, PROBE, env={"PYTHONSAFEPATH": "1", "PYTHONPATH": path})
-    assert seen["sys"]["path"][0] == str(tmp_path)
+    assert seen["sys"]["path"][0] == str(tmp_path if sys.version_info >= (3, 11) else PROGRAMS)
 
 
 @pytest.fixture
