@@ -47,8 +47,15 @@ find_python() {
 }
 
 has_venv() {
+    local made_with
     # A venv that was moved or copied still names its old place in its scripts.
-    grep -qsF "$(pwd -P)/.venv" .venv/bin/activate && .venv/bin/python -c '' 2>/dev/null
+    grep -qsF "$(pwd -P)/.venv" .venv/bin/activate && made_with=$(describe .venv/bin/python) &&
+        [[ -z ${PYTHON:-} || $(describe "$PYTHON") == "$made_with" ]]
+}
+
+# describe PYTHON: which Python that is, a venv's being the one it was made with.
+describe() {
+    "$1" -c 'import sys; print(sys.base_prefix, sys.version)' 2>/dev/null
 }
 
 # Debian ships venv's other half, ensurepip, in a package of its own.
