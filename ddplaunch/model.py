@@ -130,7 +130,7 @@ class WorkerExit:
             the machine meanwhile.
         tail: its last lines, stderr's if it wrote any.
         log_file: of its files the one to look at first; None where none were kept.
-        whereabouts: when the job hung: the line of Python its main thread was in.
+        whereabouts: when the job hung: the line of Python its main thread was in, and whether anything stopped it.
     """
 
     rank: int

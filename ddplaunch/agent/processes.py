@@ -61,6 +61,11 @@ def signal_process(pid: int, signum: int) -> None:
         os.kill(pid, signum)
 
 
+def state(pid: int) -> str:
+    """The letter of proc(5) for what process ``pid`` does; empty if it is gone."""
+    return _after_name(pid)[:1].decode()
+
+
 def catches(pid: int, signum: int) -> bool:
     """Whether process ``pid`` has a handler for ``signum`` (proc(5), SigCgt: signal 1 is the lowest bit)."""
     with contextlib.suppress(OSError, ValueError):
@@ -94,9 +99,13 @@ def _children() -> Iterator[int]:
     """Direct children of this process, dead ones too. The newest first: one that forks and exits is met in time."""
     own = str(os.getpid()).encode()
     for pid in reversed(marked.pids()):
-        # Of "pid (name) state ppid ...", where a name may hold anything.
-        if marked.read(f"/proc/{pid}/stat").rpartition(b")")[2].split()[1:2] == [own]:
+        if _after_name(pid).split()[1:2] == [own]:
             yield pid
+
+
+def _after_name(pid: int) -> bytes:
+    """Of ``pid (name) state ppid ...``, where a name may hold anything."""
+    return marked.read(f"/proc/{pid}/stat").rpartition(b")")[2].lstrip()
 
 
 def _is_reaped(pid: int) -> bool:

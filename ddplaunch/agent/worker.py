@@ -13,6 +13,11 @@ from ddplaunch.agent import inflicted, processes
 from ddplaunch.agent.output import Pump
 
 _MAX_STACKS_BYTES = 1 << 20
+_STATES = {
+    "T": "stopped by a signal",
+    "t": "stopped by a debugger",
+    "D": "in uninterruptible sleep, as in a file system or a device that does not answer",
+}
 
 
 @dataclass
@@ -24,6 +29,7 @@ class Worker:
         returncode: None until it is reaped.
         told: the stop signals it got.
         feigned: the exit code that a rehearsal wants its end to be told as; ``drag`` slows it down for one.
+        stands: what kept it from running when its stacks were asked for.
     """
 
     rank: int
@@ -38,6 +44,7 @@ class Worker:
     told: set[int] = field(default_factory=set)
     feigned: int | None = None
     drag: inflicted.Drag | None = None
+    stands: str = ""
 
     @property
     def runs(self) -> bool:
@@ -53,7 +60,10 @@ class Worker:
         return self.log_dir / stacks.FILE if self.log_dir else None
 
     def whereabouts(self) -> str:
-        """Where it was when it wrote its stacks; empty if it has not, or where nobody can know."""
+        """Where it was when it was asked to write its stacks, as far as that is known."""
+        return ", ".join(filter(None, (self._place(), self.stands)))
+
+    def _place(self) -> str:
         if self.stacks_file is None:
             return ""
         try:
@@ -66,6 +76,9 @@ class Worker:
 
     def write_stacks(self) -> None:
         """Have it do so, if it can; a stopped one is continued."""
-        if self.runs and processes.catches(self.pid, stacks.SIGNUM):
+        if not self.runs:
+            return
+        self.stands = _STATES.get(processes.state(self.pid), "")
+        if processes.catches(self.pid, stacks.SIGNUM):
             processes.signal_process(self.pid, stacks.SIGNUM)
             processes.signal_process(self.pid, signal.SIGCONT)
