@@ -93,19 +93,20 @@ def is_tried_again(result: AttemptResult) -> bool:
 
 
 def _together(parts: Sequence[AttemptResult]) -> AttemptResult:
-    """One result of all nodes'. The nodes agree on what follows; one that was lost on the way says less."""
+    """One result of all nodes'. They agree on what follows; one that has not heard the verdict expects to go on."""
     if len(parts) == 1:
         return parts[0]
     outcomes = {part.outcome for part in parts}
     outcome: Outcome = "failed" if "failed" in outcomes else "stopped" if "stopped" in outcomes else "succeeded"
+    restarts = all(part.restarts for part in parts)
     exits = sorted((exit_ for part in parts for exit_ in part.exits), key=lambda exit_: exit_.rank)
     return replace(
         parts[0],
         outcome=outcome,
         exits=tuple(exits),
         duration_s=max(part.duration_s for part in parts),
-        restarts=any(part.restarts for part in parts),
-        note=next((part.note for part in parts if part.note), ""),
+        restarts=restarts,
+        note=next((part.note for part in parts if part.note and part.restarts == restarts), ""),
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),
     )

@@ -96,3 +96,15 @@ def test_one_node_that_tells_of_the_end_decides():
     assert not attempts.are_decided
     attempts.over(0, result(1, rank=0), [0, 1])
     assert attempts.are_decided
+
+
+def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_heard_it() -> None:
+    """On a slow link the node that serves may be gone by then."""
+    attempts, seats = Attempts(), [0, 1]
+    attempts.started(0, seats)
+    attempts.over(1, result(0, rank=1, outcome="stopped", restarts=True, note="the rendezvous is lost"), seats)
+    attempts.over(0, result(0, rank=0, outcome="failed", cause=exit_(0, 7)), seats)
+    (ended,) = attempts.ended
+    assert (ended.outcome, ended.restarts, ended.note) == ("failed", False, "")
+    assert ended.cause == exit_(0, 7)
+    assert attempts.restarts == 0
