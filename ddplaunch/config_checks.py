@@ -72,7 +72,7 @@ def _check_combinations(config: LaunchConfig) -> None:
     if config.hang_timeout_s is not None and (config.task or (config.meeting and config.max_nodes > 1)):
         raise UsageError(
             "--hang-timeout: one launcher must hear of all nodes, and here each has its own",
-            "Start the nodes from one, with --hosts, --hostfile or srun on the first node alone.",
+            "Name all nodes with --hosts or --hostfile; in a SLURM job, start ddplaunch once, without srun before it.",
         )
     if config.injections and not config.dry_run:
         raise UsageError("--inject harms the job: it needs --dry-run", "A dry run rehearses the job here, on the CPU.")
