@@ -1,32 +1,47 @@
 """ddplaunch: start, supervise and explain PyTorch DDP jobs, in place of torchrun.
 
-``from ddplaunch import LaunchConfig, launch`` is the Python API; names load on first use, so that the import is cheap.
+The names below are the Python API; each is loaded on first use, so importing the package is cheap::
+
+    from ddplaunch import LaunchConfig, WorkerConfig, launch
+
+    result = launch(LaunchConfig(script="train.py", workers=WorkerConfig(nproc_per_node=4), max_restarts=1))
+    print(result.outcome, result.exit_code)
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-__version__ = "0.1.0"
-__all__ = ["LaunchConfig", "LaunchError", "RunResult", "__version__", "launch"]
+from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
-    from ddplaunch.config import LaunchConfig
+    from ddplaunch.config import LaunchConfig, OutputConfig, TimeoutConfig, WorkerConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.launching import launch
-    from ddplaunch.model import RunResult
+    from ddplaunch.launcher.launch import launch
+    from ddplaunch.protocol.results import RunResult
 
-_HOME = {
-    "LaunchConfig": "ddplaunch.config",
+__all__ = [
+    "LaunchConfig",
+    "LaunchError",
+    "OutputConfig",
+    "RunResult",
+    "TimeoutConfig",
+    "WorkerConfig",
+    "__version__",
+    "launch",
+]
+
+_MODULE_OF = {
+    **dict.fromkeys(("LaunchConfig", "OutputConfig", "TimeoutConfig", "WorkerConfig"), "ddplaunch.config"),
     "LaunchError": "ddplaunch.errors",
-    "RunResult": "ddplaunch.model",
-    "launch": "ddplaunch.launcher.launching",
+    "RunResult": "ddplaunch.protocol.results",
+    "launch": "ddplaunch.launcher.launch",
 }
 
 
 def __getattr__(name: str) -> object:
-    if name not in _HOME:
+    if name not in _MODULE_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     import importlib
 
-    return getattr(importlib.import_module(_HOME[name]), name)
+    return getattr(importlib.import_module(_MODULE_OF[name]), name)

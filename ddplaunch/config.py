@@ -1,179 +1,129 @@
-"""What the user asked for, as one frozen value: options -> LaunchConfig. Pure: reads no file, starts nothing."""
+"""Everything a user can set, as one frozen and validated value: ``LaunchConfig`` and its groups of settings.
+
+Built by the command line or the user's Python program, read by the launcher. Agents receive the groups. A LaunchConfig
+validates itself when it is made. Pure: reads no file, starts nothing.
+"""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
+from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.errors import OptionError, StartNotice, UsageError
+from ddplaunch.fault_spec import FaultSpec
+
 if TYPE_CHECKING:
-    from ddplaunch.hosts import Host  # noqa: TC004
-    from ddplaunch.injection import Injection  # noqa: TC004
-    from ddplaunch.job import Job  # noqa: TC004
-    from ddplaunch.task import Task  # noqa: TC004
+    from collections.abc import Callable, Iterator
+
 
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
+Transport = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
-MAX_WORKERS_PER_NODE = 4096
-"""Beyond this a typing mistake is likelier than a machine: the kernel's default pid limit is 32,768."""
-
 MAX_SHUTDOWN_TIMEOUT_S = 7 * 86400.0
-"""Beyond this a typing mistake is likelier, and not much further the lock calls of CPython overflow."""
+"""A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
+
+_MIN_LOST_AFTER_S = 3.0
+"""Agents are pinged once a second; one or two late answers do not show that a node is lost."""
 
 NO_LOGS = "/dev/null"
 
 
 @dataclass(frozen=True)
 class Streams:
-    """Which of a worker's streams a setting covers, as torchrun's bit mask: 1 stdout, 2 stderr, 3 both.
+    """The streams of a worker that a setting covers, as torchrun's bit mask: 1 stdout, 2 stderr, 3 both.
 
-    ``default`` holds for local ranks that ``by_local_rank`` does not name.
+    ``default`` applies to the local ranks that are not in ``by_local_rank``.
     """
 
     default: int = 0
     by_local_rank: tuple[tuple[int, int], ...] = ()
 
     def covers(self, local_rank: int, stream: Literal["stdout", "stderr"]) -> bool:
-        """Whether the setting holds for this stream of this worker."""
+        """Whether the setting covers ``stream`` of the worker with this local rank."""
         mask = dict(self.by_local_rank).get(local_rank, self.default)
         return bool(mask & (1 if stream == "stdout" else 2))
 
 
 @dataclass(frozen=True)
-class Rehearsal:
-    """How a dry run's workers pretend to be on a GPU node.
+class FakeGpuConfig:
+    """The simulated GPUs of a node in a dry run.
 
     Attributes:
-        gpus: how many the node pretends to have; 0 until its agent has counted what its workers need.
-        compiles: ``torch.compile`` compiles for the CPU; else it leaves functions as they are.
+        gpus: number of simulated GPUs; 0 until the agent has counted the GPUs that its workers need.
+        compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
 
     gpus: int = 0
-    compiles: bool = False
+    compile_on_cpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
-class Meeting:
-    """How the agent of one node of several meets the others.
+class WorkerConfig:
+    """The workers of a node: their number, their devices, and how they are started.
 
     Attributes:
-        token: what the nodes of one run have in common; another run at the same endpoint has another.
-        node_rank: this node's number; None for the order of arrival.
-        hosts: names or addresses of the node that serves, best first; empty for that node to find out its own.
-        other_ports: the node that serves takes the first free one of ``port`` and these, and the others find it.
-        serves: this node serves the store; None to find out by comparing addresses.
-        seats: numbers of all nodes in rank order, where a launcher says so and this node serves; else empty.
-        attempt: the first round's number; more than 0 at a place that the run has moved to, likewise ``restarts``.
-        local_addr: where other nodes reach this one; None for its address on the way to the endpoint.
-        interface: the same, by the network interface's name; ``local_addr`` wins.
-        join_timeout_s: how long to wait for MIN nodes; ``last_call_s`` then for more; ``silence_s`` for any answer.
-        lost_after_s: a node whose heartbeat rests this long is lost.
+        nproc_per_node: workers per node, one of torchrun's words (``auto``, ``cpu``, ``gpu``, ``xpu``), or None: one
+            worker per GPU, and one on a node without GPUs.
+        gpus: ids of the devices that workers may use; None: all that CUDA_VISIBLE_DEVICES allows.
+        gpus_per_proc: devices that each worker sees; 0: every worker sees all devices of the node, as with torchrun.
+        virtual_local_rank: each worker sees one device, and LOCAL_RANK is 0.
+        pass_local_rank: the script gets the argument ``--local-rank=N``.
+        role: ROLE_NAME of the workers.
+        start_method: ``forkserver`` imports torch once per node and forks; ``spawn`` starts an interpreter per worker.
+        preload: modules that the forkserver imports besides torch, in order.
+        numa_binding: binds workers to CPUs near their GPU; None: no binding.
     """
 
-    token: str
-    min_nodes: int
-    max_nodes: int
-    node_rank: int | None
-    hosts: tuple[str, ...]
-    port: int
-    serves: bool | None
-    local_addr: str | None
-    interface: str | None
-    join_timeout_s: float
-    last_call_s: float
-    lost_after_s: float
-    silence_s: float | None = None
-    seats: tuple[int, ...] = ()
-    attempt: int = 0
-    restarts: int = 0
-    other_ports: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class Remote:
-    """How other machines are reached, by ssh or ``by_srun``, and what they are given. None leaves it to ssh's settings.
-
-    Attributes:
-        accept_new: take the keys of unknown hosts, and keep them, as ``ssh -o StrictHostKeyChecking=accept-new``.
-        connect_timeout_s: for one attempt, from the name to being logged in.
-        python: interpreter there; None for the path of the launcher's own.
-        setup: shell text that runs there first, in a login shell.
-        environ: variables that the workers get, as pairs.
-    """
-
-    user: str | None = None
-    port: int | None = None
-    identity: str | None = None
-    config: str | None = None
-    accept_new: bool = False
-    connect_timeout_s: float = 15.0
-    python: str | None = None
-    setup: str = ""
-    environ: tuple[tuple[str, str], ...] = ()
-    by_srun: bool = False
-
-
-@dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
-    """One run, as the user asked for it. Field names are the options' names; units are in the names.
-
-    Attributes:
-        script: path of the script, name of the module, or program, as ``entry`` says.
-        nproc_per_node: workers per node, a word of torchrun's (``auto``, ``cpu``, ``gpu``, ``xpu``), or None for one
-            worker per GPU and one without GPUs.
-        gpus: device ids of this node that workers may use; None for all that CUDA_VISIBLE_DEVICES allows.
-        gpus_per_proc: devices each worker sees; 0 leaves every worker the node's devices, as torchrun does.
-        python: interpreter that runs the script; None for the launcher's own.
-        hang_timeout_s: after so long without a line of any worker the job counts as hung; None: it never does.
-        signals: names of the signals that stop the job; SIGUSR1/SIGUSR2 are passed on instead unless named here.
-        log_dir: base folder of the logs; None for the default folder, ``/dev/null`` for no files.
-        collect_logs: at the end bring all log files of other machines to the run's folder.
-        meeting: where the nodes' launchers meet, one per node; needed with more than one node.
-        show_ranks: global ranks whose output reaches the console; None for all.
-        show_local_ranks: the same by local rank; where both are given a worker must be in both.
-        line_prefix: template of a console line's prefix: torchrun's macros and ``${host}``; None: ``[host:rank] ``.
-        join_timeout_s: how long the nodes that this launcher starts may take to meet; a Meeting has its own.
-        lost_after_s: how long one of them may be silent; likewise.
-        hosts: machines that one launcher starts all nodes on, the first ``max_nodes`` of them; the rest are spares.
-        chdir: working directory of the workers on every node; None for the launcher's.
-        interface: network interface by which the nodes reach each other; None to find out.
-        dry_run: all nodes are pretended ones on this machine, and their GPUs are rehearsed on the CPU.
-        rehearse_compile: in a dry run ``torch.compile`` compiles for the CPU.
-        injections: failures to rehearse in a dry run.
-        task: the one worker that this is, where a scheduler started every worker by itself.
-        job: SLURM's, if the run is in one; the signals of its ``requeue_on`` are among ``signals``.
-        notices: to be told at the start: from which ``verbosity`` on, and the text.
-        verbosity: -1 quiet, 0 normal, 1 verbose.
-
-    Raises:
-        UsageError: a value or a combination that cannot be meant.
-    """
-
-    script: str
-    script_args: tuple[str, ...] = ()
-    entry: Entry = "script"
-    min_nodes: int = 1
-    max_nodes: int = 1
     nproc_per_node: int | str | None = None
     gpus: tuple[str, ...] | None = None
     gpus_per_proc: int = 0
     virtual_local_rank: bool = False
     pass_local_rank: bool = False
-    run_id: str | None = None
     role: str = "default"
-    max_restarts: int = 0
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
-    python: str | None = None
     numa_binding: NumaBinding | None = None
-    master_addr: str | None = None
-    master_port: int | None = None
-    local_addr: str | None = None
-    meeting: Meeting | None = None
-    shutdown_timeout_s: float = 30.0
-    hang_timeout_s: float | None = None
-    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+
+    def validate(self) -> None:
+        """Raise UsageError for an invalid value or combination."""
+        nproc = self.nproc_per_node
+        if isinstance(nproc, int) and not 1 <= nproc <= MAX_SLOTS_PER_HOST:
+            raise OptionError("--nproc-per-node", nproc, f"must be between 1 and {MAX_SLOTS_PER_HOST}")
+        if isinstance(nproc, str) and nproc not in ("auto", "cpu", "gpu", "xpu"):
+            hint = "Without the option there is one worker per GPU, or one where there is no GPU."
+            raise OptionError("--nproc-per-node", nproc, "must be a number or one of auto, cpu, gpu, xpu", hint)
+        if self.gpus_per_proc < 0:
+            raise OptionError("--gpus-per-proc", self.gpus_per_proc, "must not be negative")
+        if self.virtual_local_rank and self.gpus_per_proc:
+            options = ("--virtual-local-rank", "--gpus-per-proc")
+            raise UsageError(f"{' and '.join(options)} exclude each other", "", options)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputConfig:
+    """Logs, filters and format of the workers' output, and the number of the launcher's messages.
+
+    Attributes:
+        log_dir: base folder of the run folders; None: the default folder; ``/dev/null``: no files.
+        collect_logs: copy all log files of other machines to the launcher's run folder when the run ends.
+        redirects: streams that are kept off the console.
+        tee: streams that are shown on the console even if redirected.
+        show_ranks: global ranks whose output reaches the console; None: all.
+        show_local_ranks: local ranks whose output reaches the console; None: all. A worker must pass both filters.
+        duplicate_stdout_filters: stdout lines that contain one of these texts are copied to ``filtered_stdout.log``.
+        duplicate_stderr_filters: stderr lines that contain one of these texts are copied to ``filtered_stderr.log``.
+        line_prefix: template of a console line's prefix: torchrun's macros and ``${host}``; None: ``[host:rank] ``.
+        events: ``console`` writes torchrun's events as JSON lines.
+        verbosity: -1 quiet, 0 normal, 1 verbose.
+    """
+
     log_dir: str | None = None
     collect_logs: bool = False
     redirects: Streams = field(default_factory=Streams)
@@ -184,26 +134,266 @@ class LaunchConfig:
     duplicate_stderr_filters: tuple[str, ...] = ()
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
-    join_timeout_s: float = 600.0
-    lost_after_s: float = 5.0
-    hosts: tuple[Host, ...] = ()
-    remote: Remote = field(default_factory=Remote)
-    chdir: str | None = None
-    interface: str | None = None
-    dry_run: bool = False
-    rehearse_compile: bool = False
-    injections: tuple[Injection, ...] = ()
-    task: Task | None = None
-    job: Job | None = None
-    notices: tuple[tuple[int, str], ...] = ()
     verbosity: int = 0
 
-    def __post_init__(self) -> None:
-        from ddplaunch import config_checks
 
-        config_checks.check(self)
+@dataclass(frozen=True, kw_only=True)
+class TimeoutConfig:
+    """Time limits of a run, in seconds.
+
+    Attributes:
+        shutdown_s: from SIGTERM to SIGKILL when workers are stopped.
+        hang_s: time without output of any worker after which the job counts as hung; None: never.
+        join_s: limit of the rendezvous, if one launcher starts all nodes. Otherwise
+            ``RendezvousConfig.join_timeout_s`` applies.
+        lost_after_s: time without an answer after which a node is lost, if one launcher starts all nodes. Otherwise
+            ``RendezvousConfig.lost_after_s`` applies.
+    """
+
+    shutdown_s: float = 30.0
+    hang_s: float | None = None
+    join_s: float = 600.0
+    lost_after_s: float = 5.0
+
+    def validate(self) -> None:
+        """Raise UsageError for an invalid value or combination."""
+        if not 0 <= self.shutdown_s <= MAX_SHUTDOWN_TIMEOUT_S:
+            raise OptionError(
+                "--shutdown-timeout", f"{self.shutdown_s:g}", f"must be 0 to {MAX_SHUTDOWN_TIMEOUT_S:g} s"
+            )
+        if self.hang_s is not None and not 1 <= self.hang_s <= MAX_SHUTDOWN_TIMEOUT_S:
+            raise OptionError("--hang-timeout", f"{self.hang_s:g}", f"must be 1 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RendezvousConfig:
+    """How the agent of one node finds the agents of the other nodes.
+
+    Attributes:
+        token: identifies the run at the endpoint; other runs at the same endpoint have other tokens.
+        min_nodes: nodes without which no attempt starts.
+        max_nodes: nodes of the job; further ones are spares.
+        node_rank: index of this node; None: the order of arrival.
+        hosts: names or addresses of the node that serves the store, best first; empty: that node detects them.
+        port: TCP port of the store.
+        other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
+        is_server: whether this node serves the store; None: detected by comparing addresses.
+        participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
+        attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
+        restart_count: restarts before the first round.
+        local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
+        interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
+        join_timeout_s: seconds to wait for ``min_nodes`` nodes.
+        last_call_s: seconds to wait for further nodes after that, up to ``max_nodes``.
+        search_timeout_s: seconds to wait for any answer at the endpoint; None: ``join_timeout_s``.
+        lost_after_s: seconds without a heartbeat after which a node counts as lost.
+    """
+
+    token: str
+    min_nodes: int
+    max_nodes: int
+    node_rank: int | None
+    hosts: tuple[str, ...]
+    port: int
+    is_server: bool | None
+    local_addr: str | None
+    interface: str | None
+    join_timeout_s: float
+    last_call_s: float
+    lost_after_s: float
+    search_timeout_s: float | None = None
+    participants: tuple[int, ...] = ()
+    attempt: int = 0
+    restart_count: int = 0
+    other_ports: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteConfig:
+    """Connections to other machines, and the variables of the workers. None: the value of ssh's configuration applies.
+
+    Attributes:
+        user: login name.
+        port: port of the SSH server.
+        identity: file with the private key.
+        config: ssh configuration file in place of the user's.
+        accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
+        connect_timeout_s: seconds for one attempt, from the name look-up to the login.
+        start_timeout_s: seconds from the login to the agent's first record, ``setup`` included.
+        max_logins: hosts that are connected to at the same time.
+        python: interpreter of the agents; None: the path of the launcher's interpreter.
+        setup: shell text that runs on the host before the agent, in a login shell.
+        environ: variables that the workers get, as pairs; they apply to local workers too.
+        by_srun: agents are started by SLURM's ``srun``, not over SSH.
+    """
+
+    user: str | None = None
+    port: int | None = None
+    identity: str | None = None
+    config: str | None = None
+    accept_new: bool = False
+    connect_timeout_s: float = 15.0
+    start_timeout_s: float = 60.0
+    max_logins: int = 64
+    python: str | None = None
+    setup: str = ""
+    environ: tuple[tuple[str, str], ...] = ()
+    by_srun: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig:
+    """The settings of one run.
+
+    Settings are in groups; the names are those of the options, with the unit where there is one::
+
+        LaunchConfig(script="train.py", max_restarts=1, workers=WorkerConfig(nproc_per_node=4))
+
+    Attributes:
+        script: path of the script, name of the module, or program, according to ``entry``.
+        script_args: arguments of the script.
+        entry: kind of ``script``.
+        python: interpreter of the script; None: the launcher's.
+        chdir: working directory of the workers on every node; None: the launcher's.
+        min_nodes: nodes without which no attempt starts.
+        max_nodes: nodes of the job; further ``hosts`` are spares.
+        run_id: name of the run; None: a new one.
+        max_restarts: attempts after the first one.
+        signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2 are otherwise forwarded to the workers.
+        workers: number of workers of a node, their devices, and how they are started.
+        output: logs, filters and format of the workers' output.
+        timeouts: time limits of the run.
+        rendezvous: rendezvous with the other nodes; None on a single node, or where this launcher starts all nodes.
+        hosts: machines on which this launcher starts all nodes.
+        remote: connections to other machines, and variables of the workers.
+        master_addr: address of the workers' store; None: chosen for every attempt.
+        master_port: port of the workers' store; None: chosen for every attempt.
+        local_addr: address for connections from other nodes; None: detected.
+        interface: network interface between the nodes; None: detected.
+        dry_run: all nodes are simulated on this machine, and their GPUs on the CPU.
+        compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU.
+        injections: faults to inject in a dry run.
+        task: the only worker of this launcher, where a scheduler started a process for every worker.
+        job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
+        notices: messages about the configuration, shown at the start.
+
+    Raises:
+        UsageError: an invalid value or combination.
+    """
+
+    script: str
+    script_args: tuple[str, ...] = ()
+    entry: Entry = "script"
+    python: str | None = None
+    chdir: str | None = None
+    min_nodes: int = 1
+    max_nodes: int = 1
+    run_id: str | None = None
+    max_restarts: int = 0
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    rendezvous: RendezvousConfig | None = None
+    hosts: tuple[Host, ...] = ()
+    remote: RemoteConfig = field(default_factory=RemoteConfig)
+    master_addr: str | None = None
+    master_port: int | None = None
+    local_addr: str | None = None
+    interface: str | None = None
+    dry_run: bool = False
+    compile_on_cpu: bool = False
+    injections: tuple[FaultSpec, ...] = ()
+    task: ScheduledTask | None = None
+    job: SlurmJob | None = None
+    notices: tuple[StartNotice, ...] = ()
+
+    def __post_init__(self) -> None:
+        self.workers.validate()
+        self.timeouts.validate()
+        self._check_values()
+        self._check_nodes()
+        self._check_combinations()
 
     @property
-    def is_led(self) -> bool:
-        """One launcher starts all nodes and tells them where to meet."""
-        return self.meeting is None and self.max_nodes > 1
+    def transport(self) -> Transport:
+        """How agents are started: as child processes, over SSH, or by ``srun``."""
+        if self.dry_run or not self.hosts:
+            return "local"
+        return "srun" if self.remote.by_srun else "ssh"
+
+    @property
+    def launcher_assigns_rendezvous(self) -> bool:
+        """Whether this launcher starts several nodes, and so assigns their rendezvous and ranks."""
+        return self.rendezvous is None and self.max_nodes > 1
+
+    def _check_values(self) -> None:
+        if not self.script:
+            message = "no script: give a script, or a module with -m, or a program with --no-python"
+            raise UsageError(message, "`ddplaunch --help` shows examples.")
+        if self.max_restarts < 0:
+            raise OptionError("--max-restarts", self.max_restarts, "must not be negative")
+        if self.master_port is not None and not 0 <= self.master_port <= 65535:
+            raise OptionError("--master-port", self.master_port, "must be between 0 and 65535")
+        if self.run_id is not None and not re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", self.run_id, re.ASCII):
+            problem = "use letters, digits and . _ : @ + - (at most 128, no dot first)"
+            raise OptionError("--rdzv-id", repr(self.run_id), problem, "It names the log folder.")
+
+    def _check_nodes(self) -> None:
+        if self.launcher_assigns_rendezvous and not self.dry_run and not self.hosts:
+            hint = (
+                "Name the hosts with --hosts gpu1,gpu2 or --hostfile FILE, or start ddplaunch on every node, with "
+                "--rdzv-backend c10d --rdzv-endpoint HOST:PORT, or with --master-addr HOST --node-rank N. "
+                "--dry-run simulates the nodes here."
+            )
+            raise OptionError("--nnodes", self.max_nodes, "neither hosts nor a rendezvous endpoint is given", hint)
+        if self.hosts and len(self.hosts) < self.min_nodes:
+            named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
+            raise OptionError("--nnodes", self.min_nodes, named, "Name more hosts, or lower --nnodes.")
+        if self.launcher_assigns_rendezvous and self.timeouts.lost_after_s < _MIN_LOST_AFTER_S:
+            message = f"{self.timeouts.lost_after_s:g} s without an answer are too few to count a node as lost"
+            hint = f"--rdzv-conf keep_alive_interval x keep_alive_max_attempt must be {_MIN_LOST_AFTER_S:g} or more."
+            raise UsageError(message, hint, ("--rdzv-conf",))
+
+    def _check_combinations(self) -> None:
+        if self.timeouts.hang_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):
+            hint = "Name all nodes with --hosts or --hostfile; in a SLURM job, start ddplaunch once, without srun."
+            raise UsageError("--hang-timeout: needs one launcher for all nodes; here every node has a launcher", hint)
+        for error in ineffective_options(self, "error"):
+            raise error
+
+
+_CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
+    "with --dry-run": lambda config: config.dry_run,
+    "without --dry-run": lambda config: not config.dry_run,
+    "with log files, and --log-dir is /dev/null": lambda config: config.output.log_dir != NO_LOGS,
+    "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
+}
+_DRY, _REAL, _LOGGED, _HOSTS = _CONDITIONS
+
+_EFFECTIVE_ONLY = (
+    ("--inject", "injections", _DRY, "error"),
+    ("--rehearse-compile", "compile_on_cpu", _DRY, "warning"),
+    ("--numa-binding", "workers.numa_binding", _REAL, "warning"),
+    ("--interface", "interface", _REAL, "warning"),
+    ("--remote-python", "remote.python", _REAL, "warning"),
+    ("--remote-setup", "remote.setup", _REAL, "warning"),
+    ("--remote-python", "remote.python", _HOSTS, "error"),
+    ("--remote-setup", "remote.setup", _HOSTS, "error"),
+    ("--ssh-user", "remote.user", _HOSTS, "error"),
+    ("--ssh-port", "remote.port", _HOSTS, "error"),
+    ("--ssh-identity", "remote.identity", _HOSTS, "error"),
+    ("--ssh-config", "remote.config", _HOSTS, "error"),
+    ("--ssh-accept-new", "remote.accept_new", _HOSTS, "error"),
+    ("--collect-logs", "output.collect_logs", _LOGGED, "error"),
+    ("--duplicate-stdout-filters", "output.duplicate_stdout_filters", _LOGGED, "error"),
+    ("--duplicate-stderr-filters", "output.duplicate_stderr_filters", _LOGGED, "error"),
+)
+"""Option, its field, the condition without which it has no effect, and whether that is an error or a --plan warning."""
+
+
+def ineffective_options(config: LaunchConfig, severity: Literal["error", "warning"]) -> Iterator[UsageError]:
+    """One error or warning for each option that is set and has no effect."""
+    for option, field_path, condition, of_severity in _EFFECTIVE_ONLY:
+        if of_severity == severity and attrgetter(field_path)(config) and not _CONDITIONS[condition](config):
+            yield UsageError(f"{option} has an effect only {condition}", "", (option,))

@@ -1,25 +1,38 @@
-"""The one exception a user ever sees from us, and the exit codes that are our own."""
+"""Failures and warnings for the user: LaunchError, StartNotice, and the exit codes of ddplaunch (80-89)."""
 
 from __future__ import annotations
 
+import enum
+from dataclasses import dataclass
+from typing import Literal
+
 USAGE = 2
 INTERNAL = 80
-CHECK_FOUND = 81
+CHECK_WARNED = 81
 NODE_NOT_READY = 82
 RENDEZVOUS = 83
 NODE_LOST = 84
 NEEDS_GPU = 85
-LEFT_RUNNING = 86
+PROCESSES_LEFT = 86
 HUNG = 87
 
 
+class Level(enum.IntEnum):
+    """Level of a message: the lowest ``OutputConfig.verbosity`` that shows it."""
+
+    ALWAYS = -1
+    """Also with --quiet."""
+    NORMAL = 0
+    VERBOSE = 1
+
+
 class LaunchError(Exception):
-    """A run that could not be started or carried on, told in one sentence and one hint.
+    """A run that could not be started or continued, as one sentence and one hint.
 
     Attributes:
-        message: what happened, on which host and rank.
-        hint: what the user can do about it; may be empty.
-        exit_code: the documented exit code (README, "Exit codes").
+        message: the event, with its host and rank.
+        hint: a remedy for the user; may be empty.
+        exit_code: the documented exit code (docs/exit-codes.md).
     """
 
     def __init__(self, message: str, hint: str = "", exit_code: int = NODE_NOT_READY) -> None:
@@ -30,7 +43,39 @@ class LaunchError(Exception):
 
 
 class UsageError(LaunchError):
-    """An option or a combination of options that cannot be meant; exit code 2."""
+    """An invalid option or combination of options; exit code 2.
 
-    def __init__(self, message: str, hint: str = "") -> None:
+    Attributes:
+        options: long names of the options that cause the error; the command line names the variables that set them.
+    """
+
+    def __init__(self, message: str, hint: str = "", options: tuple[str, ...] = ()) -> None:
         super().__init__(message, hint, USAGE)
+        self.options = options
+
+
+class OptionError(UsageError):
+    """An invalid value of one option, as ``--nnodes 0: must be above 0``."""
+
+    def __init__(self, option: str, value: object, problem: str, hint: str = "") -> None:
+        super().__init__(f"{option} {value}: {problem}", hint, (option,))
+
+
+@dataclass(frozen=True)
+class StartNotice:
+    """A message about the configuration, shown when the run starts.
+
+    Attributes:
+        level: ``detail`` is shown with --verbose only; the others unless --quiet. --plan lists the warnings.
+    """
+
+    level: Literal["detail", "info", "warning"]
+    text: str
+
+    @property
+    def min_verbosity(self) -> Level:
+        """Lowest ``OutputConfig.verbosity`` that shows the notice."""
+        return Level.VERBOSE if self.level == "detail" else Level.NORMAL
+
+    def __str__(self) -> str:
+        return f"warning: {self.text}" if self.level == "warning" else self.text

@@ -1,4 +1,7 @@
-"""The queue of events of one process: many threads post, the main thread alone takes."""
+"""The queue of events of one process: many threads post, only the main thread takes.
+
+Used by launcher and agent. Posting must not block, and must be safe inside a signal handler.
+"""
 
 from __future__ import annotations
 
@@ -19,18 +22,18 @@ E = TypeVar("E")
 
 
 class _Wake:
-    """No event: the main thread shall come to itself, so that Python runs its signal handlers."""
+    """Wakes the main thread, so that Python runs its signal handlers; never returned as an event."""
 
 
 class Mailbox(Generic[E]):
     """Events in the order they were posted; posting never blocks and is safe in a signal handler.
 
-    ``SimpleQueue.put`` is reentrant (documented), so a handler that interrupts a ``put`` of the same thread does not
-    deadlock, which ``queue.Queue`` would.
+    ``SimpleQueue.put`` is reentrant (documented), so a handler that interrupts a ``put`` of its thread does not
+    deadlock, unlike with ``queue.Queue``.
 
-    Python runs signal handlers in the main thread only, and nothing interrupts that thread's wait when the kernel
-    gives the signal to another one, as it does after SIGCONT or for the second of two. ``signal.set_wakeup_fd`` sees
-    those too.
+    Python runs signal handlers in the main thread only, but the kernel may deliver a signal to another thread, as it
+    does after SIGCONT or for the second of two; such a delivery does not interrupt the main thread's wait.
+    ``signal.set_wakeup_fd`` covers those signals too.
     """
 
     def __init__(self) -> None:
@@ -38,20 +41,20 @@ class Mailbox(Generic[E]):
         self._wakeup_fd: int | None = None
 
     def post(self, event: E) -> None:
-        """Append an event; any thread, also inside a signal handler."""
+        """Append an event. Any thread, also inside a signal handler."""
         self._queue.put(event)
 
     @property
     def is_empty(self) -> bool:
-        """Whether all that was posted has been taken."""
+        """Whether all posted events have been taken."""
         return self._queue.empty()
 
     def get(self, deadline: float = math.inf) -> E | None:
-        """Wait for the next event; main thread only. None once ``deadline`` (``time.monotonic()``) has passed."""
+        """Wait for the next event; None after ``deadline`` (``time.monotonic()``). Main thread only."""
         if threading.current_thread() is not threading.main_thread():
             return self._get(deadline)
         if self._wakeup_fd is None:
-            self._wakeup_fd = self._listen_for_signals()
+            self._wakeup_fd = self._open_wakeup_fd()
         before = signal.set_wakeup_fd(self._wakeup_fd, warn_on_full_buffer=False)
         try:
             return self._get(deadline)
@@ -67,8 +70,8 @@ class Mailbox(Generic[E]):
             if not isinstance(event, _Wake):
                 return event
 
-    def _listen_for_signals(self) -> int:
-        """A descriptor for ``set_wakeup_fd``; closed with this mailbox, which ends its thread. -1 without room."""
+    def _open_wakeup_fd(self) -> int:
+        """A descriptor for ``set_wakeup_fd``; closed with this mailbox, which ends the thread. -1 without resources."""
         try:
             reader, writer = os.pipe()
         except OSError:
@@ -86,21 +89,21 @@ class Mailbox(Generic[E]):
 
 
 def take(source: queue.SimpleQueue[E], deadline: float) -> E:
-    """The next item of ``source``, of which this thread is the only taker.
+    """The next item of ``source``; no other thread may take from it.
 
-    ``SimpleQueue.get`` waits for ever, until Python 3.12, where its time is over when it has just taken the queue's
-    lock and found nothing: with ``timeout=0`` now and then in 3.10, with some microseconds in all. So the first look,
-    which takes the lock, does not wait.
+    Before Python 3.12 ``SimpleQueue.get`` waits for ever if its timeout ends just after it took the queue's lock and
+    found no item: with ``timeout=0`` sometimes in 3.10, with a few microseconds in all. So the first attempt, which
+    takes the lock, does not wait.
 
     Raises:
-        queue.Empty: there is none until ``deadline`` (``time.monotonic()``).
+        queue.Empty: no item until ``deadline`` (``time.monotonic()``).
     """
     with contextlib.suppress(queue.Empty):
         return source.get_nowait()
-    left_s = deadline - time.monotonic()
-    if left_s <= 0:
+    remaining_s = deadline - time.monotonic()
+    if remaining_s <= 0:
         raise queue.Empty
-    return source.get(timeout=None if left_s == math.inf else left_s)
+    return source.get(timeout=None if remaining_s == math.inf else remaining_s)
 
 
 def _wake(reader: int, put: Callable[[_Wake], None]) -> None:

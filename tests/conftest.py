@@ -1,52 +1,116 @@
-"""What holds for every test: a state folder of its own, and no process left behind."""
+"""What holds for every test: a state folder of its own, a stub of torch for its jobs, and no process left behind."""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.support.processes import command_line, pids_with, wait_until
+from tests.support import slowest
+from tests.support.processes import command_line, has_children, pids_with, wait_until
+from tests.support.runs import SLOW_IMPORT
+
+STUBS = Path(__file__).parent / "support" / "stubs"
 
 _VANISH_S = 5.0
+_STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
+"""Audit events of this process that start another one."""
+
+_started = 0
 
 # Machines are shared and noisy: no example is timed.
 hypothesis.settings.register_profile("untimed", deadline=None)
 hypothesis.settings.load_profile("untimed")
 
 
+def _count_starts(event: str, _arguments: object) -> None:
+    if event in _STARTS:
+        global _started
+        _started += 1
+
+
+sys.addaudithook(_count_starts)
+
+
 @pytest.fixture(autouse=True)
 def leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Every process of a test carries the test's mark in its environment; at its end none may be alive."""
+    """Every process of a test carries the test's mark in its environment; at its end none may be alive.
+
+    Only after a test that started a process is /proc searched: that costs more than most unit tests do.
+    """
     mark = uuid.uuid4().hex
     monkeypatch.setenv("DDPLAUNCH_TEST_MARK", mark)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_", "SLURM_"))]:
         monkeypatch.delenv(name)
+    started_before = _started
     yield
-    line = f"DDPLAUNCH_TEST_MARK={mark}"
+    if _started != started_before or has_children():
+        _assert_none_left(f"DDPLAUNCH_TEST_MARK={mark}")
+
+
+def _assert_none_left(mark: str) -> None:
     try:
-        wait_until(lambda: not pids_with(line), _VANISH_S)
+        wait_until(lambda: not pids_with(mark), _VANISH_S)
     except TimeoutError:
-        left = pids_with(line)
+        left = pids_with(mark)
         names = [f"{pid} {command_line(pid)}" for pid in left]
         for pid in left:
             os.kill(pid, signal.SIGKILL)
         pytest.fail(f"left running: {names}")
 
 
+@pytest.fixture(autouse=True)
+def torch_stub(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Jobs import ``STUBS/torch``, unless the test is marked ``torch`` or pytest runs with --real-torch."""
+    mark = request.node.get_closest_marker("torch")
+    is_meant = mark and (not mark.args or _start_method(request.node) in mark.args)
+    if not is_meant and not request.config.getoption("--real-torch"):
+        monkeypatch.setenv("PYTHONPATH", str(STUBS))
+
+
+def _start_method(node: pytest.Item) -> str:
+    """Of a test with that parameter; workers are forked where nothing else is said."""
+    parameters = node.callspec.params if isinstance(node, pytest.Function) and hasattr(node, "callspec") else {}
+    return str(parameters.get("start_method", "forkserver"))
+
+
+@pytest.fixture
+def slow_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stub of torch takes its time to be imported, so that something can happen meanwhile."""
+    for name, value in SLOW_IMPORT.items():
+        monkeypatch.setenv(name, value)
+
+
 @pytest.fixture(params=["forkserver", "spawn"])
 def start_method(request: pytest.FixtureRequest) -> str:
-    """Both ways to start a worker must keep every promise."""
+    """Both ways to start a worker: for promises about the start of a worker, and what it inherits."""
     return str(request.param)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--real-torch", action="store_true", help="no job uses the stub of torch")
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """On CI a test that cannot run is a test that fails."""
     if os.environ.get("CI") == "true" and call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
         call.excinfo = pytest.ExceptionInfo.from_exception(AssertionError(f"skipped on CI: {call.excinfo.value}"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from tests.support.scheduling import Scheduling
+
+    return Scheduling(config, log)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    slowest.report(terminalreporter)

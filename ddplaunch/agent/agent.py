@@ -1,7 +1,8 @@
-"""One node's supervisor: starts its workers, watches them, stops them, and tells the launcher how they ended.
+"""The agent of one node: starts, watches and stops its workers, and reports their exits to the launcher.
 
-The main thread owns all state and alone spawns, signals and reaps; its only wait is ``mailbox.get``. Every blocking
-thing has a daemon thread that posts an event.
+Runs in the agent's process. Only the main thread changes state and starts, signals and reaps processes; it waits only
+in ``Mailbox.get``. Blocking calls run in daemon threads that post events. Must not decide anything for other nodes (see
+``rendezvous``).
 """
 
 from __future__ import annotations
@@ -10,240 +11,325 @@ import contextlib
 import os
 import signal
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch import verdict
-from ddplaunch.agent import limits, processes, program
-from ddplaunch.agent.events import Exited, ForkserverGone, LauncherGone, Signalled, WorkersHeard
-from ddplaunch.agent.oom import OomCounters, blames
-from ddplaunch.agent.own_rounds import Means, rounds_for
-from ddplaunch.agent.placement import place, worker_spec
-from ddplaunch.agent.spawner import MEMBER, STORE, Spawner, store_request
-from ddplaunch.agent.worker_group import WorkerGroup
-from ddplaunch.hang import EndHung
-from ddplaunch.harm import Inflict
-from ddplaunch.model import AgentSpec, AttemptResult, Outcome, Round, WorkerExit
-from ddplaunch.records import (
+from ddplaunch.agent.events import (
+    AttemptFailure,
+    ChildExited,
+    ForkserverExited,
+    LauncherLost,
+    OutputResumed,
+    SignalReceived,
+)
+from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
+from ddplaunch.agent.workers import start_plan
+from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
+from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
+from ddplaunch.agent.workers.hang_detector import HangDetector
+from ddplaunch.agent.workers.placement import place_workers, worker_spec
+from ddplaunch.agent.workers.worker_group import WorkerGroup
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
     AgentReady,
     AgentSignalled,
     AttemptEnded,
-    ForkserverReady,
-    ImportFailed,
+    InjectFault,
     Notice,
     PassSignal,
     Ping,
     Pong,
     StopWorkers,
-    WorkerSpec,
-    WorkerStarted,
 )
+from ddplaunch.protocol.results import AttemptResult, Certainty, Outcome, Round, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, WorkerSpec, WorkerStarted
+from ddplaunch.system import limits, processes
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from ddplaunch.agent.outbox import Outbox
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.mailbox import Mailbox
 
-DRAIN_S, _START_S, _SLOW_IMPORT_S, _NEVER = 0.5, 30.0, 15.0, float("inf")
+_DRAIN_S = 0.5
+_START_S = 30.0
+_SLOW_IMPORT_S = 15.0
+_NEVER = float("inf")
 
 
 class Agent:
     """A node's part in one run. Main thread only."""
 
     def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object]) -> None:
-        self._spec = spec
-        self._outbox, self._mailbox = outbox, mailbox
-        plan, self._placement = program.plan(spec, os.environ), place(spec, os.environ)
-        size = self._placement.local_world_size
-        self._spawner = Spawner(spec, plan, self._placement.shared_environ, limits.make_room(spec, size), mailbox.post)
-        self._group: WorkerGroup | None = None
-        self._last_start_s, self._stop_deadline, self._trouble, self._told_by = 0.0, _NEVER, "", ""
-        self._helpers: dict[int, int] = {}
-        self._stop: StopWorkers | None = None
-        self._unkillable: tuple[int, ...] = ()
-        means = Means(self._wait, lambda: bool(self._stop), self._start_member, outbox.send, mailbox.post)
-        self._rounds = rounds_for(spec, size, means, lambda: bool(self._stop or self._unkillable))
-
-    def run(self) -> tuple[int, ...]:
-        """Attempt after attempt until one ends the run. Returns the pids that could not be ended.
+        """Choose devices and how workers start; no process runs yet.
 
         Raises:
-            LaunchError: the run cannot go on.
+            LaunchError: the workers cannot run on this node with these settings.
+        """
+        self._spec = spec
+        self._outbox, self._mailbox = outbox, mailbox
+        plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
+        size = self._placement.local_world_size
+        open_files = limits.make_room(spec.host, size)
+        self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
+        self._rendezvous = self._choose_rendezvous(size)
+        self._group: WorkerGroup | None = None
+        self._hang_detector: HangDetector | None = None
+        self._helper_pids: dict[int, int] = {}
+        self._last_start_s = 0.0
+        # Reasons why the attempt, the run or this node must end. Event handlers set them; conditions of ``_wait`` read
+        # them.
+        self._failure: AttemptFailure | None = None
+        self._stop_order: StopWorkers | None = None
+        self._stop_reason: str | None = None
+        self._kill_deadline = _NEVER
+        self._unkillable_pids: tuple[int, ...] = ()
+
+    def _choose_rendezvous(self, local_world_size: int) -> Rendezvous:
+        if not self._spec.rendezvous and not self._spec.launcher_assigns_rendezvous:
+            return SingleNodeRendezvous(
+                self._spec, local_world_size, lambda: bool(self._stop_order or self._unkillable_pids)
+            )
+        from ddplaunch.agent.elastic_rendezvous import ElasticRendezvous  # A single node starts faster without it.
+
+        is_stopping = lambda: self._stop_order is not None  # noqa: E731
+        callbacks = AgentCallbacks(self._wait, is_stopping, self._start_member, self._outbox.send, self._mailbox.post)
+        return ElasticRendezvous(self._spec, local_world_size, callbacks)
+
+    def run(self) -> tuple[int, ...]:
+        """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
+
+        Raises:
+            LaunchError: the run cannot continue.
         """
         self._outbox.send(AgentReady(os.getpid(), self._placement.local_world_size))
-        self._spawner.prepare(self._outbox.send)  # Now, so that torch is imported while nodes find each other.
-        restarts = True
-        while restarts and (opened := self._rounds.next()) is not None:
-            result = self._rounds.over(self._attempt(*opened))
-            self._outbox.drain(DRAIN_S, lambda: self._wait(lambda: False, 0.0))
+        self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
+        while (opened := self._rendezvous.next_round()) is not None:
+            result = self._rendezvous.finish_round(self._run_attempt(*opened))
+            self._outbox.drain(_DRAIN_S, self._handle_pending_events)
             self._outbox.send(AttemptEnded(result))
-            restarts = result.restarts
-        if restarts and self._told_by:
-            self._outbox.send(Notice(self._told_by, -1))
+            if not result.will_restart:
+                return self.close()
+        if self._stop_reason is not None:
+            self._outbox.send(Notice(self._stop_reason, -1))
         return self.close()
 
     def close(self) -> tuple[int, ...]:
-        """End everything this agent has started, at once. Returns the pids that could not be ended."""
-        if self._group and not self._group.all_ended and not self._unkillable:
-            self._group.kill()
-            self._wait(lambda: self._group is None or self._group.all_ended, time.monotonic() + processes.SWEEP_S)
-        self._rounds.close()
-        return self._spawner.end()
+        """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
+        if self._group and not self._group.all_ended and not self._unkillable_pids:
+            self._kill_workers(self._group)
+        self._rendezvous.close()
+        return self._forkserver.close()
 
     # One attempt.
 
-    def _attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
-        started_s, self._trouble = time.monotonic(), ""
-        counters = OomCounters.read()
-        self._group = group = WorkerGroup(self._spec, round_, self._outbox, self._mailbox.post)
+    def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
+        started_s, oom_counters = time.monotonic(), OomCounters.read()
+        self._failure = None
+        group = WorkerGroup(self._spec, round_, self._outbox)
+        hangs = HangDetector(self._spec.timeouts.hang_s, group, self._outbox.send, self._mailbox.post)
+        self._group, self._hang_detector = group, hangs
         with listener or contextlib.nullcontext():
-            self._start(group, round_, listener)
-        group.silence.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_end())
-        if group.any_failed or self._trouble or self._told_by or (self._stop and not self._spec.is_led):
-            self._rounds.alarm()
-        self._end_workers(group)
-        hanging = group.unkillable()  # Not for the sweep to reap: how a worker ends must not get lost.
-        self._unkillable = (*hanging, *self._spawner.sweep(frozenset((*hanging, *self._helpers.values()))))
-        out_of_memory = blames(counters, OomCounters.read())
-        exits = group.finish(time.monotonic() + DRAIN_S, out_of_memory, bool(self._stop))
-        if out_of_memory != "no" and self._trouble.endswith("SIGKILL"):
-            self._trouble += f", {verdict.KILLED_FOR_MEMORY[out_of_memory]}"
-        if self._unkillable:
-            self._trouble = f"pids {', '.join(map(str, self._unkillable))} on {self._spec.host} cannot be ended"
-        note = self._trouble or self._told_by
-        hung, duration_s = group.silence.is_hung, time.monotonic() - started_s
-        return AttemptResult(round_.attempt, self._outcome(exits), exits, duration_s, note=note, hung=hung)
+            self._start_workers(group, round_, listener)
+        hangs.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
+        if self._must_stop_other_nodes(group):
+            self._rendezvous.report_failure()
+        self._stop_workers(group)
+        self._sweep(group)
+        out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
+        exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._stop_order is not None)
+        failure = self._final_failure(out_of_memory)
+        reason = failure.reason if failure else self._stop_reason or ""
+        outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_s
+        return AttemptResult(round_.attempt, outcome, exits, duration_s, reason=reason, hung=hangs.is_hung)
 
-    def _outcome(self, exits: tuple[WorkerExit, ...]) -> Outcome:
-        if self._trouble or verdict.first_failure(exits):
+    def _must_stop(self) -> bool:
+        return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)
+
+    def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
+        """Whether this node has failed or was stopped alone; a launcher of all nodes stops the others, too."""
+        was_stopped_alone = self._stop_reason is not None or not self._spec.launcher_assigns_rendezvous
+        return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
+
+    def _final_failure(self, out_of_memory: Certainty) -> AttemptFailure | None:
+        if self._unkillable_pids:
+            pids = ", ".join(map(str, self._unkillable_pids))
+            return AttemptFailure(f"pids {pids} on {self._spec.host} cannot be killed")
+        failure = self._failure
+        if failure and failure.returncode == -signal.SIGKILL and out_of_memory != "no":
+            return replace(failure, reason=f"{failure.reason}, {first_failure.KILLED_FOR_MEMORY[out_of_memory]}")
+        return failure
+
+    def _outcome(self, failure: AttemptFailure | None, exits: tuple[WorkerExit, ...]) -> Outcome:
+        if failure or first_failure.first_failure(exits):
             return "failed"
-        return "stopped" if self._stop or self._rounds.must_stop else "succeeded"
+        return "stopped" if self._stop_order or self._rendezvous.stop_reason is not None else "succeeded"
 
-    def _must_end(self) -> bool:
-        return bool(self._stop or self._trouble or self._rounds.must_stop)
+    # Starting.
 
-    def _start(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
-        """Ask for the store and all workers; returns when all run, or when the attempt must end already."""
-        self._ensure_forkserver()
-        if self._must_end():
+    def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
+        """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
+        self._await_forkserver()
+        if self._must_stop():
             return
         if listener is not None:
-            self._spawner.request(*store_request(round_, listener), STORE)
-        extra = self._rounds.worker_environ
+            self._forkserver.start_store(round_, listener)
+        environ = self._rendezvous.worker_environ
         for worker in group.workers:
-            spec = worker_spec(self._spec, self._spawner.plan, self._placement, round_, worker, extra)
-            self._spawner.request(spec, group.open_streams(worker), worker.local_rank)
+            spec = worker_spec(self._spec, self._forkserver.plan, self._placement, round_, worker, environ)
+            self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_s = time.monotonic()
-        done = lambda: not self._spawner.is_waiting or self._must_end() or group.any_failed  # noqa: E731
-        if not self._wait(done, lambda: self._last_start_s + _START_S):
-            self._trouble = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
-        elif not self._spawner.is_waiting and not self._trouble:
-            group.tell_started()
+        all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
+        if not self._wait(all_started, lambda: self._last_start_s + _START_S):
+            text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
+            self._failure = AttemptFailure(text)
+        elif not self._forkserver.is_starting and not self._failure:
+            group.report_started()
 
-    def _ensure_forkserver(self) -> None:
-        self._spawner.prepare(self._outbox.send)
-        done = lambda: self._spawner.is_ready or self._must_end()  # noqa: E731
-        if not self._wait(done, time.monotonic() + _SLOW_IMPORT_S):
-            self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (a cold file system?)"))
-            self._wait(done)
+    def _await_forkserver(self) -> None:
+        self._forkserver.ensure_forkserver(self._outbox.send)
+        is_ready = lambda: self._forkserver.is_ready or self._must_stop()  # noqa: E731
+        if not self._wait(is_ready, time.monotonic() + _SLOW_IMPORT_S):
+            self._outbox.send(Notice(f"importing torch on {self._spec.host} takes long (slow file system?)"))
+            self._wait(is_ready)
 
     def _start_member(self, fds: list[int]) -> None:
-        """Have the forkserver start this node's member of the rendezvous."""
-        self._end_helper(MEMBER)
-        self._ensure_forkserver()
-        self._spawner.request(WorkerSpec(tag="member", how="member"), fds, MEMBER)
-        self._wait(lambda: not self._spawner.is_waiting or bool(self._stop))  # A sweep kills one that is not known.
+        """Start this node's member of the rendezvous, after killing an earlier one."""
+        self._kill_helper(MEMBER)
+        self._await_forkserver()
+        self._forkserver.start(WorkerSpec(tag="member", how="member"), fds, MEMBER)
+        # Until the member's pid is known, a sweep would kill the member.
+        self._wait(lambda: not self._forkserver.is_starting or self._stop_order is not None)
 
-    def _end_workers(self, group: WorkerGroup) -> None:
-        """Polite, then not: when it returns all workers are reaped, but those in uninterruptible sleep."""
-        if not self._wait(lambda: not self._spawner.is_waiting, time.monotonic() + processes.SWEEP_S):
-            self._spawner.close()  # It hangs; what it may have started is found by the sweep.
-        if not group.all_ended:
-            self._stop_deadline = min(self._stop_deadline, time.monotonic() + self._spec.shutdown_timeout_s)
-            group.stop(self._stop.signum if self._stop else signal.SIGTERM)
-            self._wait(lambda: group.all_ended, lambda: self._stop_deadline)
-        if not group.all_ended:
-            group.kill()
-            self._wait(lambda: group.all_ended, time.monotonic() + processes.SWEEP_S)
-        self._end_helper(STORE)
-        if not self._stop:
-            self._stop_deadline = _NEVER
+    # Stopping.
 
-    def _end_helper(self, place: int) -> None:
-        if place in self._helpers:
-            processes.signal_process(self._helpers[place], signal.SIGKILL)
-            self._wait(lambda: place not in self._helpers, time.monotonic() + processes.SWEEP_S)
+    def _stop_workers(self, group: WorkerGroup) -> None:
+        """SIGTERM, then SIGKILL after the grace period.
+
+        On return all workers are reaped, except any in uninterruptible sleep.
+        """
+        if not self._wait(lambda: not self._forkserver.is_starting, time.monotonic() + processes.SWEEP_S):
+            self._forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
+        if not group.all_ended:
+            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self._spec.timeouts.shutdown_s)
+            group.stop(self._stop_order.signum if self._stop_order else signal.SIGTERM)
+            self._wait(lambda: group.all_ended, lambda: self._kill_deadline)
+        if not group.all_ended:
+            self._kill_workers(group)
+        self._kill_helper(STORE)
+        if not self._stop_order:
+            self._kill_deadline = _NEVER
+
+    def _kill_workers(self, group: WorkerGroup) -> None:
+        group.kill()
+        self._wait(lambda: group.all_ended, time.monotonic() + processes.SWEEP_S)
+
+    def _kill_helper(self, helper: int) -> None:
+        if helper in self._helper_pids:
+            processes.signal_process(self._helper_pids[helper], signal.SIGKILL)
+            self._wait(lambda: helper not in self._helper_pids, time.monotonic() + processes.SWEEP_S)
+
+    def _sweep(self, group: WorkerGroup) -> None:
+        """Kill all remaining children and descendants of the workers."""
+        unkillable = group.running_pids()  # Excluded: the sweep would reap them, and their exits would be lost.
+        excluded = frozenset((*unkillable, *self._helper_pids.values()))
+        self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))
 
     # Events.
 
     def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = _NEVER) -> bool:
-        """Take events until ``done()``; False if ``deadline`` (``time.monotonic()``, may move) came first."""
+        """Handle events until ``done()``; False if ``deadline`` comes first.
+
+        ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
+        """
         while not done():
             event = self._mailbox.get(deadline() if callable(deadline) else deadline)
             if event is None:
                 return False
-            self._apply(event)
+            self._handle_event(event)
         return True
 
-    def _apply(self, event: object) -> None:
+    def _handle_pending_events(self) -> None:
+        self._wait(lambda: False, 0.0)
+
+    def _handle_event(self, event: object) -> None:
         match event:
             case WorkerStarted():
-                self._started(event)
-            case Exited(local_rank=local_rank):
-                self._exited(local_rank)
-            case ForkserverReady() | ImportFailed() | ForkserverGone():
-                trouble, notice = self._spawner.heard(event)
-                self._trouble = self._trouble or trouble
-                if notice:
-                    self._outbox.send(Notice(notice, 1))
+                self._on_started(event)
+            case ChildExited(local_rank=local_rank) if local_rank < 0:
+                self._on_helper_exited(local_rank)
+            case ChildExited(local_rank=local_rank) if self._group:
+                self._group.on_exited(local_rank)
+            case ForkserverReady() | ImportFailed() | ForkserverExited():
+                self._on_forkserver_event(event)
             case StopWorkers():
-                self._stop_asked(event)
-            case LauncherGone():
-                self._told_by = f"the agent on {self._spec.host} has not heard of its launcher for too long"
-                self._rounds.apply(event)
-                self._stop_asked(StopWorkers(signal.SIGTERM, self._spec.shutdown_timeout_s))
-            case Signalled(signum=signum):
-                self._outbox.send(AgentSignalled(signum))  # What it means is for the launcher to say, but an end.
-                if signum not in (signal.SIGUSR1, signal.SIGUSR2):
-                    self._told_by = f"somebody sent {verdict.describe(-signum)} to the agent on {self._spec.host}"
-                    self._stop_asked(StopWorkers(signum, self._spec.shutdown_timeout_s))
+                self._on_stop(event)
+            case LauncherLost():
+                self._on_launcher_lost(event)
+            case SignalReceived(signum=signum):
+                self._on_signal(signum)
             case Ping():
                 self._outbox.send(Pong())
-            case WorkersHeard() | EndHung() if self._group:
-                self._trouble = self._group.silence.hear(event) or self._trouble
+            case OutputResumed() | AbortHungAttempt() if self._hang_detector:
+                self._failure = self._hang_detector.handle_event(event) or self._failure
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
-            case Inflict() if self._group:
-                self._group.inflict(event)
+            case InjectFault() if self._group:
+                self._group.inject(event)
             case _:
-                self._rounds.apply(event)
+                self._rendezvous.handle_event(event)
 
-    def _started(self, event: WorkerStarted) -> None:
+    def _on_started(self, event: WorkerStarted) -> None:
         self._last_start_s = time.monotonic()
-        local_rank = self._spawner.taken(event)
-        if local_rank is None:  # Given up before; the sweep has it.
+        local_rank = self._forkserver.on_started(event)
+        if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
             return
-        exited = lambda: self._mailbox.post(Exited(local_rank))  # noqa: E731
+        exited = lambda: self._mailbox.post(ChildExited(local_rank))  # noqa: E731
         if not event.pid:
-            self._trouble = f"{self._spec.host} cannot start another process: {event.error} ({limits.WHERE_TO_LOOK})"
+            text = f"{self._spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
+            self._failure = AttemptFailure(text)
         elif local_rank < 0:
-            self._helpers[local_rank] = event.pid
+            self._helper_pids[local_rank] = event.pid
             processes.watch_exit(event.pid, event.tag, exited)
         elif self._group:
-            self._group.started(local_rank, event.pid, exited)
+            self._group.on_started(local_rank, event.pid, exited)
 
-    def _exited(self, local_rank: int) -> None:
-        if local_rank >= 0 and self._group:
-            self._group.exited(local_rank)
-        elif local_rank < 0:
-            ended = verdict.describe(processes.reap(self._helpers.pop(local_rank)))
-            runs = (group := self._group) and (self._spawner.is_waiting or not group.all_ended) and not group.any_failed
-            if local_rank == STORE and runs and not self._must_end():  # What the member's end means, its channel tells.
-                self._trouble = f"the workers' store on {self._spec.host} ended by {ended}"
+    def _on_helper_exited(self, helper: int) -> None:
+        returncode = processes.reap(self._helper_pids.pop(helper))
+        if helper == STORE and self._needs_store():  # The channel reports a member's end.
+            text = f"the workers' store on {self._spec.host} ended by {first_failure.describe(returncode)}"
+            self._failure = AttemptFailure(text, returncode)
 
-    def _stop_asked(self, order: StopWorkers) -> None:
-        self._stop = order
-        self._stop_deadline = min(self._stop_deadline, time.monotonic() + order.grace_s)
-        if self._group and not self._spawner.is_waiting:
+    def _needs_store(self) -> bool:
+        group = self._group
+        if group is None or group.any_failed or self._must_stop():
+            return False
+        return self._forkserver.is_starting or not group.all_ended
+
+    def _on_forkserver_event(self, event: ForkserverReady | ImportFailed | ForkserverExited) -> None:
+        match self._forkserver.handle_event(event):
+            case AttemptFailure() as failure:
+                self._failure = self._failure or failure
+            case Notice() as notice:
+                self._outbox.send(notice)
+
+    def _on_launcher_lost(self, event: LauncherLost) -> None:
+        self._stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
+        self._rendezvous.handle_event(event)
+        self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_s))
+
+    def _on_signal(self, signum: int) -> None:
+        self._outbox.send(AgentSignalled(signum))
+        if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
+            return
+        self._stop_reason = f"another process sent {first_failure.describe(-signum)} to the agent on {self._spec.host}"
+        self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_s))
+
+    def _on_stop(self, order: StopWorkers) -> None:
+        self._stop_order = order
+        self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
+        if self._group and not self._forkserver.is_starting:
             self._group.stop(order.signum)

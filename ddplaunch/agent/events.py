@@ -1,4 +1,7 @@
-"""What the agent's threads and signal handlers post to its main thread, besides the records of others."""
+"""Events in the agent's mailbox, besides records of the launcher, the forkserver and the member.
+
+Threads and signal handlers of the agent post them, its main thread handles them. Must not leave this process.
+"""
 
 from __future__ import annotations
 
@@ -6,41 +9,54 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Exited:
-    """A child is dead and waits to be reaped: the worker ``local_rank``, or the store."""
+class ChildExited:
+    """A child has ended and must be reaped: worker ``local_rank``, or a helper (``STORE`` or ``MEMBER``)."""
 
     local_rank: int
 
 
 @dataclass(frozen=True)
-class ForkserverGone:
-    """The forkserver's socket ended. Workers that run are not affected."""
+class ForkserverExited:
+    """Forkserver ``pid`` has closed its socket. Running workers are not affected."""
 
     pid: int
 
 
 @dataclass(frozen=True)
-class LauncherGone:
-    """The end of the agent's stdin: the launcher has ended, however it ended."""
+class LauncherLost:
+    """The agent's stdin has ended, or pings are missing: the launcher, its machine or the network has failed."""
 
 
 @dataclass(frozen=True)
-class Signalled:
-    """Somebody sent a signal to the agent, not to the launcher."""
+class SignalReceived:
+    """Another process sent ``signum`` to the agent."""
 
     signum: int
 
 
 @dataclass(frozen=True)
-class WorkersHeard:
-    """A worker of ``attempt`` has written something, after a time in which none had."""
+class OutputResumed:
+    """An idle worker of ``attempt`` has written output."""
 
     attempt: int
 
 
 @dataclass(frozen=True)
 class FromMember:
-    """What the member of the rendezvous ``token`` says; one that was left may still speak."""
+    """The member of rendezvous ``token`` sent ``record``; the agent may have left that rendezvous meanwhile."""
 
     token: str
     record: object
+
+
+@dataclass(frozen=True)
+class AttemptFailure:
+    """Why an attempt failed, if not by a worker's exit.
+
+    Attributes:
+        reason: a text for the user, which names the host.
+        returncode: returncode of the helper process whose end is the failure; None for another failure.
+    """
+
+    reason: str
+    returncode: int | None = None

@@ -1,6 +1,7 @@
-"""Sends the launcher a node's log files at the end of its part in a run, in pieces and only as fast as it takes them.
+"""Sends a node's log files to the launcher after the last attempt, as fast as the launcher grants bytes.
 
-A thread reads the files and waits for the launcher; the agent's main thread goes on answering it meanwhile.
+Runs in the agent: a thread reads the files and waits for grants, while the main thread answers pings. Must not send a
+file whose name is not ``log_transfer.is_safe``, or follow a symbolic link.
 """
 
 from __future__ import annotations
@@ -12,78 +13,81 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import LauncherGone, Signalled
-from ddplaunch.logs import (
+from ddplaunch.agent.events import LauncherLost, SignalReceived
+from ddplaunch.protocol.launcher_agent import Ping, Pong
+from ddplaunch.protocol.log_transfer import (
     CHUNK_BYTES,
     MAX_FILES,
     WINDOW_BYTES,
+    GrantLogBytes,
     LogChunk,
     LogsFound,
     LogsSent,
-    LogsWanted,
     cost,
     is_safe,
 )
-from ddplaunch.records import Ping, Pong
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from ddplaunch.agent.outbox import Outbox
+    from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.mailbox import Mailbox
 
 
 @dataclass(frozen=True)
 class _AllSent:
-    """The launcher has taken everything."""
+    """The launcher has received all files."""
 
 
 class LogSender:
-    """The last thing an agent does; main thread only."""
+    """Sends the log files; the last step of an agent. Main thread only."""
 
     def __init__(self, outbox: Outbox, mailbox: Mailbox[object]) -> None:
         self._outbox = outbox
         self._mailbox = mailbox
         self._folder: Path | None = None
-        self._is_gone = threading.Event()
-        self._wanted = _Wanted()
+        self._launcher_lost = threading.Event()
+        self._granted = _GrantedBytes()
 
-    def prepare(self, folder: Path, is_gone: threading.Event) -> None:
-        """What ``send`` is to send; nothing without this call. ``is_gone`` is set once the launcher is gone."""
-        self._folder, self._is_gone = folder, is_gone
+    def prepare(self, folder: Path, launcher_lost: threading.Event) -> None:
+        """Set the folder for ``send``. ``launcher_lost`` is set once the launcher is lost."""
+        self._folder, self._launcher_lost = folder, launcher_lost
 
     def send(self) -> None:
-        """Send all files; returns when the launcher has them, or wants no more, or is gone."""
-        if self._folder is None or self._is_gone.is_set():
+        """Send all files if ``prepare`` was called.
+
+        Returns once the launcher has received them, grants no more bytes, or is lost.
+        """
+        if self._folder is None or self._launcher_lost.is_set():
             return
         reader = threading.Thread(target=self._send_all, args=(self._folder,), name="logs", daemon=True)
         try:
             reader.start()
-        except RuntimeError:  # No room for a thread.
+        except RuntimeError:  # The limit of threads is reached.
             return
         while True:
             match self._mailbox.get():
                 case Ping():
                     self._outbox.send(Pong())
-                case LogsWanted(nbytes=nbytes) if nbytes > 0:
-                    self._wanted.add(nbytes)
-                case LogsWanted() | _AllSent() | LauncherGone() | Signalled():
+                case GrantLogBytes(nbytes=nbytes) if nbytes > 0:
+                    self._granted.add(nbytes)
+                case GrantLogBytes() | _AllSent() | LauncherLost() | SignalReceived():
                     return
 
     # The thread that reads files.
 
     def _send_all(self, folder: Path) -> None:
-        files, left_out = find(folder)
+        files, skipped_files = find_logs(folder)
         self._outbox.send(LogsFound(len(files), sum(files.values())))
         for path in files:
-            left_out += not self._send_file(folder, path)
-        self._wanted.take(WINDOW_BYTES)  # All of it again: nothing is on the way any more.
-        self._outbox.send(LogsSent(left_out))
+            skipped_files += not self._send_file(folder, path)
+        self._granted.take(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.
+        self._outbox.send(LogsSent(skipped_files))
         self._mailbox.post(_AllSent())
 
     def _send_file(self, folder: Path, path: str) -> bool:
-        """False if it cannot be read; what was read by then is not taken for the whole."""
+        """Send one file; False if it cannot be read: the launcher then discards the part that has arrived."""
         try:
             fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError:
@@ -93,7 +97,7 @@ class LogSender:
             if not stat.S_ISREG(status.st_mode):
                 return False
             for chunk, data in _chunks(fd, path, status.st_size):
-                self._wanted.take(cost(chunk))
+                self._granted.take(cost(chunk))
                 self._outbox.send_file(chunk, data)
         except OSError:
             return False
@@ -102,8 +106,8 @@ class LogSender:
         return True
 
 
-class _Wanted:
-    """How many bytes the launcher takes by now; it adds, the thread that reads takes."""
+class _GrantedBytes:
+    """Granted bytes that are not used yet. The main thread adds grants, the reading thread takes them."""
 
     def __init__(self) -> None:
         self._nbytes = 0
@@ -115,16 +119,16 @@ class _Wanted:
             self._changed.notify()
 
     def take(self, nbytes: int) -> None:
-        """Wait until there are so many."""
+        """Wait until ``nbytes`` are granted."""
         with self._changed:
             self._changed.wait_for(lambda: self._nbytes >= nbytes)
             self._nbytes -= nbytes
 
 
-def find(folder: Path) -> tuple[dict[str, int], int]:
-    """The files of a node's attempts with their sizes, by path below ``folder``; and how many more are left out."""
+def find_logs(folder: Path) -> tuple[dict[str, int], int]:
+    """Size of each log file of a node, by path below ``folder``; and the number of skipped files."""
     found: dict[str, int] = {}
-    left_out = 0
+    skipped_files = 0
     for parent, folders, names in os.walk(folder):
         folders.sort()
         for name in sorted(names):
@@ -134,17 +138,17 @@ def find(folder: Path) -> tuple[dict[str, int], int]:
                 if len(found) < MAX_FILES and stat.S_ISREG(status.st_mode) and is_safe(path):
                     found[path] = status.st_size
                 else:
-                    left_out += 1
-    return found, left_out
+                    skipped_files += 1
+    return found, skipped_files
 
 
 def _chunks(fd: int, path: str, size: int) -> Iterator[tuple[LogChunk, bytes]]:
-    """All of a file as it was when it had ``size`` bytes; one that still grows has an end all the same."""
-    left = size
+    """The first ``size`` bytes of a file, which may still grow."""
+    remaining = size
     while True:
-        data = os.read(fd, min(left, CHUNK_BYTES))
-        left -= len(data)
-        is_last = left <= 0 or not data
+        data = os.read(fd, min(remaining, CHUNK_BYTES))
+        remaining -= len(data)
+        is_last = remaining <= 0 or not data
         yield LogChunk(path, len(data), is_last), data
         if is_last:
             return

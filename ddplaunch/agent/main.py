@@ -1,4 +1,8 @@
-"""Entry of the agent's process: the control channel, the signals, and what is told when the agent cannot go on."""
+"""Entry point of the agent's process: control channel, signals, and the report of an error that ends the agent.
+
+The first record on stdin selects the task: a node of a run (AgentSpec), a sweep, or a query. Must import only what
+every run needs, since the launcher waits for its start.
+"""
 
 from __future__ import annotations
 
@@ -9,92 +13,111 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch import environ, errors, kernel, protocol
-from ddplaunch.agent import cgroup, launcher_watch, limits, processes, program
+from ddplaunch import errors
 from ddplaunch.agent.agent import Agent
-from ddplaunch.agent.events import Signalled
+from ddplaunch.agent.events import SignalReceived
+from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
-from ddplaunch.agent.outbox import Outbox
+from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.model import AgentSpec
-from ddplaunch.node_check import LookAtNode
-from ddplaunch.records import AgentEnded, AgentFailed, SweepRun
-from ddplaunch.remains import ListRuns
+from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.protocol.queries import InspectNode, ListRuns
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.system import cgroup, limits, linux, processes
 
 if TYPE_CHECKING:
     from typing import BinaryIO
 
-_LAST_WORDS_S = 3.0
-"""How long the launcher may take nothing at the end: without the last record, the node counts as lost."""
+_LAST_RECORD_S = 3.0
+"""Time limit of the last write to a launcher that does not read."""
 
-_HEARD = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""SLURM sends them to the tasks of a step, and in a step of ours that is the agent."""
+_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""SLURM sends these signals to the tasks of a step; an agent that srun has started is such a task."""
 
 
 def main() -> None:
-    """Entry of the agent's process. Its stdin and stdout are the control channel, its stderr the user's."""
+    """Run the agent. Stdin and stdout are the control channel, stderr is the user's."""
+    control_in, control_out = _take_control_channel()
+    mailbox: Mailbox[object] = Mailbox()
+    _post_signals(mailbox)
+    try:
+        outbox = Outbox(control_out)
+    except RuntimeError as error:  # The limit of threads is reached.
+        os.write(control_out, wire.encode(_describe(error, "this node")) + wire.encode(AgentEnded()))
+        return
+    logs = LogSender(outbox, mailbox)
+    unkillable = _execute(os.fdopen(control_in, "rb"), outbox, mailbox, logs)
+    if unkillable is not None:
+        outbox.send(AgentEnded(unkillable))
+        logs.send()
+    outbox.drain(_LAST_RECORD_S)
+
+
+def _take_control_channel() -> tuple[int, int]:
+    """Move the channel to other descriptors: children inherit /dev/null as stdin and stderr as stdout."""
     control_in, control_out = os.dup(0), os.dup(1)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
     os.dup2(2, 1)
-    mailbox: Mailbox[object] = Mailbox()
-    for signum in _HEARD:
-        if signal.getsignal(signum) != signal.SIG_IGN:  # As nohup has it, for workers too.
-            signal.signal(signum, lambda number, _frame: mailbox.post(Signalled(number)))
-    # Where it is ignored, the kernel reaps our children, and how they ended is never known.
+    return control_in, control_out
+
+
+def _post_signals(mailbox: Mailbox[object]) -> None:
+    for signum in _STOP_SIGNALS:
+        if signal.getsignal(signum) != signal.SIG_IGN:  # Under nohup, SIGHUP stays ignored.
+            signal.signal(signum, lambda number, _frame: mailbox.post(SignalReceived(number)))
+    # If SIGCHLD is ignored, the kernel reaps the children and their exit codes are lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        outbox = Outbox(control_out)
-    except RuntimeError as error:  # No room for a thread.
-        os.write(control_out, protocol.encode(_failure(error, "this node")) + protocol.encode(AgentEnded()))
-        return
-    logs = LogSender(outbox, mailbox)
-    left = _serve(os.fdopen(control_in, "rb"), outbox, mailbox, logs)
-    if left is not None:
-        outbox.send(AgentEnded(left))
-        logs.send()
-    outbox.drain(_LAST_WORDS_S)
 
 
-def _serve(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender) -> tuple[int, ...] | None:
-    """The pids that are left; None where there is no launcher to be told: to one that lives, this node is lost."""
+def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender) -> tuple[int, ...] | None:
+    """Execute the launcher's first record. Returns the pids that SIGKILL has not ended.
+
+    Returns None if the launcher is lost: a launcher that still runs counts this node as lost, so AgentEnded must not
+    follow.
+    """
     agent: Agent | None = None
     host = "this node"
     try:
-        received = protocol.read_record(stream, (AgentSpec, SweepRun, ListRuns, LookAtNode))
+        received = wire.read_record(stream, (AgentSpec, SweepRun, ListRuns, InspectNode))
         if received is None:
             return ()
         order = received[0]
-        if isinstance(order, SweepRun):
-            return _sweep_run(order)
-        if isinstance(order, ListRuns):
-            from ddplaunch.agent import end_run
-
-            return end_run.serve(stream, outbox)
-        if isinstance(order, LookAtNode):
-            from ddplaunch.agent import node_check
-
-            return node_check.serve(order, stream, outbox)
+        if not isinstance(order, AgentSpec):
+            return _answer_query(order, stream, outbox)
         host = order.host
-        kernel.become_subreaper()
-        is_gone = launcher_watch.start(stream, mailbox, outbox.send)
-        order = program.at_home(order)
-        if order.sends_logs and order.log_dir:
-            logs.prepare(Path(order.log_dir), is_gone)
-        program.check(order.program, host, os.environ.get("PATH", os.defpath))
-        agent = Agent(order, outbox, mailbox)
-        left = agent.run()
-        return None if is_gone.is_set() else left
+        linux.become_subreaper()
+        inbox = Inbox(stream, mailbox, outbox.send)
+        spec = start_plan.with_local_defaults(order)
+        if spec.sends_logs and spec.run_dir:
+            logs.prepare(Path(spec.run_dir), inbox.is_closed)
+        start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
+        agent = Agent(spec, outbox, mailbox)
+        unkillable = agent.run()
+        return None if inbox.is_closed.is_set() else unkillable
     except Exception as error:
-        outbox.send(_failure(error, host))
+        outbox.send(_describe(error, host))
     return agent.close() if agent else ()
 
 
-def _failure(error: Exception, host: str) -> AgentFailed:
-    if isinstance(error, protocol.ProtocolError):
-        return AgentFailed(f"{host} does not understand what it is told: {error}", "", errors.INTERNAL)
+def _answer_query(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    if isinstance(order, SweepRun):
+        return _sweep_run(order)
+    if isinstance(order, ListRuns):
+        from ddplaunch.agent import run_finder
+
+        return run_finder.serve(stream, outbox)
+    from ddplaunch.agent import node_check
+
+    return node_check.serve(order, stream, outbox)
+
+
+def _describe(error: Exception, host: str) -> AgentFailed:
+    if isinstance(error, wire.ProtocolError):
+        return AgentFailed(f"{host} received an invalid record: {error}", "", errors.INTERNAL)
     known = error if isinstance(error, LaunchError) else limits.shortage(error, host)
     if known:
         return AgentFailed(known.message, known.hint, known.exit_code)
@@ -102,8 +125,8 @@ def _failure(error: Exception, host: str) -> AgentFailed:
 
 
 def _sweep_run(order: SweepRun) -> tuple[int, ...]:
-    """First by cgroup, which has also what does not carry the run's mark any more."""
+    """Kill the run's cgroup first: that also ends processes without the run tag in their environment."""
     in_cgroup = cgroup.kill_run(order.run_id, time.monotonic() + 1)
-    spare = frozenset((*order.spare, os.getpid()))
-    marked = processes.sweep_run(f"{environ.RUN_ID}={order.run_id}", spare)
-    return tuple(sorted({*in_cgroup, *marked}))
+    excluded = frozenset((*order.excluded_pids, os.getpid()))
+    by_environment = processes.sweep_run(f"{environment.RUN_ID}={order.run_id}", excluded)
+    return tuple(sorted({*in_cgroup, *by_environment}))

@@ -1,4 +1,7 @@
-"""Looks at this node for ``--check``: what a job would find here, and whether another node can be reached."""
+"""Inspects this node for ``--check``: versions, GPUs, limits, and connections to other nodes.
+
+Runs in an agent without workers, and answers the launcher's queries. Must not import torch.
+"""
 
 from __future__ import annotations
 
@@ -17,54 +20,54 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch import protocol
-from ddplaunch.agent import endpoint, gpu_users
-from ddplaunch.node_check import NodeLook, NodesReached, ReachNodes, TellTime, TimeTold
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
+from ddplaunch.system import devices, network
 
 if TYPE_CHECKING:
-    from ddplaunch.agent.outbox import Outbox
-    from ddplaunch.node_check import Listening, LookAtNode
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.protocol.queries import InspectNode, ListeningNode
 
-_TRY_S, _ALL_TRIES_S = 3.0, 12.0
-_WIDTH = 32
+_CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
+_MAX_CONNECTS = 32
 
 
-def serve(order: LookAtNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
-    """Tell what is here, and answer until ``stream`` ends. Nothing is left.
+def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Send a NodeReport, then answer queries until ``stream`` ends. Returns no unkillable pids: it starts no process.
 
     Raises:
-        LaunchError: there is no address that other nodes could reach.
+        LaunchError: this node has no address for connections of other nodes.
     """
     addresses = _addresses(order)
-    where = addresses[0] if len(addresses) == 1 else endpoint.any_address()
-    with endpoint.listen("this node", where, 0) as listener:
+    listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
+    with network.listen("this node", listen_at, 0) as listener:
         threading.Thread(target=_accept, args=(listener,), name="accept", daemon=True).start()
-        outbox.send(_look(addresses, listener.getsockname()[1]))
-        while received := protocol.read_record(stream, (TellTime, ReachNodes)):
-            asked = received[0]
-            outbox.send(TimeTold(time.time()) if isinstance(asked, TellTime) else _reach_all(asked))
+        outbox.send(_inspect(addresses, listener.getsockname()[1]))
+        while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
+            query = received[0]
+            outbox.send(NodeTime(time.time()) if isinstance(query, GetTime) else _connect_all(query))
     return ()
 
 
-def _addresses(order: LookAtNode) -> tuple[str, ...]:
-    if not order.meets:
+def _addresses(order: InspectNode) -> tuple[str, ...]:
+    if not order.has_peers:
         return ("127.0.0.1",)
     if order.interface and not order.local_addr:
-        return (endpoint.address_of("this node", order.interface),)
+        return (network.address_of("this node", order.interface),)
     given = (order.local_addr,) if order.local_addr else ()
-    return given or endpoint.own_addresses(os.environ) or ("127.0.0.1",)
+    return given or network.own_addresses(os.environ) or ("127.0.0.1",)
 
 
-def _look(addresses: tuple[str, ...], port: int) -> NodeLook:
+def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
     torch, cuda = _torch_versions()
-    name, name_s = _name_of(addresses[0])
-    return NodeLook(
+    name, name_s = _reverse_name(addresses[0])
+    return NodeReport(
         python=".".join(map(str, sys.version_info[:3])),
         torch=torch,
         cuda=cuda,
-        gpus=gpu_users.models(),
-        gpu_users=gpu_users.find(),
-        shm_free_bytes=_free("/dev/shm"),
+        gpus=devices.gpu_models(),
+        gpu_users=tuple(GpuUser(user.pid, user.name, user.gpus) for user in devices.gpu_processes()),
+        shm_free_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         address=addresses[0],
         name=name,
@@ -75,7 +78,7 @@ def _look(addresses: tuple[str, ...], port: int) -> NodeLook:
 
 
 def _torch_versions() -> tuple[str, str]:
-    """Torch's own and that of its CUDA, read from its files: importing it takes a second."""
+    """Versions of torch and of its CUDA, from torch's files: an import takes a second."""
     spec = find_spec("torch")
     if not spec or not spec.submodule_search_locations:
         return "", ""
@@ -88,8 +91,8 @@ def _torch_versions() -> tuple[str, str]:
     return torch[1] if torch else "unknown", cuda[1] if cuda else ""
 
 
-def _name_of(address: str) -> tuple[str, float]:
-    """The name of an own address, asked for as every client of a TCPStore does, and how long that took."""
+def _reverse_name(address: str) -> tuple[str, float]:
+    """Name of a local address, and seconds for its look-up, as in every client of a TCPStore."""
     mapped = address if ":" in address else f"::ffff:{address}"
     started_s = time.monotonic()
     try:
@@ -99,7 +102,7 @@ def _name_of(address: str) -> tuple[str, float]:
     return name, time.monotonic() - started_s
 
 
-def _free(folder: str) -> int | None:
+def _free_bytes(folder: str) -> int | None:
     try:
         return shutil.disk_usage(folder).free
     except OSError:
@@ -107,26 +110,28 @@ def _free(folder: str) -> int | None:
 
 
 def _accept(listener: socket.socket) -> None:
-    """Else those that connect fill the kernel's queue, and the rest cannot."""
-    with contextlib.suppress(OSError):  # It is closed.
+    """Accept connections until the socket is closed, so that the kernel's queue does not fill up."""
+    with contextlib.suppress(OSError):
         while True:
             listener.accept()[0].close()
 
 
-def _reach_all(asked: ReachNodes) -> NodesReached:
-    deadline = time.monotonic() + _ALL_TRIES_S
-    with ThreadPoolExecutor(_WIDTH) as pool:
-        errors = pool.map(partial(_reach, deadline), asked.nodes)
-        return NodesReached(tuple((node.host, error) for node, error in zip(asked.nodes, errors, strict=True) if error))
+def _connect_all(query: ConnectToNodes) -> ConnectResults:
+    deadline = time.monotonic() + _ALL_CONNECTS_S
+    with ThreadPoolExecutor(_MAX_CONNECTS) as pool:
+        errors = pool.map(partial(_connect, deadline), query.nodes)
+        return ConnectResults(
+            tuple((node.host, error) for node, error in zip(query.nodes, errors, strict=True) if error)
+        )
 
 
-def _reach(deadline: float, node: Listening) -> str:
-    """Why none of its addresses answers; empty if one does."""
+def _connect(deadline: float, node: ListeningNode) -> str:
+    """The reason why no address of the node accepts a connection; empty if one does."""
     errors: dict[str, None] = {}
     for address in node.addresses:
-        left_s = min(_TRY_S, deadline - time.monotonic())
+        timeout_s = min(_CONNECT_S, deadline - time.monotonic())
         try:
-            socket.create_connection((address, node.port), max(0.1, left_s)).close()
+            socket.create_connection((address, node.port), max(0.1, timeout_s)).close()
         except OSError as error:
             errors[str(error.strerror or error)] = None
         else:

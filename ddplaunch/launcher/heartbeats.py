@@ -1,86 +1,99 @@
-"""Which agents on other machines still answer: a cut connection alone is noticed by neither side for minutes."""
+"""Heartbeats: detects agents on other machines that no longer answer; TCP would report a cut connection after minutes.
+
+Runs in the launcher, in the main thread. It reports an unresponsive node; ``Run`` decides what follows.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher import signals
-from ddplaunch.records import Ping
+from ddplaunch.protocol.launcher_agent import Ping
+from ddplaunch.system import signals
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
-    from ddplaunch.launcher.handles import Node
+    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.mailbox import Mailbox
 
-BEAT_S = 1.0
-_TOLD_S = 3.0
+INTERVAL_S = 1.0
+_SUSPEND_WAIT_S = 3.0
+"""Seconds to wait for the agents' answers before this process suspends itself."""
+
 _SUSPENDED_S = 24 * 3600.0
-"""How long agents go on without a launcher that has said that it will be stopped (Ctrl-Z)."""
+"""Seconds for which agents accept that a suspended launcher (Ctrl-Z) sends no pings."""
+
+_NEVER = float("inf")
 
 
 class Heartbeats:
-    """Asks every agent once a second. Times are ``time.monotonic()``'s.
+    """Pings every watched agent once a second. Times are ``time.monotonic()``'s."""
 
-    Attributes:
-        deadline: when ``beat`` is due; never, as long as no agent is asked.
-        lost_after_s: who has not answered for so long is lost.
-    """
+    def __init__(
+        self, lost_after_s: float, nodes: Nodes, mailbox: Mailbox[object], on_unresponsive: Callable[[Node], None]
+    ) -> None:
+        """``on_unresponsive`` is called with a node that has not answered for ``lost_after_s``.
 
-    def __init__(self, lost_after_s: float) -> None:
-        """An agent that has not answered for ``lost_after_s`` is lost; it ends itself when it is not asked as long."""
-        self.deadline = float("inf")
+        An agent ends its node when it receives no ping for ``lost_after_s`` seconds.
+        """
         self.lost_after_s = lost_after_s
-        self._heard: dict[int, float] = {}
+        self._nodes = nodes
+        self._mailbox = mailbox
+        self._on_unresponsive = on_unresponsive
+        self._deadline = _NEVER
+        self._answered_at: dict[int, float] = {}
         self._unanswered: dict[int, int] = {}
-        self._suspends_by: float | None = None
+        self._suspend_by: float | None = None
 
-    def begin(self, node: Node, now: float, patience_s: float = 0.0) -> None:
-        """Ask this one from now on, with all others; its first answer may take ``patience_s`` longer."""
-        self._heard[node.index] = now + patience_s
+    def watch(self, node: Node, now: float, extra_s: float = 0.0) -> None:
+        """Ping ``node`` from now on; its first answer may take ``extra_s`` longer."""
+        self._answered_at[node.index] = now + extra_s
         self._unanswered[node.index] = 0
-        self.deadline = min(self.deadline, now + BEAT_S)
+        self._deadline = min(self._deadline, now + INTERVAL_S)
 
-    def heard(self, node: Node, now: float) -> None:
-        """It has answered."""
-        if node.index in self._heard:
-            self._heard[node.index] = now
-            self._unanswered[node.index] -= 1
-
-    def end(self, node: Node) -> None:
-        """Nothing is asked of it any more."""
-        self._heard.pop(node.index, None)
+    def unwatch(self, node: Node) -> None:
+        """Ping ``node`` no longer."""
+        self._answered_at.pop(node.index, None)
         self._unanswered.pop(node.index, None)
 
-    def suspend(self, now: float, nodes: Iterable[Node]) -> None:
-        """The user wants this process stopped for a while: ``beat`` does it, once all agents know that."""
-        self._suspends_by = now + _TOLD_S
-        self._ask(nodes, _SUSPENDED_S)
-        self.deadline = self._suspends_by
+    def on_pong(self, node: Node, now: float) -> None:
+        """``node`` has answered a ping."""
+        if node.index in self._answered_at:
+            self._answered_at[node.index] = now
+            self._unanswered[node.index] -= 1
 
-    def beat(self, now: float, nodes: Iterable[Node], is_behind: bool) -> list[Node]:
-        """Ask all of ``nodes`` that are asked at all; returns those that have not answered for too long.
+    def suspend(self, now: float) -> None:
+        """The user pressed Ctrl-Z: suspend this process once all agents have answered a last ping."""
+        self._suspend_by = now + _SUSPEND_WAIT_S
+        self._ping(self._nodes.connected, _SUSPENDED_S)
+        self._deadline = self._suspend_by
 
-        To be called after every event, and at ``deadline``. Nobody is returned if this process ``is_behind``: answers
-        may be among what it has not looked at yet.
-        """
-        if self._suspends_by is not None:
-            if now < self._suspends_by and any(self._unanswered.get(node.index) for node in nodes):
-                return []
-            self._suspends_by, self.deadline = None, now
+    def run_due(self, now: float) -> float:
+        """Ping the agents, and report those that do not answer. Returns when the next ping is due."""
+        if self._suspend_by is not None:
+            self._suspend_if_announced(now)
+        elif now >= self._deadline:
+            self._check(now)
+        return self._deadline
+
+    def _suspend_if_announced(self, now: float) -> None:
+        assert self._suspend_by is not None
+        if now >= self._suspend_by or not any(self._unanswered.get(node.index) for node in self._nodes.connected):
+            self._suspend_by, self._deadline = None, now
             signals.suspend()
-            return []
-        if now < self.deadline:
-            return []
-        asked = [node for node in nodes if node.index in self._heard]
-        # This process may itself have been stopped: what came meanwhile is in the mailbox, and not yet counted.
-        was_stopped = now - self.deadline > BEAT_S
-        if was_stopped:
-            self._heard.update((node.index, max(now, self._heard[node.index])) for node in asked)
-        self.deadline = now + BEAT_S if asked else float("inf")
-        self._ask(asked, self.lost_after_s)
-        return [node for node in asked if not is_behind and now - self._heard[node.index] > self.lost_after_s]
 
-    def _ask(self, nodes: Iterable[Node], lost_after_s: float) -> None:
+    def _check(self, now: float) -> None:
+        watched = [node for node in self._nodes.connected if node.index in self._answered_at]
+        if now - self._deadline > INTERVAL_S:  # This process was frozen and has sent no pings.
+            self._answered_at.update((node.index, max(now, self._answered_at[node.index])) for node in watched)
+        self._deadline = now + INTERVAL_S if watched else _NEVER
+        self._ping(watched, self.lost_after_s)
+        if self._mailbox.is_empty:  # Otherwise an answer may be among the unread events.
+            for node in watched:
+                if now - self._answered_at[node.index] > self.lost_after_s:
+                    self._on_unresponsive(node)
+
+    def _ping(self, nodes: Iterable[Node], lost_after_s: float) -> None:
         for node in nodes:
             self._unanswered[node.index] = self._unanswered.get(node.index, 0) + 1
             node.handle.send(Ping(lost_after_s))

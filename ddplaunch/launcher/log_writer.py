@@ -1,4 +1,8 @@
-"""Writes the log files that other machines send, in a thread of its own: a slow disk must not hold up the launcher."""
+"""Writes the log files that other machines send.
+
+Runs in the launcher, in one thread, because a slow disk must not hold up the main thread. The caller must
+have checked names and amounts.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +14,28 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ddplaunch.launcher.handles import LogData
-from ddplaunch.logs import LogsWanted, cost
+from ddplaunch.protocol.log_transfer import GrantLogBytes, cost
+from ddplaunch.transport.handle import LogData
 
 _KEPT_FREE_BYTES = 1 << 20
-"""The run's report comes after its logs, and on the same disk."""
+"""Space kept free for the run's report, which is written to this disk after the logs."""
 
 
 @dataclass
 class Written:
-    """What was written of a node's logs; the writer's thread alone counts it.
+    """What was written of a node's logs; only the writer's thread changes it.
 
     Attributes:
-        cost: of the pieces written, which are wanted again.
-        local_ranks: of the workers they are of.
-        is_there: the node's folder is this one, on a file system that both have. Nothing is written then.
+        cost: cost of all pieces written, as in ``log_transfer.cost``; the node may send this amount again.
+        local_ranks: the workers whose logs were written.
+        is_shared: launcher and node share the folder, which contains the files already; nothing is written.
     """
 
     files: int = 0
     nbytes: int = 0
     cost: int = 0
     local_ranks: set[str] = field(default_factory=set)
-    is_there: bool = False
+    is_shared: bool = False
 
 
 @dataclass(frozen=True)
@@ -43,30 +47,33 @@ class _Piece:
 
 
 class LogWriter:
-    """The thread and what waits for it, which those who send bound by what is wanted of them.
+    """The thread and its queue. The window of each node bounds the queue.
 
     Attributes:
-        failure: why nothing can be written any more; empty while it can.
+        failure: why no further data can be written; None if it can.
     """
 
     def __init__(self) -> None:
-        self.failure = ""
+        self.failure: str | None = None
         self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
         self._thread.start()
 
     def put(self, folder: Path, data: LogData, written: Written, send: Callable[[object], None]) -> None:
-        """Have the next piece of a node's logs written below ``folder``; ``send`` then tells its agent that."""
+        """Queue the next piece of a node's logs for a file below ``folder``.
+
+        Once the piece is written, ``send`` is called with a request for more.
+        """
         self._pieces.put(_Piece(folder, data, written, send))
 
     def close(self, timeout_s: float) -> None:
-        """Write what waits, and no longer than that."""
+        """Write the queued pieces, for at most ``timeout_s``, and end the thread."""
         self._pieces.put(None)
         self._thread.join(timeout_s)
 
     def _run(self) -> None:
         while (piece := self._pieces.get()) is not None:
-            if self.failure or piece.written.is_there:
+            if self.failure is not None or piece.written.is_shared:
                 continue
             try:
                 self._write(piece)
@@ -79,8 +86,8 @@ class LogWriter:
         part = path.with_name(f"{path.name}.part")
         if not part.exists():
             if os.path.lexists(path):
-                written.is_there = True
-                piece.send(LogsWanted(0))
+                written.is_shared = True
+                piece.send(GrantLogBytes(0))
                 return
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         _append(part, piece.data.data)
@@ -89,12 +96,16 @@ class LogWriter:
             written.files += 1
             written.local_ranks.update(Path(chunk.path).parts[1:-1])
         written.nbytes += chunk.nbytes
-        written.cost += cost(chunk)  # First: what is wanted may come at once.
-        piece.send(LogsWanted(cost(chunk)))
+        written.cost += cost(chunk)  # Before the request, since the answer may arrive at once.
+        piece.send(GrantLogBytes(cost(chunk)))
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Raises OSError; what there is of the file is then gone."""
+    """Append ``data``.
+
+    Raises:
+        OSError: it cannot be written; the file was removed.
+    """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         disk = os.fstatvfs(fd)

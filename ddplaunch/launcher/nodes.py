@@ -1,244 +1,341 @@
-"""The nodes of a run: an agent on each, where they meet, who is lost and who takes its place. Main thread only."""
+"""The nodes of a run: starts their agents, holds each node's state, replaces a lost node by a spare.
+
+Runs in the launcher, in the main thread. Holds the participants and their rendezvous. ``Run`` decides how the loss of
+a node affects the run.
+"""
 
 from __future__ import annotations
 
+import enum
 import time
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_LOST, NODE_NOT_READY, LaunchError
-from ddplaunch.launcher.failures import HostFailure, failures_table
-from ddplaunch.launcher.handles import AgentLost, Node, Starter
-from ddplaunch.launcher.meeting_place import MeetingPlace
-from ddplaunch.records import AgentEnded, RendezvousGone
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
+from ddplaunch.launcher.rendezvous_manager import RendezvousManager
+from ddplaunch.protocol.launcher_agent import AgentEnded, RendezvousUnreachable
+from ddplaunch.transport.failures import HostFailure, failures_table
+from ddplaunch.transport.handle import AgentHandle, AgentLost, Transport
+from ddplaunch.transport.remote_start import NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Mapping
 
-    from ddplaunch.config import Meeting
+    from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
-    from ddplaunch.launcher.remote import NodeFacts
+    from ddplaunch.protocol.specs import AgentSpec
 
 
 SWEEP_S = 20.0
-"""How long the sweep of a lost node may take."""
+"""Time limit for the sweep of a lost node, in seconds."""
+
+_NEVER = float("inf")
+
+
+class NodeState(enum.Enum):
+    """The life of a node.
+
+    Transitions::
+
+        CONNECTING   -> RUNNING | DONE | SWEEPING | LOST
+        RUNNING      -> ENDING | DONE | SWEEPING | LOST
+        ENDING       -> SENDING_LOGS | DONE | SWEEPING | LOST
+        SENDING_LOGS -> DONE
+        SWEEPING     -> LOST
+
+    DONE and LOST are final. A node whose sweep cannot be started goes to LOST at once.
+    """
+
+    CONNECTING = enum.auto()
+    """The launcher is connecting to the host; the agent does not accept records yet."""
+    RUNNING = enum.auto()
+    """The agent accepts records."""
+    ENDING = enum.auto()
+    """AgentEnded has arrived: the node's workers have ended, and the agent's channel closes next."""
+    SENDING_LOGS = enum.auto()
+    """As ENDING, but the agent sends its log files before the channel closes."""
+    DONE = enum.auto()
+    """The agent has ended, or its host cannot be used."""
+    SWEEPING = enum.auto()
+    """The agent is lost; a second connection kills the node's remaining processes."""
+    LOST = enum.auto()
+    """The agent is lost, and no sweep is in progress."""
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether the agent accepts records."""
+        return self in (NodeState.RUNNING, NodeState.ENDING, NodeState.SENDING_LOGS)
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the agent is lost, during or after the sweep."""
+        return self in (NodeState.SWEEPING, NodeState.LOST)
+
+    @property
+    def is_final(self) -> bool:
+        """Whether the launcher no longer waits for this node."""
+        return self in (NodeState.DONE, NodeState.LOST)
+
+
+@dataclass
+class Node:
+    """A host's part in a run.
+
+    Attributes:
+        unkillable_pids: processes on the host that survived SIGKILL; None until the agent or a sweep has reported.
+        sweep: the second connection; None unless the state is SWEEPING.
+        sweep_deadline: time limit of the sweep, by ``time.monotonic()``.
+        facts: facts about a remote host; None for a local node, and until the agent is connected.
+    """
+
+    index: int
+    host: str
+    handle: AgentHandle
+    state: NodeState = NodeState.CONNECTING
+    unkillable_pids: tuple[int, ...] | None = None
+    sweep: AgentHandle | None = None
+    sweep_deadline: float = _NEVER
+    facts: NodeFacts | None = None
 
 
 class Nodes:
     """All nodes of a run.
 
     Attributes:
-        seats: indices of the nodes that take part, in the order of their ranks; one that comes for a lost node takes
-            its seat.
-        sweep_deadline: when the next sweep of a lost node has had its time.
-        place: where they meet; None where the launcher does not lead.
+        all: every node that was started, by index.
+        participants: indices of the nodes that take part, in the order of their ranks; a spare gets the position of
+            the node that it replaces.
+        rendezvous: the rendezvous of the participants; None where the launcher does not assign the rendezvous.
     """
 
     def __init__(
         self,
-        starter: Starter,
+        transport: Transport,
+        spec: Callable[[int, Mapping[str, int]], AgentSpec],
         min_nodes: int,
         max_nodes: int,
-        meeting: Meeting | None,
+        rendezvous: RendezvousConfig | None,
         attempts: Attempts,
-        say: Callable[[str, int], None],
+        show: Callable[[str, int], None],
     ) -> None:
-        """``meeting`` is what all meetings have in common; None where the launcher does not lead."""
-        self._starter = starter
+        """``rendezvous`` is the rendezvous of the run; None where the launcher does not assign it.
+
+        ``spec`` builds the AgentSpec of node ``index``, given the descriptors that its agent has inherited.
+        """
+        self._transport = transport
+        self._spec = spec
         self._min_nodes = min_nodes
         self._max_nodes = max_nodes
         self._attempts = attempts
-        self._say = say
+        self._show = show
         self.all: list[Node] = []
-        self.seats: list[int] = []
-        self.sweep_deadline = float("inf")
-        self._connecting: list[Node] = []
-        self._going_on: list[Node] = []
+        self.participants: list[int] = []
+        self.rendezvous = RendezvousManager(rendezvous) if rendezvous else None
+        self._maybe_connecting: list[Node] = []
+        self._maybe_unfinished: list[Node] = []
         self._failures: list[HostFailure] = []
-        self._told_failures = 0
-        self.place = MeetingPlace(meeting) if meeting else None
+        self._shown_failures = 0
+        self._sweep_deadline = _NEVER
 
     @property
-    def running(self) -> Iterator[Node]:
-        """Those whose agents hear what is sent."""
-        return (node for node in self.all if node.state == "running")
+    def connected(self) -> Iterator[Node]:
+        """The nodes whose agents accept records."""
+        return (node for node in self.all if node.state.has_agent)
 
     @property
-    def are_over(self) -> bool:
-        """No agent and no sweep goes on."""
-        return _all_have(self._going_on, lambda node: node.state in ("ended", "lost") and node.sweep is None)
+    def lost(self) -> list[Node]:
+        """The nodes whose agents are lost."""
+        return [node for node in self.all if node.state.is_lost]
 
     @property
-    def are_connecting(self) -> bool:
-        """Some are still connected to."""
-        return not _all_have(self._connecting, lambda node: node.state != "connecting")
+    def all_finished(self) -> bool:
+        """Whether all agents and all sweeps have ended."""
+        return _all_passed(self._maybe_unfinished, lambda node: node.state.is_final)
+
+    @property
+    def any_connecting(self) -> bool:
+        """Whether the launcher is still connecting to a node."""
+        return not _all_passed(self._maybe_connecting, lambda node: node.state is not NodeState.CONNECTING)
+
+    @property
+    def unkillable_pids(self) -> tuple[int, ...]:
+        """Processes that survived SIGKILL, on all nodes that have reported."""
+        return tuple(sorted(pid for node in self.all for pid in node.unkillable_pids or ()))
+
+    # Start.
 
     def start(self) -> None:
-        """Start the agents of the first nodes; the rest are spares."""
-        for _ in range(min(self._max_nodes, len(self._starter.hosts))):
-            self.seats.append(self._start_next().index)
-        self.meet()
+        """Start the agents of the first nodes; the other hosts are spares.
+
+        Raises:
+            LaunchError: an agent cannot be started.
+        """
+        for _ in range(min(self._max_nodes, len(self._transport.hosts))):
+            self.participants.append(self._start_next().index)
+        self.announce_rendezvous()
 
     def _start_next(self) -> Node:
         index = len(self.all)
-        node = Node(index, self._starter.hosts[index], self._starter.start(index))
-        for nodes in (self.all, self._connecting, self._going_on):
+        node = Node(index, self._transport.hosts[index], self._transport.start(index))
+        for nodes in (self.all, self._maybe_connecting, self._maybe_unfinished):
             nodes.append(node)
-        if not self._starter.is_remote:
-            self.connected(node)
+        if not self._transport.is_remote:
+            self.on_agent_connected(node)
         return node
 
-    def connected(self, node: Node, facts: NodeFacts | None = None) -> None:
-        """The agent takes records."""
-        node.state, node.facts = "running", facts
-        node.handle.send(self._starter.spec(node.index))
+    def on_agent_connected(self, node: Node, facts: NodeFacts | None = None) -> None:
+        """The agent accepts records: send its AgentSpec."""
+        node.state, node.facts = NodeState.RUNNING, facts
+        node.handle.send(self._spec(node.index, node.handle.inherited_fds))
+
+    def stop_connecting(self) -> None:
+        """Cancel all connections that are not established yet."""
+        for node in self.all:
+            if node.state is NodeState.CONNECTING:
+                node.state, node.unkillable_pids = NodeState.DONE, ()
+                node.handle.end_input()
+
+    # The rendezvous.
+
+    def announce_rendezvous(self) -> None:
+        """Once no node is connecting, start or update the rendezvous. To be called after every change of nodes.
+
+        Raises:
+            LaunchError: too few hosts can be used.
+        """
+        if self.any_connecting:
+            return
+        for node, failure in self._torch_mismatches():
+            node.handle.end_input()
+            self.exclude(node, failure)  # Calls this method again, for the remaining nodes.
+            return
+        if len(self.participants) < self._min_nodes:
+            raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
+        for failure in self._failures[self._shown_failures :]:
+            self._show(f"{failure.host} cannot be used: {failure.message}; the job runs without it", Level.ALWAYS)
+        self._shown_failures = len(self._failures)
+        if self.rendezvous:
+            self.rendezvous.announce(self.participants, self._attempts, self._send_to)
+
+    def _torch_mismatches(self) -> list[tuple[Node, HostFailure]]:
+        """The participants whose version of torch differs from the most frequent one."""
+        by_host = {node.host: (node, node.facts) for node in map(self.all.__getitem__, self.participants) if node.facts}
+        if len(by_host) < 2:
+            return []
+        from ddplaunch.transport.remote_start import check_torch_versions
+
+        failures = check_torch_versions({host: facts for host, (_, facts) in by_host.items() if facts})
+        return [(by_host[failure.host][0], failure) for failure in failures]
+
+    def relocate_rendezvous(self, node: Node, event: RendezvousUnreachable) -> None:
+        """``node`` cannot reach the rendezvous any more: start another one, on another node.
+
+        Raises:
+            LaunchError: too many rendezvous have failed one after the other.
+        """
+        if self.rendezvous and event.token == self.rendezvous.token:
+            self._show(f"{node.host} has lost the rendezvous ({event.reason}); the nodes start a new one", Level.NORMAL)
+            self.rendezvous.relocate(node.host, event.reason)
+            self.announce_rendezvous()
 
     def send(self, record: object) -> None:
-        """To all agents."""
-        for node in self.running:
+        """Send ``record`` to all agents."""
+        for node in self.connected:
             node.handle.send(record)
 
     def _send_to(self, index: int, record: object) -> None:
         self.all[index].handle.send(record)
 
-    def meet(self) -> None:
-        """Once no node is waited for: see that all know where they meet. Call it whenever that may have changed.
+    # Lost and unusable nodes.
+
+    def can_continue_without(self, node: Node) -> bool:
+        """Whether ``node`` is a participant without which enough nodes remain, spares included."""
+        spares = len(self._transport.hosts) - len(self.all)
+        remaining = len(self.participants) - 1 + spares
+        return bool(self.rendezvous) and node.index in self.participants and remaining >= self._min_nodes
+
+    def exclude(self, node: Node, failure: HostFailure) -> None:
+        """The host of ``node`` cannot be used: replace the node.
 
         Raises:
-            LaunchError: too few nodes can be used.
-        """
-        if self.are_connecting:
-            return
-        for node, failure in self._unlike():
-            node.handle.end_input()
-            self.failed(node, failure)  # And all others meet.
-            return
-        if len(self.seats) < self._min_nodes:
-            raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
-        for failure in self._failures[self._told_failures :]:
-            self._say(f"{failure.host} cannot be used: {failure.message}; the job does without it", -1)
-        self._told_failures = len(self._failures)
-        if self.place:
-            self.place.invite(self.seats, self._attempts, self._send_to)
-
-    def _unlike(self) -> list[tuple[Node, HostFailure]]:
-        """Nodes whose torch is not the one that most have."""
-        told = {node.host: (node, node.facts) for node in map(self.all.__getitem__, self.seats) if node.facts}
-        if len(told) < 2:
-            return []
-        from ddplaunch.launcher.remote import judge_versions
-
-        failures = judge_versions({host: facts for host, (_, facts) in told.items() if facts})
-        return [(told[failure.host][0], failure) for failure in failures]
-
-    def rendezvous_gone(self, node: Node, event: RendezvousGone) -> None:
-        """A node cannot reach the others any more: they meet anew.
-
-        Raises:
-            LaunchError: that was tried often enough.
-        """
-        if self.place and event.token == self.place.token:
-            self._say(f"{node.host} has lost the rendezvous ({event.reason}); the nodes meet anew", 0)
-            self.place.leave(node.host, event.reason)
-            self.meet()
-
-    def abandon(self) -> None:
-        """Wait for no connection any more."""
-        for node in self.all:
-            if node.state == "connecting":
-                node.state, node.left = "ended", ()
-                node.handle.end_input()
-
-    # Who is lost.
-
-    def can_do_without(self, node: Node) -> bool:
-        """This node takes part, and enough others would be left, spares included."""
-        spares = len(self._starter.hosts) - len(self.all)
-        return bool(self.place) and node.index in self.seats and len(self.seats) - 1 + spares >= self._min_nodes
-
-    def failed(self, node: Node, failure: HostFailure) -> None:
-        """A host cannot be used.
-
-        Raises:
-            LaunchError: too few others can.
+            LaunchError: too few other hosts can be used.
         """
         self._failures.append(failure)
-        node.state, node.left = "ended", ()
-        self._replace(node)
+        node.state, node.unkillable_pids = NodeState.DONE, ()
+        self.replace(node)
 
-    def lost(self, node: Node, why: str, hint: str = "", *, may_go_on: bool) -> None:
-        """The agent of a node is gone; what it left is swept, and another node may take its place.
+    def replace(self, node: Node) -> None:
+        """Start a spare in the position of ``node``; without a spare the world shrinks.
 
         Raises:
-            LaunchError: too few nodes are left.
+            LaunchError: too few hosts can be used.
         """
-        node.state = "lost"
-        node.sweep = self._starter.sweep(node.index)
-        node.sweep_deadline = time.monotonic() + SWEEP_S
-        self.sweep_deadline = min(self.sweep_deadline, node.sweep_deadline)
-        if node.index not in self.seats:
-            return
-        if not may_go_on or not self.can_do_without(node):
-            self.seats.remove(node.index)
-            if self.place and self.seats:
-                self.place.left(node.index, self.seats, self._send_to)
-            raise LaunchError(why, hint, NODE_LOST)
-        self._say(f"{why}; the job goes on", -1)
-        self._replace(node)
-
-    def _replace(self, node: Node) -> None:
-        """A spare takes the seat; without one it is empty, and the world smaller."""
-        seat = self.seats.index(node.index)
-        if len(self.all) < len(self._starter.hosts):
-            self.seats[seat : seat + 1] = [self._start_next().index]
-            self._say(f"{self.all[-1].host} takes the place of {node.host}", 0)
+        position = self.participants.index(node.index)
+        if len(self.all) < len(self._transport.hosts):
+            self.participants[position : position + 1] = [self._start_next().index]
+            self._show(f"{self.all[-1].host} replaces {node.host}", Level.NORMAL)
         else:
-            del self.seats[seat]
-        if self.place and len(self.seats) >= self._min_nodes:
-            self.place.left(node.index, self.seats, self._send_to)
-        self.meet()
+            del self.participants[position]
+        if self.rendezvous and len(self.participants) >= self._min_nodes:
+            self.rendezvous.remove_node(node.index, self.participants, self._send_to)
+        self.announce_rendezvous()
 
-    def give_up_sweeps(self, now: float) -> None:
-        """End the sweeps whose time is over."""
-        for node in self.all:
-            if node.sweep and now >= node.sweep_deadline:
-                node.sweep.kill()
-                node.sweep.close()
-                node.sweep = None
-        self.sweep_deadline = min((node.sweep_deadline for node in self.all if node.sweep), default=float("inf"))
+    def remove(self, node: Node) -> None:
+        """Remove ``node`` from the participants, without replacement."""
+        self.participants.remove(node.index)
+        if self.rendezvous and self.participants:
+            self.rendezvous.remove_node(node.index, self.participants, self._send_to)
 
-    @property
-    def left(self) -> tuple[int, ...]:
-        """Pids that could not be ended, of all nodes that have told."""
-        return tuple(sorted(pid for node in self.all for pid in node.left or ()))
+    # The sweep of lost nodes.
 
-    @property
-    def lost_ones(self) -> list[Node]:
-        """The lost ones; ``left`` of one that could not be asked any more is None."""
-        return [node for node in self.all if node.state == "lost"]
+    def sweep(self, node: Node) -> None:
+        """The agent of ``node`` is lost: start to kill the node's remaining processes."""
+        node.sweep = self._transport.sweep(node.index)
+        node.state = NodeState.SWEEPING if node.sweep else NodeState.LOST
+        node.sweep_deadline = time.monotonic() + SWEEP_S
+        self._sweep_deadline = min(self._sweep_deadline, node.sweep_deadline)
+
+    def on_sweep_event(self, node: Node, event: object) -> None:
+        """Handle an event of the second connection; AgentLost or HostFailure is the last one."""
+        if isinstance(event, AgentEnded):
+            node.unkillable_pids = event.unkillable_pids
+        elif isinstance(event, (AgentLost, HostFailure)):
+            _end_sweep(node)
+
+    def run_due(self, now: float) -> float:
+        """End the sweeps that have reached their deadline. Returns the next deadline."""
+        if now >= self._sweep_deadline:
+            sweeping = [node for node in self.all if node.sweep]
+            for node in sweeping:
+                if node.sweep and now >= node.sweep_deadline:
+                    node.sweep.kill()
+                    _end_sweep(node)
+            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweep), default=_NEVER)
+        return self._sweep_deadline
+
+    # The end.
 
     def close(self, timeout_s: float) -> None:
-        """End what still runs; returns when all agents of ours are gone. Local ones are killed after ``timeout_s``."""
+        """End all agents; returns when they have exited. Local ones are killed after ``timeout_s``."""
         for node in self.all:
             node.handle.end_input()
         for node in self.all:
             for handle in (node.handle, node.sweep):
                 if handle:
                     handle.close(timeout_s)
-        self._starter.close()
-
-    def swept(self, node: Node, event: object) -> None:
-        """What the sweep of a lost node says; its last event is its end."""
-        if isinstance(event, AgentEnded):
-            node.left = event.left
-        elif isinstance(event, (AgentLost, HostFailure)) and node.sweep:
-            node.sweep.close()
-            node.sweep = None
+        self._transport.close()
 
 
-def _all_have(nodes: list[Node], passed: Callable[[Node], bool]) -> bool:
-    """Whether all have ``passed`` what none comes back from; takes those at the end that have out of ``nodes``.
+def _end_sweep(node: Node) -> None:
+    if node.sweep:
+        node.sweep.close()
+        node.sweep, node.state = None, NodeState.LOST
 
-    This is asked after every event: to look at all nodes each time would take a launcher of thousands all its time.
+
+def _all_passed(nodes: list[Node], passed: Callable[[Node], bool]) -> bool:
+    """Whether all ``nodes`` have ``passed`` a state for good; removes such nodes from the end of the list.
+
+    Called after every event: with thousands of nodes, a check of all of them each time would take most of the CPU time.
     """
     while nodes and passed(nodes[-1]):
         nodes.pop()

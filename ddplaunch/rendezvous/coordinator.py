@@ -1,45 +1,57 @@
-"""Decides on rounds: who takes part, in which order, when all must stop, and what follows. Pure: no clock, no store.
+"""The coordinator of a run: forms rounds, stops them, and gives the verdict on each.
 
-Lives in the rendezvous process of the node that owns the endpoint. Every message of a node is one call of
-``receive``; what that returns is sent.
+Runs in the member process of the node that serves the store. The member passes every record of a node to
+``Coordinator.receive`` and sends the records that it returns. Pure: uses no clock and no store.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from enum import Enum, auto
 
-from ddplaunch.host_ranges import fold
-from ddplaunch.model import NodesExpected, WorkerExit
-from ddplaunch.printable import shown
-from ddplaunch.prospects import IN_A_ROW, why_hopeless
-from ddplaunch.rendezvous import seating
-from ddplaunch.rendezvous.round_end import RoundEnd
-from ddplaunch.rounds import (
-    Gathered,
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.protocol.rendezvous import (
+    AllNodesLeft,
     ListenForStore,
     NodeEnded,
-    NodeGone,
     NodeJoined,
+    NodeLeft,
+    NoFreeSlot,
     RoundFormed,
-    RoundOver,
-    RunClosed,
-    RunFull,
+    RoundVerdict,
     StopRound,
     StoreListens,
+    WaitingNodes,
     WorkerFailed,
 )
+from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
+from ddplaunch.protocol.results import SetParticipants, WorkerExit
+from ddplaunch.rendezvous import rank_assignment
+from ddplaunch.rendezvous.round_reports import RoundReports
+from ddplaunch.text import quote
 
-_SHOWN_CHARACTERS = 1000
-"""Of the hosts that have come, in the worst case; numbered ones fold to a few."""
+_MAX_HOSTS_CHARACTERS = 1000
+"""Limit of the list of waiting hosts in a record; numbered hosts fold to a few characters."""
 
-Phase = Literal["gathering", "listening", "running", "stopping", "over"]
+
+class Phase(Enum):
+    """State of the current round."""
+
+    WAITING = auto()
+    """Nodes join; the next round has not been formed."""
+    STARTING = auto()
+    """The participants are chosen; the first of them binds the socket of the workers' store."""
+    RUNNING = auto()
+    STOPPING = auto()
+    """StopRound was sent to all nodes; some still run."""
+    FINISHED = auto()
+    """The run has ended; nodes leave."""
 
 
 @dataclass(frozen=True)
-class Sent:
-    """A record for one node."""
+class Outgoing:
+    """A record to send to one node."""
 
     node_index: int
     record: object
@@ -47,180 +59,187 @@ class Sent:
 
 @dataclass
 class Coordinator:
-    """The state of a run's rounds; ``serves`` is the node this runs on.
+    """The state of a run's rounds.
 
-    ``seats`` are the node indices in rank order: a node keeps its seat over the rounds, and one that comes for a lost
-    node takes that node's. ``expected`` are the seats as a launcher tells them; empty where nodes come by themselves.
+    Attributes:
+        server: index of the node that serves the store, on which this process runs.
+        assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
+        attempt: number of the current round.
+        restart_count: number of rounds so far that followed a failure.
+        participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
+            lost node gets that node's position.
     """
 
-    serves: int
+    server: int
     min_nodes: int
     max_nodes: int
     max_restarts: int
-    expected: tuple[int, ...] = ()
+    assigned: tuple[int, ...] = ()
     attempt: int = 0
-    restarts: int = 0
-    phase: Phase = "gathering"
-    seats: list[int] = field(default_factory=list)
+    restart_count: int = 0
+    phase: Phase = Phase.WAITING
+    participants: list[int] = field(default_factory=list)
     _waiting: dict[int, NodeJoined] = field(default_factory=dict)
     _hosts: dict[int, str] = field(default_factory=dict)
     _running: set[int] = field(default_factory=set)
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
-    _end: RoundEnd = field(default_factory=RoundEnd)
+    _reports: RoundReports = field(default_factory=RoundReports)
     _causes: tuple[WorkerExit | None, ...] = ()
 
-    def receive(self, message: object) -> list[Sent]:
-        """Take one message of a node and return what must be sent."""
-        match message:
+    def receive(self, record: object) -> list[Outgoing]:
+        """Process one record of a node and return the records to send."""
+        match record:
             case NodeJoined():
-                return self._joined(message)
-            case StoreListens(attempt=attempt) if self.phase == "listening" and attempt == self.attempt:
-                return self._start(message)
-            case WorkerFailed(node_index=index, attempt=attempt) if self._runs(index, attempt):
-                self._end.alarms.append(index)
+                return self._on_joined(record)
+            case StoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
+                return self._start(record)
+            case WorkerFailed(node_index=index, attempt=attempt) if self._is_running(index, attempt):
+                self._reports.failed_nodes.append(index)
                 return self._stop("")
-            case NodeEnded(node_index=index, attempt=attempt) if self._runs(index, attempt):
-                return self._ended(message)
-            case NodeGone(node_index=index):
-                return self._gone(index)
-            case NodesExpected(seats=seats):
-                return self._expect(seats)
+            case NodeEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
+                return self._on_ended(record)
+            case NodeLeft(node_index=index):
+                return self._on_left(index)
+            case SetParticipants(participants=participants):
+                return self._assign(participants)
         return []
 
-    def gathered(self) -> list[Sent]:
-        """For those that wait: who else does. Send it now and then; at every arrival it is too much for many nodes."""
-        if self.phase != "gathering":
+    def waiting_nodes(self) -> list[Outgoing]:
+        """A WaitingNodes for every waiting node. Call at intervals: a call per arrival would make n^2 records."""
+        if self.phase is not Phase.WAITING:
             return []
-        hosts = shown(fold(joined.host for joined in self._waiting.values()), _SHOWN_CHARACTERS)
-        needed, count = len(self.expected) or self.min_nodes, len(self._waiting)
-        gathered = Gathered(hosts, count, max(0, needed - count))
-        return [Sent(index, gathered) for index in self._waiting]
+        hosts = quote(fold(joined.host for joined in self._waiting.values()), _MAX_HOSTS_CHARACTERS)
+        needed, count = len(self.assigned) or self.min_nodes, len(self._waiting)
+        waiting = WaitingNodes(hosts, count, max(0, needed - count))
+        return [Outgoing(index, waiting) for index in self._waiting]
 
-    def last_call(self) -> list[Sent]:
-        """Nobody more has come in time: start with those that are there, if they are enough."""
+    def last_call_expired(self) -> list[Outgoing]:
+        """Start a round with the waiting nodes, if there are enough."""
         return self._form() if self.has_enough else []
 
     @property
     def has_enough(self) -> bool:
-        """MIN nodes wait, fewer than MAX: the last call runs."""
-        return self.phase == "gathering" and not self.expected and len(self._waiting) >= self.min_nodes
+        """Whether ``min_nodes`` nodes wait, so that the last-call time runs."""
+        return self.phase is Phase.WAITING and not self.assigned and len(self._waiting) >= self.min_nodes
 
     @property
-    def _are_all_here(self) -> bool:
-        if self.expected:
-            return len(self._waiting) >= len(self.expected) and self._waiting.keys() >= set(self.expected)
-        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.seats) - self._lost
+    def _is_complete(self) -> bool:
+        if self.assigned:
+            return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
+        return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._lost
 
-    def _runs(self, node_index: int, attempt: int) -> bool:
+    def _is_running(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
 
-    # Gathering.
+    # Waiting for nodes, and the start of a round.
 
-    def _joined(self, message: NodeJoined) -> list[Sent]:
-        index = message.node_index
-        self._waiting[index], self._hosts[index] = message, message.host
+    def _on_joined(self, record: NodeJoined) -> list[Outgoing]:
+        index = record.node_index
+        self._waiting[index], self._hosts[index] = record, record.host
         self._lost.discard(index)
-        if self.phase == "over":
-            over = RoundOver(self.attempt, restarts=False, failed=True, reason="the run was over when this node came")
-            return [Sent(index, over)]
-        if self.phase == "gathering":
-            return self._gather()
-        has_room = index in self.expected if self.expected else len(self.seats) < self.max_nodes
-        if self.phase == "running" and has_room:
-            self._end.has_joined = True
-            return self._stop(f"{message.host} joins")
-        if not self.expected and index not in self.seats:
+        if self.phase is Phase.FINISHED:
+            reason = "the run had ended when this node joined"
+            return [Outgoing(index, RoundVerdict(self.attempt, will_restart=False, failed=True, reason=reason))]
+        if self.phase is Phase.WAITING:
+            return self._form_if_complete()
+        has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
+        if self.phase is Phase.RUNNING and has_room:
+            self._reports.node_joined = True
+            return self._stop(f"{record.host} joins")
+        if not self.assigned and index not in self.participants:
             if not has_room:
-                return [Sent(index, RunFull(tuple(self._hosts[seat] for seat in self.seats)))]
-            if self.phase == "listening":  # Nobody has started: the round is larger by this node.
-                self.seats.append(index)
-        return self._gather()
+                return [Outgoing(index, NoFreeSlot(tuple(self._hosts[other] for other in self.participants)))]
+            if self.phase is Phase.STARTING:  # No worker has started: the node can still take part.
+                self.participants.append(index)
+        return []
 
-    def _gather(self) -> list[Sent]:
-        if self.phase != "gathering":
-            return []
-        return self._form() if self._are_all_here else []
+    def _form_if_complete(self) -> list[Outgoing]:
+        return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
-    def _expect(self, seats: tuple[int, ...]) -> list[Sent]:
-        stay = set(seats)
-        missing = [index for index in self.expected if index not in stay]
-        self.expected = seats
-        return [*(sent for index in missing for sent in self._gone(index)), *self._gather()]
+    def _assign(self, participants: tuple[int, ...]) -> list[Outgoing]:
+        lost = [index for index in self.assigned if index not in set(participants)]
+        self.assigned = participants
+        return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
-    def _form(self) -> list[Sent]:
-        self.seats = list(self.expected) or seating.seated(self.seats, self._waiting)[: self.max_nodes]
-        self.phase = "listening"
-        self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.seats))
-        return [Sent(self.seats[0], ListenForStore(self.attempt, self._reached()))]
+    def _form(self) -> list[Outgoing]:
+        self.participants = (
+            list(self.assigned) or rank_assignment.in_rank_order(self.participants, self._waiting)[: self.max_nodes]
+        )
+        self.phase = Phase.STARTING
+        self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.participants))
+        return [Outgoing(self.participants[0], ListenForStore(self.attempt, self._first_address()))]
 
-    def _reached(self) -> str:
-        """Where the workers of the other nodes will reach the first one: where the most have reached it just now."""
-        if self.seats[0] != self.serves:
+    def _first_address(self) -> str:
+        """Address at which most other nodes have connected to the first node; empty if it does not serve the store."""
+        if self.participants[0] != self.server:
             return ""
-        reached = Counter(self._waiting[index].reached for index in self.seats[1:])
-        return reached.most_common(1)[0][0] if reached else ""
+        addresses = Counter(self._waiting[index].server_address for index in self.participants[1:])
+        return addresses.most_common(1)[0][0] if addresses else ""
 
-    def _start(self, store: StoreListens) -> list[Sent]:
-        sizes = tuple(self._waiting.pop(index).local_world_size for index in self.seats)
-        self._running, self._end, self.phase = set(self.seats), RoundEnd(), "running"
-        rounds = seating.rounds(self.attempt, self.restarts, sizes, store)
-        return [Sent(index, RoundFormed(round_)) for index, round_ in zip(self.seats, rounds, strict=True)]
+    def _start(self, store: StoreListens) -> list[Outgoing]:
+        sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
+        self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
+        rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
+        return [Outgoing(index, RoundFormed(round_)) for index, round_ in zip(self.participants, rounds, strict=True)]
 
-    # Ending.
+    # The end of a round.
 
-    def _stop(self, reason: str) -> list[Sent]:
-        if self.phase != "running":
+    def _stop(self, reason: str) -> list[Outgoing]:
+        if self.phase is not Phase.RUNNING:
             return []
-        self.phase, self._end.reason = "stopping", reason
-        return [Sent(index, StopRound(self.attempt)) for index in self.seats if index in self._running]
+        self.phase, self._reports.reason = Phase.STOPPING, reason
+        return [Outgoing(index, StopRound(self.attempt)) for index in self.participants if index in self._running]
 
-    def _ended(self, message: NodeEnded) -> list[Sent]:
-        self._running.discard(message.node_index)
-        self._end.ends.append(message)
-        if message.stopped:
-            self._end.stopped = self._end.stopped or self._hosts[message.node_index]
-        sent = self._stop("") if message.failed or message.stopped else []
-        return [*sent, *self._over()]
+    def _on_ended(self, record: NodeEnded) -> list[Outgoing]:
+        self._running.discard(record.node_index)
+        self._reports.ended_nodes.append(record)
+        if record.stopped:
+            self._reports.stopped_host = self._reports.stopped_host or self._hosts[record.node_index]
+        sent = self._stop("") if record.failed or record.stopped else []
+        return [*sent, *self._finish_round()]
 
-    def _gone(self, node_index: int) -> list[Sent]:
-        if self.phase == "over":
+    def _on_left(self, node_index: int) -> list[Outgoing]:
+        if self.phase is Phase.FINISHED:
             self._leaving.discard(node_index)
-            return [] if self._leaving else [Sent(self.serves, RunClosed())]
+            return [] if self._leaving else [Outgoing(self.server, AllNodesLeft())]
         self._waiting.pop(node_index, None)
         self._lost.add(node_index)
-        if self.phase == "listening" and node_index in self.seats:
-            self.phase = "gathering"
-        if node_index not in self.seats or self.phase == "gathering":
-            return self._gather()
+        if self.phase is Phase.STARTING and node_index in self.participants:
+            self.phase = Phase.WAITING
+        if node_index not in self.participants or self.phase is Phase.WAITING:
+            return self._form_if_complete()
         self._running.discard(node_index)
-        self._end.has_lost = True
-        reason = f"{self._hosts[node_index]} (node {self.seats.index(node_index)}) is lost"
+        self._reports.node_lost = True
+        reason = f"{self._hosts[node_index]} (node {self.participants.index(node_index)}) is lost"
         sent = self._stop(reason)
-        self._end.reason = self._end.reason or reason
-        return [*sent, *self._over()]
+        self._reports.reason = self._reports.reason or reason
+        return [*sent, *self._finish_round()]
 
-    def _over(self) -> list[Sent]:
-        """Once no node runs: the verdict, to all that took part and to those that wait."""
-        if self._running or self.phase not in ("running", "stopping"):
+    def _finish_round(self) -> list[Outgoing]:
+        """Once no node runs: the verdict for the participants and, after the last round, also for the waiting nodes."""
+        if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        over = self._end.verdict(
-            self.attempt,
-            has_restarts=self.restarts < self.max_restarts,
-            may_change=bool(self.expected) or self.min_nodes < self.max_nodes,
-        )
-        self._causes = (*self._causes, None if self._end.has_lost else over.cause)[-IN_A_ROW:]
-        if over.restarts and (why_not := why_hopeless(self._causes)):
-            over = replace(over, restarts=False, reason=why_not)
-        told = list(dict.fromkeys([*self.seats, *([] if over.restarts else self._waiting)]))
-        if over.restarts:
-            self.phase = "gathering"
+        verdict = self._verdict()
+        receivers = list(dict.fromkeys([*self.participants, *([] if verdict.will_restart else self._waiting)]))
+        if verdict.will_restart:
+            self.phase = Phase.WAITING
             self.attempt += 1
-            self.restarts += over.failed
+            self.restart_count += verdict.failed
         else:
-            self.phase = "over"
-            self._leaving = set(told) - self._lost - {self.serves}
-        closed = [] if over.restarts or self._leaving else [Sent(self.serves, RunClosed())]
-        # One launcher above all needs the cause, of many lines, only once.
-        brief = replace(over, cause=None) if self.expected else over
-        return [*(Sent(index, over if index == self.serves else brief) for index in told), *closed]
+            self.phase = Phase.FINISHED
+            self._leaving = set(receivers) - self._lost - {self.server}
+        all_left = [] if verdict.will_restart or self._leaving else [Outgoing(self.server, AllNodesLeft())]
+        # The cause can be large, and a launcher of all nodes needs only one copy.
+        brief = replace(verdict, cause=None) if self.assigned else verdict
+        return [*(Outgoing(index, verdict if index == self.server else brief) for index in receivers), *all_left]
+
+    def _verdict(self) -> RoundVerdict:
+        verdict = self._reports.verdict(
+            self.attempt,
+            restart_allowed=self.restart_count < self.max_restarts,
+            may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
+        )
+        self._causes = (*self._causes, None if self._reports.node_lost else verdict.cause)[-MAX_IDENTICAL_FAILURES:]
+        reason = reason_not_to_restart(self._causes) if verdict.will_restart else ""
+        return replace(verdict, will_restart=False, reason=reason) if reason else verdict

@@ -1,9 +1,9 @@
-"""A node's member of the rendezvous: a process that carries messages between its agent and the c10d store.
+"""A node's member of the rendezvous: passes records between the node's agent and the c10d store.
 
-On the node that owns the endpoint it also serves the store and is the coordinator. Messages are JSON records below
-``ddplaunch/<token>/``: an inbox that the coordinator reads in order, numbered by the store's ``add``, and an outbox per
-node, numbered by the coordinator. A blocked store call cannot be interrupted and holds up every other call of its
-client, so each thread has a client of its own, and the process is simply killed at the end.
+Runs in a process that the forkserver starts; on the node that serves the store it is also the coordinator. Records are
+JSON texts in numbered keys below ``ddplaunch/<token>/``: one inbox, which the coordinator reads, and one outbox per
+node, which the coordinator writes. A blocked store call cannot be interrupted and blocks all other calls of its client.
+So every thread has a separate client, and the agent kills the process at the end.
 """
 
 from __future__ import annotations
@@ -12,237 +12,238 @@ import os
 import signal
 import threading
 import time
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING, BinaryIO
+from functools import partial
+from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ddplaunch import protocol
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.rendezvous.coordinator import Coordinator, Sent
-from ddplaunch.rendezvous.entry import Refused, connect, first_line, prefix, take_place
-from ddplaunch.rendezvous.outboxes import Outboxes
-from ddplaunch.rounds import (
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.rendezvous import (
     FROM_NODE,
     TO_NODE,
     MemberReady,
     MemberSpec,
-    NodeGone,
     NodeJoined,
+    NodeLeft,
     RendezvousLost,
 )
+from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, first_line, key_prefix
+from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Sequence
 
     from torch.distributed import TCPStore
 
-BEAT_S = 1.0
+HEARTBEAT_S = 1.0
 _FOR_EVER = timedelta(days=3650)
 _NEVER = float("inf")
 
 
 @dataclass(frozen=True)
-class FromAgent:
-    """What this node's agent says to the coordinator."""
+class _Closed:
+    """Ends the main loop. ``reason`` is empty if the agent has closed its channel."""
 
-    record: object
-
-
-@dataclass(frozen=True)
-class ForCoordinator:
-    """A message in the inbox."""
-
-    record: object
-
-
-@dataclass(frozen=True)
-class ForNode:
-    """A message in this node's outbox."""
-
-    record: object
-
-
-@dataclass(frozen=True)
-class Gone:
-    """A channel has ended: the store's, with its reason, or the agent's, without."""
-
-    reason: str
+    reason: str = ""
 
 
 def serve(channel_fd: int, listen_fd: int) -> None:
-    """Run until the agent or the store is gone. ``listen_fd`` counts where the spec says that this node serves."""
+    """Run until the agent closes its channel or the store is lost.
+
+    Args:
+        channel_fd: socket to the agent, which first sends a ``MemberSpec``.
+        listen_fd: listening socket for the store; not used unless this node serves the store.
+    """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader, writer = os.fdopen(channel_fd, "rb"), os.fdopen(os.dup(channel_fd), "wb")
 
-    def tell(record: object) -> None:
-        writer.write(protocol.encode(record))
+    def send(record: object) -> None:
+        writer.write(wire.encode(record))
         writer.flush()
 
     try:
-        received = protocol.read_record(reader, (MemberSpec,))
+        received = wire.read_record(reader, (MemberSpec,))
         if received is None:
             return
         spec = received[0]
-        store, reached, port = connect(spec, listen_fd, tell)
-        index = take_place(spec, store)
-    except (RuntimeError, Refused, protocol.ProtocolError) as error:
-        tell(RendezvousLost(first_line(error), isinstance(error, Refused)))
+        store, address, port = connect(spec, listen_fd, send)
+        index = claim_node_index(spec, store)
+    except (RuntimeError, Refused, wire.ProtocolError) as error:
+        send(RendezvousLost(first_line(error), isinstance(error, Refused)))
         return
-    Member(spec, MemberReady(index, reached, port), store, reader, writer).run()
+    Member(spec, MemberReady(index, address, port), store, reader, send).run()
 
 
 class Member:
-    """The main thread's state; it alone uses ``store``, the other threads use clones."""
+    """The main thread and its state. Only the main thread uses ``store``; the reading threads use clones."""
 
     def __init__(
-        self, spec: MemberSpec, ready: MemberReady, store: TCPStore, reader: BinaryIO, writer: BinaryIO
+        self,
+        spec: MemberSpec,
+        ready: MemberReady,
+        store: TCPStore,
+        reader: BinaryIO,
+        send_to_agent: Callable[[object], None],
     ) -> None:
         self._ready = ready
         self._index = ready.node_index
-        self._last_call_s = spec.last_call_s
-        self._lost_after_s = spec.lost_after_s
+        settings = spec.rendezvous
+        self._last_call_s, self._lost_after_s = settings.last_call_s, settings.lost_after_s
         self._store = store
         self._reader = reader
-        self._writer = writer
-        self._prefix = prefix(spec)
-        self._mailbox: Mailbox[object] = Mailbox()
+        self._send_to_agent = send_to_agent
+        self._prefix = key_prefix(spec)
+        self._mailbox: Mailbox[_Closed | tuple[Callable[[Any], None], Any]] = Mailbox()
         self._coordinator: Coordinator | None = None
-        if spec.serves:
-            nodes = (self._index, spec.min_nodes, spec.max_nodes)
-            self._coordinator = Coordinator(*nodes, spec.max_restarts, spec.seats, spec.attempt, spec.restarts)
+        if settings.is_server:
+            self._coordinator = Coordinator(
+                self._index,
+                settings.min_nodes,
+                settings.max_nodes,
+                spec.max_restarts,
+                settings.participants,
+                settings.attempt,
+                settings.restart_count,
+            )
         self._last_call = _NEVER
-        self._beats: dict[int, tuple[int, float]] = {}
+        self._heartbeats: dict[int, tuple[int, float]] = {}
         self._hosts: dict[int, str] = {}
-        self._is_led = bool(spec.seats)
-        self._turns = 0
-        self._outboxes = Outboxes(store, self._prefix)
-        self._gathered: list[Sent] = []
+        self._launcher_assigns_rendezvous = bool(settings.participants)
+        self._iterations = 0
+        self._sent_counts: Counter[int] = Counter()
+        self._last_waiting_nodes: list[Outgoing] = []
 
     def run(self) -> None:
-        """Carry messages and beat until a channel ends."""
+        """Pass records and send heartbeats until the agent closes its channel or the store is lost."""
         self._store.set_timeout(timedelta(seconds=max(1.0, self._lost_after_s)))
         self._start(self._read_agent, "agent")
-        self._start(self._read_outbox, "outbox")
+        self._start(partial(self._read_box, f"to/{self._index}", TO_NODE, self._send_to_agent), "outbox")
         if self._coordinator:
-            self._start(self._read_inbox, "inbox")
-        elif not self._is_led:  # A launcher hears by itself of a node that is silent, and has the place moved.
-            self._start(self._watch, "watch")
-        self._tell(self._ready)
+            self._start(partial(self._read_box, "in", FROM_NODE, self._coordinate), "inbox")
+        elif not self._launcher_assigns_rendezvous:  # Otherwise the launcher detects the loss and moves the rendezvous.
+            self._start(self._watch_main_loop, "watch")
+        self._send_to_agent(self._ready)
         try:
             self._loop()
         except RuntimeError as error:
-            self._tell(RendezvousLost(first_line(error)))
+            self._send_to_agent(RendezvousLost(first_line(error)))
 
     def _loop(self) -> None:
-        next_beat = time.monotonic()
+        next_heartbeat = time.monotonic()
         while True:
-            event = self._mailbox.get(min(next_beat, self._last_call))
-            if isinstance(event, Gone):
+            event = self._mailbox.get(min(next_heartbeat, self._last_call))
+            if isinstance(event, _Closed):
                 if event.reason:
-                    self._tell(RendezvousLost(event.reason))
+                    self._send_to_agent(RendezvousLost(event.reason))
                 return
             if event is not None:
-                self._apply(event)
-            now, self._turns = time.monotonic(), self._turns + 1
-            if now >= next_beat:
-                next_beat = now + BEAT_S
-                self._beat(now)
-                self._tell_gathered()
+                handle, record = event
+                handle(record)
+            now, self._iterations = time.monotonic(), self._iterations + 1
+            if now >= next_heartbeat:
+                next_heartbeat = now + HEARTBEAT_S
+                self._exchange_heartbeats(now)
+                self._send_waiting_nodes()
             if now >= self._last_call and self._coordinator:
                 self._last_call = _NEVER
-                self._outboxes.send(self._coordinator.last_call())
+                self._send_to_nodes(self._coordinator.last_call_expired())
 
-    def _apply(self, event: object) -> None:
-        match event:
-            case FromAgent(record=record):
-                self._post(f"{self._prefix}/in", record)
-            case ForNode(record=record):
-                self._tell(record)
-            case ForCoordinator(record=record):
-                self._coordinate(record)
-
-    def _coordinate(self, message: object) -> None:
+    def _coordinate(self, record: object) -> None:
         coordinator = self._coordinator
         if coordinator is None:
             return
-        if isinstance(message, NodeJoined):
-            self._beats[message.node_index] = (-1, time.monotonic())
-            self._hosts[message.node_index] = message.host
-        elif isinstance(message, NodeGone):
-            self._beats.pop(message.node_index, None)
-        self._outboxes.send(coordinator.receive(message))
+        if isinstance(record, NodeJoined):
+            self._heartbeats[record.node_index] = (-1, time.monotonic())
+            self._hosts[record.node_index] = record.host
+        elif isinstance(record, NodeLeft):
+            self._heartbeats.pop(record.node_index, None)
+        elif isinstance(record, SetParticipants):  # Missing heartbeats of removed nodes are not a loss.
+            for index in set(coordinator.assigned) - set(record.participants):
+                self._heartbeats.pop(index, None)
+        self._send_to_nodes(coordinator.receive(record))
         if not coordinator.has_enough:
             self._last_call = _NEVER
         elif self._last_call == _NEVER:
             self._last_call = time.monotonic() + self._last_call_s
 
-    def _post(self, box: str, record: object) -> None:
+    def _send_to_coordinator(self, record: object) -> None:
+        box = f"{self._prefix}/in"
         number = self._store.add(f"{box}/count", 1)
-        self._store.set(f"{box}/{number}", protocol.encode(record).decode("ascii"))
+        self._store.set(f"{box}/{number}", wire.encode(record).decode("ascii"))
 
-    def _tell(self, record: object) -> None:
-        self._writer.write(protocol.encode(record))
-        self._writer.flush()
+    def _send_to_nodes(self, records: Sequence[Outgoing]) -> None:
+        """Write all records in one call to the store: with one call each, thousands of nodes would stop very late."""
+        texts: dict[str, str] = {}
+        record, text = None, ""
+        for outgoing in records:
+            if outgoing.record is not record:
+                record, text = outgoing.record, wire.encode(outgoing.record).decode("ascii")
+            node_index = outgoing.node_index
+            self._sent_counts[node_index] += 1
+            texts[f"{self._prefix}/to/{node_index}/{self._sent_counts[node_index]}"] = text
+        if texts:
+            self._store.multi_set(list(texts), list(texts.values()))  # type: ignore[attr-defined]
 
-    def _beat(self, now: float) -> None:
-        """Count on; as coordinator look who has not, on this one clock: no two hosts' clocks are ever compared."""
+    def _exchange_heartbeats(self, now: float) -> None:
+        """Send this node's heartbeat; on the coordinator's node, detect lost nodes.
+
+        A heartbeat is a counter. Its age is measured on this process's clock: clocks of hosts are never compared.
+        """
         self._store.add(f"{self._prefix}/beat/{self._index}", 1)
-        for index, (count, since) in list(self._beats.items()):
+        for index, (count, since) in list(self._heartbeats.items()):
             current = self._store.add(f"{self._prefix}/beat/{index}", 0)
             if current != count:
-                self._beats[index] = (current, now)
+                self._heartbeats[index] = (current, now)
             elif now - since > self._lost_after_s:
-                self._coordinate(NodeGone(index))
-                if self._is_led:  # Its launcher may well hear of it, and would wait for it here for ever.
-                    self._tell(RendezvousLost(f"{self._hosts[index]} was silent for {self._lost_after_s:g} s"))
+                self._coordinate(NodeLeft(index))
+                # A launcher that still has a connection to the node would wait for it for ever.
+                if self._launcher_assigns_rendezvous:
+                    reason = f"{self._hosts[index]} sent no heartbeat for {self._lost_after_s:g} s"
+                    self._send_to_agent(RendezvousLost(reason))
 
-    def _tell_gathered(self) -> None:
-        """Once a second at most, and only what has changed."""
-        gathered = self._coordinator.gathered() if self._coordinator else []
-        if gathered != self._gathered:
-            self._gathered = gathered
-            self._outboxes.send(gathered)
+    def _send_waiting_nodes(self) -> None:
+        """Send the list of waiting nodes if it has changed since the last heartbeat."""
+        waiting = self._coordinator.waiting_nodes() if self._coordinator else []
+        if waiting != self._last_waiting_nodes:
+            self._last_waiting_nodes = waiting
+            self._send_to_nodes(waiting)
 
-    # Threads, with one blocking call each.
+    # Threads, each with one blocking call.
 
     def _start(self, target: Callable[[], None], name: str) -> None:
-        threading.Thread(target=self._until_gone, args=(target,), name=name, daemon=True).start()
+        threading.Thread(target=self._run_thread, args=(target,), name=name, daemon=True).start()
 
-    def _until_gone(self, target: Callable[[], None]) -> None:
+    def _run_thread(self, target: Callable[[], None]) -> None:
         try:
             target()
-            self._mailbox.post(Gone(""))
-        except RuntimeError as error:  # torch's store errors: its process, its node or the network is gone.
-            self._mailbox.post(Gone(first_line(error)))
-        except (OSError, protocol.ProtocolError) as error:
-            self._mailbox.post(Gone(f"not understood: {error}"))
+            self._mailbox.post(_Closed())  # Only ``_read_agent`` returns.
+        except RuntimeError as error:  # An error of torch's store: its process, its node or the network has failed.
+            self._mailbox.post(_Closed(first_line(error)))
+        except (OSError, wire.ProtocolError) as error:
+            self._mailbox.post(_Closed(f"malformed record: {error}"))
 
-    def _watch(self) -> None:
-        """Until the loop stands still: a call to a store whose machine has lost its power or network never returns.
+    def _watch_main_loop(self) -> None:
+        """Report the rendezvous as lost when the main loop hangs.
 
-        Counted, so that a time in which this process itself stood still is none.
+        A call to a store whose host lost power or network never returns. Counts sleeps, not clock time, so that a
+        suspended process reports no loss.
         """
-        silent_s, seen = 0.0, -1
-        while silent_s < self._lost_after_s + 2 * BEAT_S:
-            time.sleep(BEAT_S)
-            silent_s, seen = (0.0 if seen != self._turns else silent_s + BEAT_S), self._turns
-        self._tell(RendezvousLost(f"the node that serves it has not answered for {silent_s:g} s"))
+        hung_s, seen = 0.0, -1
+        while hung_s < self._lost_after_s + 2 * HEARTBEAT_S:
+            time.sleep(HEARTBEAT_S)
+            hung_s, seen = (0.0 if seen != self._iterations else hung_s + HEARTBEAT_S), self._iterations
+        self._send_to_agent(RendezvousLost(f"the node that serves the store has not answered for {hung_s:g} s"))
 
     def _read_agent(self) -> None:
-        while (received := protocol.read_record(self._reader, FROM_NODE)) is not None:
-            self._mailbox.post(FromAgent(received[0]))
+        while (received := wire.read_record(self._reader, FROM_NODE)) is not None:
+            self._mailbox.post((self._send_to_coordinator, received[0]))
 
-    def _read_inbox(self) -> None:
-        for text in self._messages(f"{self._prefix}/in"):
-            self._mailbox.post(ForCoordinator(protocol.decode(text, FROM_NODE)))
-
-    def _read_outbox(self) -> None:
-        for text in self._messages(f"{self._prefix}/to/{self._index}"):
-            self._mailbox.post(ForNode(protocol.decode(text, TO_NODE)))
-
-    def _messages(self, box: str) -> Iterator[bytes]:
+    def _read_box(self, box: str, allowed: tuple[type, ...], handle: Callable[[Any], None]) -> None:
         store, number = self._store.clone(), 0  # type: ignore[attr-defined]
         store.set_timeout(_FOR_EVER)
         while True:
             number += 1
-            yield store.get(f"{box}/{number}")
+            self._mailbox.post((handle, wire.decode(store.get(f"{self._prefix}/{box}/{number}"), allowed)))

@@ -1,1 +1,5 @@
-"""The forkserver and what runs in a worker before the user's script. Imports torch."""
+"""The forkserver, and the code that runs in a worker's process before the user's script.
+
+Imports torch before the script does. The script must see the process as ``python -u script.py`` would set it up. The
+agent sends records; nothing is imported from ``agent``.
+"""

@@ -1,7 +1,7 @@
 """Runs the user's script or module in a fresh ``__main__``, as ``python -u`` would, and records its uncaught exception.
 
-Runs in the worker, in a fork of the forkserver or in an interpreter of its own. Must not import torch: a script
-that does not use it shall not pay for it.
+Runs in the worker: a fork of the forkserver, or a new interpreter. Must not import torch: a script that does not use it
+must not wait for its import.
 """
 
 from __future__ import annotations
@@ -18,42 +18,49 @@ import traceback
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch import kernel, stacks
+from ddplaunch.protocol import stack_dump
+from ddplaunch.system import linux
 
 if TYPE_CHECKING:
     from types import CodeType, TracebackType
 
-    from ddplaunch.config import Rehearsal
+    from ddplaunch.config import FakeGpuConfig
 
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
 
 exit_code: int | None = None
-"""How this process will end, as ``subprocess`` has it: minus the signal's number; None while the script runs."""
+"""Exit code of this process, in the form of ``subprocess``: negative for a signal; None while the script runs."""
 
 
-def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehearsal | None = None) -> None:
-    """Run ``argv`` (script path or module name first) and return, or leave by the exception that ends the process.
+def run(how: Literal["script", "module"], argv: tuple[str, ...], fake_gpus: FakeGpuConfig | None = None) -> None:
+    """Run the script or module, then return, or raise the exception that ends the process.
 
-    The caller is the interpreter's outermost frame, so that its normal shutdown follows: threads, atexit, exit code.
+    Call it from the interpreter's outermost frame: the interpreter's normal shutdown must follow (threads, atexit, exit
+    code).
+
+    Args:
+        how: kind of the first element of ``argv``.
+        argv: path of the script or name of the module, then its arguments.
+        fake_gpus: GPUs of a dry run; None in a real one.
     """
     error_file, pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # Nobody could handle a KeyboardInterrupt yet.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    if stacks.VARIABLE in os.environ:
-        _register(os.environ.pop(stacks.VARIABLE))
+    if stack_dump.VARIABLE in os.environ:
+        _register_stack_dump(os.environ.pop(stack_dump.VARIABLE))
     prepare = _prepare_script if how == "script" else _prepare_module
     target = prepare(argv)
-    kernel.set_command_line(sys.orig_argv, os.environ)
-    if rehearsal:
-        from ddplaunch.worker.rehearsal import install
+    linux.set_command_line(sys.orig_argv, os.environ)
+    if fake_gpus:
+        from ddplaunch.worker.fake_cuda import install
 
-        install(rehearsal.gpus, compiles=rehearsal.compiles)
+        install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    del argv, how, prepare, rehearsal
+    del argv, how, prepare, fake_gpus
     global exit_code
     try:
         if isinstance(target, str):
@@ -67,23 +74,23 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], rehearsal: Rehe
         raise
     except BaseException as error:
         uncaught = error
-    # Not in the handler, where the user's hook would find an exception being handled.
-    _end_by(uncaught, error_file if pid == os.getpid() else "")
+    # Outside of the handler, so that the user's excepthook does not see an exception being handled.
+    _exit_with(uncaught, error_file if pid == os.getpid() else "")
 
 
-def _register(stacks_file: str) -> None:
-    """Have the stacks of all threads written when the agent asks for them."""
+def _register_stack_dump(stacks_file: str) -> None:
+    """Write the stacks of all threads to a file when the agent sends the signal."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         file = sys.stderr if stacks_file == "/dev/stderr" else open(stacks_file, "w")  # noqa: SIM115
-        faulthandler.register(stacks.SIGNUM, file, all_threads=True)
+        faulthandler.register(stack_dump.SIGNUM, file, all_threads=True)
 
 
-def _end_by(error: BaseException, error_file: str) -> NoReturn:
-    """End as the interpreter does after an uncaught exception, but with no frame of ours in its traceback."""
+def _exit_with(error: BaseException, error_file: str) -> NoReturn:
+    """Exit as the interpreter does after an uncaught exception, without frames of this module in the traceback."""
     global exit_code
-    error.__traceback__ = _own_traceback(error)
+    error.__traceback__ = _script_traceback(error)
     if not isinstance(error, KeyboardInterrupt):
-        record(error, error_file)
+        write_error_file(error, error_file)
     try:
         _show(error)
     except SystemExit as end:
@@ -91,7 +98,7 @@ def _end_by(error: BaseException, error_file: str) -> NoReturn:
         raise
     if type(error) is KeyboardInterrupt:
         exit_code = -signal.SIGINT
-        # Raised on, unseen, so that the interpreter dies by SIGINT as it always does (bpo-1054041).
+        # Raised again, unprinted, so that the interpreter dies by SIGINT as usual (bpo-1054041).
         sys.excepthook = lambda *_: None
         raise error
     exit_code = 1
@@ -99,7 +106,7 @@ def _end_by(error: BaseException, error_file: str) -> NoReturn:
 
 
 def _code_of(end: SystemExit) -> int:
-    """As the interpreter: nothing is 0, a number the low byte of a C long, anything else is printed and 1."""
+    """As in the interpreter: None is 0, a number the low byte of a C long, any other object is printed and 1."""
     if end.code is None:
         return 0
     if not isinstance(end.code, int):
@@ -108,7 +115,7 @@ def _code_of(end: SystemExit) -> int:
 
 
 class _Script:
-    """The compiled script; a class so that the frame below ``run`` is the script's own module frame."""
+    """The script; a class so that the frame below ``run`` is the script's module frame."""
 
     def __init__(self, path: str) -> None:
         self._path = path
@@ -139,7 +146,7 @@ def _prepare_module(argv: tuple[str, ...]) -> str:
 
 
 def _absolute(path: str) -> str:
-    # As CPython's _Py_abspath: joined, not normalised.
+    # Joined but not normalised, like CPython's _Py_abspath.
     return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
 
 
@@ -155,8 +162,8 @@ def _reset_main(**attributes: object) -> None:
     names.update(attributes)
 
 
-def _own_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback without our frames, which come first."""
+def _script_traceback(error: BaseException) -> TracebackType | None:
+    """The traceback without the frames of this module, which come first."""
     frames = error.__traceback__
     while frames and frames.tb_frame.f_code.co_filename == run.__code__.co_filename:
         frames = frames.tb_next
@@ -164,28 +171,28 @@ def _own_traceback(error: BaseException) -> TracebackType | None:
 
 
 def _show(error: BaseException) -> None:
-    """As CPython's PyErr_PrintEx: remembered, then given to the hook, whose own failure is shown with both."""
+    """Like CPython's PyErr_PrintEx: set ``sys.last_*``, call the hook; if it fails, print both exceptions."""
     sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
     if sys.version_info >= (3, 12):
         sys.last_exc = error
     try:
-        # The default hook prints the exception's own traceback, whatever it is given (PyErr_Display).
+        # The default hook prints the exception's traceback and ignores the third argument (PyErr_Display).
         sys.excepthook(type(error), error, error.__traceback__)
         return
     except SystemExit:
         raise
     except BaseException as failure:
         hook_error = failure
-    hook_error.__traceback__ = _own_traceback(hook_error)
+    hook_error.__traceback__ = _script_traceback(hook_error)
     for title, shown in (("Error in sys.excepthook", hook_error), ("\nOriginal exception was", error)):
         print(f"{title}:", file=sys.stderr)
         sys.__excepthook__(type(shown), shown, shown.__traceback__)
 
 
-def record(error: BaseException, path: str) -> None:
-    """Write ``error`` to the worker's error file in torch's schema, unless ``@record`` has done so already.
+def write_error_file(error: BaseException, path: str) -> None:
+    """Write ``error`` to the worker's error file in torch's schema, unless the file exists: ``@record`` has written it.
 
-    Never raises: a full disk must not replace the user's own exception.
+    Never raises: a full disk must not replace the user's exception.
     """
     if not path or os.path.exists(path):
         return
@@ -195,7 +202,7 @@ def record(error: BaseException, path: str) -> None:
             "message": f"{type(error).__name__}: {_text(error)}"[:MAX_MESSAGE_CHARS],
             "extraInfo": {"py_callstack": stack[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(time.time()))},
         }
-        # Whole or not at all: a SIGTERM may come meanwhile, since a peer has failed.
+        # Renamed when complete: a SIGTERM can arrive at any moment, because a peer has failed.
         with open(f"{path}.draft", "w", encoding="utf-8", errors="backslashreplace") as file:
             json.dump({"message": message}, file)
         os.replace(f"{path}.draft", path)

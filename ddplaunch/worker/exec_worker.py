@@ -1,19 +1,23 @@
-"""Run as a file by a fresh interpreter, as an exec'd worker's start.
+"""Entry file of a worker that starts in a new interpreter instead of a fork of the forkserver.
 
-``python -u exec_worker.py [--rehearse=GPUS,COMPILES] [-m] script args``
+``python -u exec_worker.py [--fake-gpus=GPUS,COMPILES] [-m] script args``. The agent passes the path of this file: any
+interpreter can run it. Must not change ``sys.path``.
 """
 
+from __future__ import annotations
+
+import os
 import sys
 from importlib.util import module_from_spec, spec_from_file_location
 
 
 def main() -> None:
-    """Hand over to the bootstrap of the package this file is in.
+    """Import the package that contains this file, and call its bootstrap.
 
-    ``sys.path`` is the script's and stays as it is: with our folder first, a backport in site-packages would hide the
-    standard library's module; with it last, we could meet another ddplaunch.
+    ``sys.path`` belongs to the script: with our folder first, a backport in site-packages would hide a module of the
+    standard library; with our folder last, the import could find another ddplaunch.
     """
-    package = __file__.removesuffix("/worker/exec_worker.py")
+    package = os.path.dirname(os.path.dirname(__file__))
     spec = spec_from_file_location("ddplaunch", f"{package}/__init__.py", submodule_search_locations=[package])
     assert spec
     assert spec.loader
@@ -21,16 +25,16 @@ def main() -> None:
     spec.loader.exec_module(sys.modules["ddplaunch"])
     from ddplaunch.worker import bootstrap
 
-    rehearsal = None
-    if sys.argv[1].startswith("--rehearse="):
-        from ddplaunch.config import Rehearsal
+    fake_gpus = None
+    if sys.argv[1].startswith("--fake-gpus="):
+        from ddplaunch.config import FakeGpuConfig
 
-        gpus, compiles = sys.argv.pop(1).removeprefix("--rehearse=").split(",")
-        rehearsal = Rehearsal(int(gpus), compiles == "1")
+        gpus, compile_on_cpu = sys.argv.pop(1).removeprefix("--fake-gpus=").split(",")
+        fake_gpus = FakeGpuConfig(int(gpus), compile_on_cpu == "1")
     if sys.argv[1] == "-m":
-        bootstrap.run("module", tuple(sys.argv[2:]), rehearsal)
+        bootstrap.run("module", tuple(sys.argv[2:]), fake_gpus)
     else:
-        bootstrap.run("script", tuple(sys.argv[1:]), rehearsal)
+        bootstrap.run("script", tuple(sys.argv[1:]), fake_gpus)
 
 
 if __name__ == "__main__":

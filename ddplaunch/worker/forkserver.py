@@ -1,8 +1,8 @@
-"""Imports torch once per node, stays single-threaded, and forks on request: workers, the store, or what is exec'd.
+"""Imports torch once per node and forks on request: workers, the rendezvous, the workers' store, programs to exec.
 
-One process per node, child of the agent, which talks to it over a socket. Every process it starts becomes the
-*agent's* child: the one in between exits, and the agent is a subreaper. It must never touch a GPU, run a parallel CPU
-operation or start a thread; ``_refusal`` checks that and says so.
+One process per node, a child of the agent, which sends requests over a socket. It forks twice: the process in between
+exits, and the new process becomes a child of the agent, a subreaper. Must never use a GPU, run a parallel CPU operation
+or start a thread; ``_reason_not_to_fork`` checks that.
 """
 
 from __future__ import annotations
@@ -19,9 +19,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddplaunch import kernel, protocol
-from ddplaunch.records import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
-from ddplaunch.worker import bootstrap, ending, importing, preload, renewal
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
+from ddplaunch.system import linux
+from ddplaunch.worker import after_fork, bootstrap, exit, preload
 
 _HEADER_BYTES = 8
 _MAX_FDS = 5
@@ -34,44 +35,46 @@ Continuation = Callable[[], None]
 
 
 def main() -> Continuation:
-    """Serve until the agent closes the socket. Returns, in each forked process, what that process is to run.
+    """Serve until the agent closes the socket. In each forked process, return the function that it must run.
 
-    The caller runs it from the interpreter's outermost frame, when all frames of the forkserver are gone.
+    The caller runs it from the interpreter's outermost frame, without any frame of the forkserver.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, signal.SIG_DFL)  # What is forked from here shall not end by an exception of ours.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)  # A forked process must not end with a KeyboardInterrupt here.
     sock = socket.socket(fileno=int(sys.argv[1]))
     received = _receive(sock, (ForkserverSpec,))
     if received is None:
         return lambda: None
     spec = received[0]
-    kernel.die_with_parent(spec.agent_pid)
-    kernel.set_command_line(["ddplaunch", "forkserver", spec.run_id])
-    # What started us has put our package's folder first. With -P (Python 3.11) no folder of the script goes there.
-    sys.path[:1] = [] if getattr(sys.flags, "safe_path", False) else [spec.script_dir]
-    ending.register()
+    linux.die_with_parent(spec.agent_pid)
+    linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
+    # With -P (Python 3.11) the script's folder is not on the path.
+    sys.path[:0] = [] if getattr(sys.flags, "safe_path", False) else [spec.script_dir]
+    exit.register()
     if not _prepare(sock, spec):
         return lambda: None
     return _serve(sock, spec.agent_pid)
 
 
 def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
-    """Import and report."""
+    """Import modules and report to the agent; False if a required import failed."""
     source = _source(spec)
-    early = preload.early_variable(source, os.environ) if spec.imports else ""
-    if early or not spec.imports:
-        refusal = f"{spec.script} sets {early}, which torch reads when it is imported" if early else ""
-        _send(sock, ForkserverReady(refusal))
+    if not spec.imports:
+        _send(sock, ForkserverReady(""))
         return True
-    with importing.frozen():
+    variable = preload.early_variable(source, os.environ)
+    if variable:
+        _send(sock, ForkserverReady(f"{spec.script} sets {variable}, which torch reads when it is imported"))
+        return True
+    with preload.without_collection():
         threads = _threads_after_numpy()
         for module in (*preload.modules_for(source), *spec.preload):
-            error = importing.error_of(module)
-            # What the script seems to need may be missing: the script will tell, if it comes to that.
+            error = preload.import_error(module)
+            # A module that the script seems to need may be missing: if the script imports it, the script fails.
             if error and module in (*preload.ALWAYS, *spec.preload):
                 _send(sock, ImportFailed(module, error))
                 return False
-    _send(sock, ForkserverReady(_refusal(threads)))
+    _send(sock, ForkserverReady(_reason_not_to_fork(threads)))
     return True
 
 
@@ -86,15 +89,15 @@ def _threads() -> int:
 
 
 def _threads_after_numpy() -> int:
-    """OpenBLAS starts its pool when numpy loads, and has fork handlers; only threads beyond those are a danger."""
-    importing.error_of("numpy")
+    """Number of threads after the import of numpy: OpenBLAS's pool has fork handlers, any other thread is a danger."""
+    preload.import_error("numpy")
     return _threads()
 
 
-def _refusal(harmless_threads: int) -> str:
-    """Why forking a worker from here could hang or break it; empty if nothing is known to."""
+def _reason_not_to_fork(harmless_threads: int) -> str:
+    """Why a worker forked from this process could hang or fail; empty without a known reason."""
     if _threads() > harmless_threads:
-        return f"the imports left {_threads() - harmless_threads} more threads running"
+        return f"the imports raised the number of threads by {_threads() - harmless_threads}"
     opened = [link for link in map(_link, os.listdir("/proc/self/fd")) if link.startswith(_GPU_DEVICES)]
     return f"the imports opened {opened[0]}" if opened else ""
 
@@ -112,32 +115,36 @@ def _serve(sock: socket.socket, agent_pid: int) -> Continuation:
         if received is None:
             return lambda: None
         spec, fds = received
-        answer = _fork(spec, fds, agent_pid)
-        if not isinstance(answer, WorkerStarted):
-            sock.detach()  # Its number, closed here, may soon be a file of the worker's.
-            return answer
+        started = _fork(spec, fds, agent_pid)
+        if not isinstance(started, WorkerStarted):
+            sock.detach()  # The socket is not closed: its number may soon be a file of the worker.
+            return started
         for fd in fds:
             os.close(fd)
-        _send(sock, answer)
+        _send(sock, started)
 
 
 def _fork(spec: WorkerSpec, fds: list[int], agent_pid: int) -> WorkerStarted | Continuation:
-    """Start one process. In the forkserver: its pid, once it is the agent's child. In the process: its continuation."""
+    """Start one process.
+
+    Returns:
+        In the forkserver: the new pid, once the process is the agent's child. In the new process: its continuation.
+    """
     gate, opener = os.pipe()
     reader, writer = os.pipe()
     try:
-        middle = _quiet_fork()
+        intermediate = _quiet_fork()
     except OSError as error:
         for fd in (gate, opener, reader, writer):
             os.close(fd)
         return WorkerStarted(spec.tag, error=str(error))
-    if middle == 0:
+    if intermediate == 0:
         return _fork_again(spec, fds, agent_pid, gate, opener, writer)
     os.close(gate)
     os.close(writer)
     answer = os.read(reader, 256).decode()
     os.close(reader)
-    os.waitpid(middle, 0)
+    os.waitpid(intermediate, 0)
     os.close(opener)
     return WorkerStarted(spec.tag, pid=int(answer)) if answer.isdigit() else WorkerStarted(spec.tag, error=answer)
 
@@ -152,22 +159,23 @@ def _fork_again(spec: WorkerSpec, fds: list[int], agent_pid: int, gate: int, ope
         os.write(writer, str(pid).encode())
         os._exit(0)
     os.close(opener)
-    os.read(gate, 1)  # End of file: the one in between has exited and the agent is the parent now.
-    kernel.die_with_parent(agent_pid)
+    os.read(gate, 1)  # End of file: the intermediate process has exited, and the agent is the parent.
+    linux.die_with_parent(agent_pid)
     return _become(spec, fds)
 
 
 def _quiet_fork() -> int:
-    # Python 3.12 warns of a fork with threads; OpenBLAS's own are the only ones here.
+    # Python 3.12 warns about a fork with threads; here they are all OpenBLAS's.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
-    """In the new process: its own session, descriptors, environment and CPUs, and nothing of the forkserver's."""
+    """Set up the new process: cgroup, session, descriptors, environment, CPUs; close all other descriptors."""
     if spec.cgroup:
-        # First, so that nothing it starts is outside. Where the kernel refuses, the agent's sweep does without.
+        # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds
+        # the processes without a cgroup, too.
         with contextlib.suppress(OSError):
             Path(spec.cgroup, "cgroup.procs").write_text("0")
     os.setsid()
@@ -181,11 +189,11 @@ def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
     if spec.env is not None:
         _set_environ(spec.env)
     if spec.how in ("store", "member"):
-        kernel.set_command_line(["ddplaunch", spec.how, os.environ.get("DDPLAUNCH_RUN_ID", "")])
+        linux.set_command_line(["ddplaunch", spec.how, os.environ.get("DDPLAUNCH_RUN_ID", "")])
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
-    renewal.renew()
-    ending.take_over()
-    return partial(bootstrap.run, "module" if spec.how == "module" else "script", spec.argv, spec.rehearsal)
+    after_fork.reinitialize()
+    exit.reset_finalizers()
+    return partial(bootstrap.run, "module" if spec.how == "module" else "script", spec.argv, spec.fake_gpus)
 
 
 def _open_files_limit() -> int:
@@ -193,14 +201,14 @@ def _open_files_limit() -> int:
 
 
 def _set_environ(env: Mapping[str, str]) -> None:
-    """``env`` in place of what was inherited; what the imports have changed stays, as if the script had imported."""
+    """Replace the inherited environment by ``env``; keep changes by the imports, as if the script had imported."""
     for name in _INHERITED.keys() - env.keys():
         os.environ.pop(name, None)
     os.environ.update({name: value for name, value in env.items() if _INHERITED.get(name) != value})
 
 
 def _exec(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
-    # Python ignores these two for itself; exec'd programs shall find them as the user's shell left them.
+    # Python ignores these two signals; a program must get them as the user's shell set them.
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)
     signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     try:
@@ -211,12 +219,14 @@ def _exec(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
 
 
 def _send(sock: socket.socket, record: object) -> None:
-    with contextlib.suppress(ConnectionError):  # The kernel closes a killed agent's sockets before it kills us.
-        sock.sendall(protocol.encode(record))
+    with contextlib.suppress(
+        ConnectionError
+    ):  # The kernel closes a killed agent's sockets before it kills this process.
+        sock.sendall(wire.encode(record))
 
 
 def _receive(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
-    """The next record and its descriptors; None when the agent is gone."""
+    """The next record and its descriptors; None when the agent has closed the socket."""
     try:
         return _read(sock, allowed)
     except ConnectionError:
@@ -224,7 +234,7 @@ def _receive(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[
 
 
 def _read(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
-    # Descriptors ride on the length's 8 bytes.
+    # The descriptors come with the 8 bytes of the length.
     header, fds, _flags, _address = socket.recv_fds(sock, _HEADER_BYTES, _MAX_FDS)
     if len(header) < _HEADER_BYTES:
         return None
@@ -236,4 +246,4 @@ def _read(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int
             return None
         chunks.append(chunk)
         remaining -= len(chunk)
-    return protocol.decode(b"".join(chunks), allowed), fds
+    return wire.decode(b"".join(chunks), allowed), fds

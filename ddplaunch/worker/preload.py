@@ -1,8 +1,15 @@
-"""Which modules are worth importing once in the forkserver, and whether they may, read from the script's text. Pure."""
+"""Selects the modules that the forkserver imports once for all workers, from the script's source, and imports them.
+
+Runs in the forkserver. Must not import anything that starts a thread or uses a GPU.
+"""
 
 from __future__ import annotations
 
 import ast
+import contextlib
+import gc
+import importlib
+import traceback
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -11,19 +18,19 @@ if TYPE_CHECKING:
 ALWAYS = ("torch", "torch.distributed")
 
 _DYNAMO_WORDS = ("DistributedDataParallel", "DDP", "optim", "compile", "fully_shard", "FullyShardedDataParallel")
-"""torch 2.x imports torch._dynamo (0.9 s, as much as torch itself) when one of these is first used, not when it is
-imported; every worker would pay for it by itself."""
+"""Names whose first use, not import, makes torch 2.x import torch._dynamo (0.9 s, as long as torch itself), in every
+worker."""
 
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH")
-"""Beginnings of variables that torch and its libraries read when they load."""
+"""Prefixes of variables that torch and its libraries read when they load."""
 
 _READ_LATER = ("TORCH_NCCL_", "TORCH_HOME")
 
 
 def modules_for(source: bytes) -> tuple[str, ...]:
-    """What a worker that runs ``source`` will import anyway from torch; only ``ALWAYS`` if it cannot be parsed.
+    """The modules of torch that a worker imports when it runs ``source``; only ``ALWAYS`` if that cannot be parsed.
 
-    Other packages are left to ``--preload``: importing them may start threads or touch a GPU.
+    Other packages need ``--preload``: their import may start threads or use a GPU.
     """
     tree = _parsed(source)
     nodes = list(ast.walk(tree))
@@ -36,9 +43,9 @@ def modules_for(source: bytes) -> tuple[str, ...]:
 
 
 def early_variable(source: bytes, environ: Mapping[str, str]) -> str:
-    """The first environment variable that ``source`` changes for torch to read at its import; empty if there is none.
+    """The first environment variable that ``source`` sets and torch reads at import; empty if there is none.
 
-    An import before the script runs would come too early for it. Only what stands in the script itself is seen.
+    An import before the script runs would be too early for such a variable. Only the script's file is examined.
     """
     for statement in _parsed(source).body:
         if any(name.split(".")[0] == "torch" for name in _imports(statement)):
@@ -91,3 +98,29 @@ def _constants(nodes: list[ast.expr]) -> Iterator[str]:
 def _is_environ(node: ast.expr) -> bool:
     name = node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
     return name == "environ"
+
+
+def import_error(module: str) -> str:
+    """Import ``module``; return the last lines of the traceback if that fails, else an empty text."""
+    try:
+        importlib.import_module(module)
+    except BaseException:
+        return traceback.format_exc(limit=-3)
+    return ""
+
+
+@contextlib.contextmanager
+def without_collection() -> Iterator[None]:
+    """Switch off garbage collection in the block, and exempt all objects made there from later collections.
+
+    During imports the collector finds nothing and takes a tenth of the time. In a fork it would unshare the pages of
+    the imported objects.
+    """
+    thresholds = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        yield
+    finally:
+        gc.freeze()
+        if not gc.get_threshold()[0]:  # Else an imported module has set thresholds.
+            gc.set_threshold(*thresholds)

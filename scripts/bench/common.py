@@ -1,4 +1,4 @@
-"""What the benchmarks share: both launchers' commands, medians, the table."""
+"""Shared by the benchmarks: the commands of torchrun and ddplaunch, medians, and the result table."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _HOSTS_LINE = "::ffff:127.0.0.1 localhost"
 
 
 def check_hosts() -> None:
-    """Every TCPStore client looks its own address up; where DNS is slow that is what would be measured."""
+    """Exit unless /etc/hosts resolves localhost: TCPStore clients look it up; slow DNS would dominate."""
     if not any(line.split()[:1] == ["::ffff:127.0.0.1"] for line in Path("/etc/hosts").read_text().splitlines()):
-        sys.exit(f"first add the line `{_HOSTS_LINE}` to /etc/hosts, or the figures are those of your DNS")
+        sys.exit(f"first add the line `{_HOSTS_LINE}` to /etc/hosts, or the times include DNS look-ups")
 
 
 def seconds(command: Sequence[str], env: dict[str, str] | None = None) -> float:
-    """Wall time of ``command``, which must succeed; its output is shown if it does not."""
+    """Wall time of ``command`` in seconds. A failure prints its output and exits."""
     started = time.perf_counter()
     done = subprocess.run(
         command,
@@ -45,7 +45,7 @@ def seconds(command: Sequence[str], env: dict[str, str] | None = None) -> float:
 
 
 def alternate(*measures: Callable[[], float], repeats: int = REPEATS) -> tuple[float, ...]:
-    """The median of each, taken in turns, so that a noisy neighbour hits all of them."""
+    """Median of each measure. Measures take turns, so that other load on the machine affects all of them."""
     taken = [[measure() for measure in measures] for _ in range(repeats)]
     return tuple(statistics.median(column) for column in zip(*taken, strict=True))
 
@@ -59,5 +59,5 @@ def print_table(title: str, rows: Sequence[tuple[str, str, str, str]]) -> None:
 
 
 def compared(measure: str, torchrun_s: float, ddplaunch_s: float) -> tuple[str, str, str, str]:
-    """A row of two times."""
+    """A table row that compares two times in seconds."""
     return measure, f"{torchrun_s:.2f} s", f"{ddplaunch_s:.2f} s", f"{torchrun_s / ddplaunch_s:.1f}x faster"

@@ -1,6 +1,7 @@
-"""What many hosts cost the launcher: virtual ones with a real sshd each, as the tests have them; needs root.
+"""CPU time and memory of the launcher in a run over SSH on many hosts; needs root.
 
-A no-op program runs on each. All hosts share this machine: the time until all agents are ready is mostly theirs.
+The hosts are network namespaces with a real sshd each, from ``tests/support/nodes.py``; each runs a no-op
+program. All hosts share this machine: agents and sshd cause most of the wall time until all agents are ready.
 """
 
 from __future__ import annotations
@@ -25,24 +26,24 @@ HOSTS = int(os.environ.get("BENCH_NODES", "64"))
 
 
 def ready(launcher: subprocess.Popen[bytes]) -> None:
-    """Wait until all agents are."""
+    """Wait until all agents are ready."""
     assert launcher.stderr
-    said = []
+    output = []
     for line in launcher.stderr:
-        said.append(line.decode(errors="replace"))
-        if f"{HOSTS} workers on {HOSTS} nodes" in said[-1]:
+        output.append(line.decode(errors="replace"))
+        if f"{HOSTS} workers on {HOSTS} nodes" in output[-1]:
             return
-    sys.exit(f"the job did not start:\n{''.join(said)}")
+    sys.exit(f"the job did not start:\n{''.join(output)}")
 
 
 def cpu_s(launcher: psutil.Process) -> tuple[float, float]:
-    """The launcher's own, and that of the `ssh -G` that it asks for each host."""
+    """CPU seconds of the launcher, and of its children, one `ssh -G` per host."""
     times = launcher.cpu_times()
     return times.user + times.system, times.children_user + times.children_system
 
 
 def hosts_cpu_s(launcher: psutil.Process) -> float:
-    """What all processes of the hosts have used, those too that have ended."""
+    """CPU seconds of all processes of the hosts, including processes that have exited."""
     total = 0.0
     for process in psutil.Process().children(recursive=True):
         with contextlib.suppress(psutil.Error):
@@ -51,7 +52,7 @@ def hosts_cpu_s(launcher: psutil.Process) -> float:
 
 
 def measure(keys: Keys) -> tuple[float, ...]:
-    """Wall time; CPU time of the launcher, of its children and of the hosts, in s; the launcher's PSS and RSS in MB."""
+    """Wall time; CPU seconds of the launcher, of its children and of the hosts; the launcher's PSS and RSS in MB."""
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, HOSTS) as lab:
         names = ",".join(node.name for node in lab.nodes)
         command = (*DDPLAUNCH, "--hosts", names, "--ssh-config", str(lab.ssh_config), "--nproc-per-node", "1")
@@ -78,9 +79,9 @@ def main() -> None:
     print(f"{HOSTS} hosts: {os.cpu_count()} cores, {time.strftime('%Y-%m-%d')}, medians of {REPEATS}\n")
     print("| measure | ddplaunch |\n|---|---|")
     print(f"| command to all agents ready | {wall_s:.1f} s |")
-    print(f"| CPU of all hosts until then, which share the cores | {hosts_s:.1f} s |")
+    print(f"| CPU of all hosts until all agents are ready, on shared cores | {hosts_s:.1f} s |")
     own_ms, children_ms = 1000 * own_s / HOSTS, 1000 * children_s / HOSTS
-    print(f"| launcher's CPU per host / that of its `ssh -G` | {own_ms:.1f} / {children_ms:.1f} ms |")
+    print(f"| CPU per host: launcher / `ssh -G` | {own_ms:.1f} / {children_ms:.1f} ms |")
     print(f"| launcher's PSS / RSS | {pss_mb:.0f} / {rss_mb:.0f} MB |")
 
 

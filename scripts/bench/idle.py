@@ -1,6 +1,6 @@
-"""What a job costs while it runs: memory (PSS), and the idle launcher's and agent's CPU time and wake-ups.
+"""Cost of a running job: memory (PSS) of all processes, CPU time and wake-ups of an idle launcher and agent.
 
-8 workers that have imported torch, and everything above them.
+The job has 8 workers that have imported torch and then sleep.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ IDLE_S = float(os.environ.get("BENCH_IDLE_S", "30"))
 
 @contextlib.contextmanager
 def job(command: tuple[str, ...]) -> Iterator[psutil.Process]:
-    """The launcher of a job whose workers are all idle."""
+    """Run a job whose workers sleep; yields the launcher."""
     with tempfile.TemporaryDirectory() as folder:
         process = subprocess.Popen(
             (*command, "--nproc-per-node", str(WORKERS), str(PROGRAMS / "idle.py")),
@@ -54,13 +54,13 @@ def pss_mb(process: psutil.Process) -> float:
 
 
 def supervisors(launcher: psutil.Process) -> list[psutil.Process]:
-    """The launcher, and the agent where that is another process."""
+    """The launcher, and for ddplaunch the agent."""
     agents = [child for child in launcher.children() if "ddplaunch" in " ".join(child.cmdline())]
     return [launcher, *agents]
 
 
 def wake_ups(process: psutil.Process) -> int:
-    """Voluntary context switches of all its threads."""
+    """Voluntary context switches of all threads of ``process``."""
     total = 0
     for task in Path(f"/proc/{process.pid}/task").iterdir():
         status = (task / "status").read_text()
@@ -69,14 +69,14 @@ def wake_ups(process: psutil.Process) -> int:
 
 
 def measure(command: tuple[str, ...]) -> tuple[list[float], float]:
-    """PSS of launcher (and agent), and of the whole tree, in MB."""
+    """PSS in MB: of the launcher and the agent, and of the whole process tree."""
     with job(command) as launcher:
         tree = [launcher, *launcher.children(recursive=True)]
         return [pss_mb(process) for process in supervisors(launcher)], sum(map(pss_mb, tree))
 
 
 def idle_cost(command: tuple[str, ...]) -> tuple[float, float]:
-    """(percent of a core, wake-ups a second) of launcher and agent."""
+    """Percent of a core, and wake-ups per second, of launcher and agent together."""
     with job(command) as launcher:
         watched = supervisors(launcher)
         time.sleep(1)
@@ -97,7 +97,7 @@ def main() -> None:
     rows = [
         ("PSS of launcher / agent", f"{torchrun_mb:.0f} MB", " / ".join(f"{part:.0f} MB" for part in parts), "-"),
         (
-            "PSS of 8 idle workers with torch and all above them",
+            "PSS of 8 idle workers with torch, launcher and agent",
             f"{total[TORCHRUN]:.0f} MB",
             f"{total[DDPLAUNCH]:.0f} MB",
             f"{total[DDPLAUNCH] / total[TORCHRUN]:.2f}x",
@@ -108,7 +108,7 @@ def main() -> None:
             f"{cost[DDPLAUNCH][0]:.2f} % of a core",
             "-",
         ),
-        ("their wake-ups a second", f"{cost[TORCHRUN][1]:.1f}", f"{cost[DDPLAUNCH][1]:.1f}", "-"),
+        ("wake-ups per second of launcher and agent", f"{cost[TORCHRUN][1]:.1f}", f"{cost[DDPLAUNCH][1]:.1f}", "-"),
     ]
     print_table("a running job", rows)
 

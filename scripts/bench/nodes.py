@@ -1,6 +1,7 @@
-"""Several nodes: virtual hosts with a real sshd, as the tests have them; needs root. ssh starts torchrun on each.
+"""Start, failure and loss of a node in jobs on several nodes over SSH, compared with torchrun; needs root.
 
-What torchrun needs a minute for is measured once with it.
+The nodes are network namespaces with a real sshd each, from ``tests/support/nodes.py``. ``ssh`` starts one torchrun per
+node. Measures that take torchrun a minute run once with torchrun.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ GIVE_UP_S = 60.0
 
 
 class Job:
-    """A job on all nodes of a lab, started by either launcher; its workers leave what happened in ``folder``."""
+    """A job on all nodes of a lab, started by torchrun or ddplaunch; its workers report by files in ``folder``."""
 
     def __init__(self, lab: Lab, folder: Path, nnodes: str, workers: int, mode: str, torchrun: bool) -> None:
         self.folder = folder
@@ -40,7 +41,7 @@ class Job:
         quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL, "env": env}
         if torchrun:
             meet = ("--nnodes", nnodes, "--rdzv-backend", "c10d", "--rdzv-endpoint", f"{lab.nodes[0].address}:29400")
-            restarts = "0" if mode == "raise" else "3"  # The time between two attempts would count as the end.
+            restarts = "0" if mode == "raise" else "3"  # With a restart the workers would be gone between two attempts.
             command = " ".join(("OMP_NUM_THREADS=1", *TORCHRUN, *meet, "--max-restarts", restarts, *arguments))
             ssh = [["ssh", "-F", str(lab.ssh_config), node.name, command] for node in lab.nodes]
             self.processes = [lab.popen(line, **quiet) for line in ssh]
@@ -48,11 +49,11 @@ class Job:
             hosts = ("--hosts", ",".join(node.name for node in lab.nodes), "--ssh-config", str(lab.ssh_config))
             self.processes = [lab.popen((*DDPLAUNCH, *hosts, "--nnodes", nnodes, *arguments), **quiet)]
 
-    def wait_for(self, what: Callable[[], bool]) -> float:
-        """When it was, by ``time.time()``; infinite if it was not."""
+    def wait_for(self, condition: Callable[[], bool]) -> float:
+        """The ``time.time()`` at which ``condition`` became true; infinite after ``GIVE_UP_S`` seconds."""
         deadline = time.monotonic() + GIVE_UP_S
         while time.monotonic() < deadline:
-            if what():
+            if condition():
                 return time.time()
             time.sleep(0.005)
         return float("inf")
@@ -84,13 +85,13 @@ def job(keys: Keys, count: int, nnodes: str, workers: int, mode: str, torchrun: 
 
 
 def start_s(keys: Keys, torchrun: bool) -> float:
-    """From the command to the last of 16 ranks on 8 hosts having met the others."""
+    """Seconds from the command until all 16 ranks on 8 hosts have finished an all-reduce."""
     with job(keys, 8, "8", 2, "stay", torchrun) as running:
         return running.wait_for(lambda: running.all_ready(16)) - running.began
 
 
 def failure_s(keys: Keys, torchrun: bool) -> float:
-    """From a rank's exception until no worker is left on any node; the others do not touch a collective."""
+    """Seconds from a rank's exception until no worker is left on any node; the other ranks sleep."""
     with job(keys, 2, "2", 2, "raise", torchrun) as running:
         running.wait_for((running.folder / "raised").exists)
         raised = float((running.folder / "raised").read_text())
@@ -98,7 +99,7 @@ def failure_s(keys: Keys, torchrun: bool) -> float:
 
 
 def loss_s(keys: Keys, torchrun: bool, victim: int, silently: bool) -> float:
-    """From the end of a node until the others have met again."""
+    """Seconds from the crash of a node until the other nodes' ranks have finished an all-reduce."""
     with job(keys, 3, "2:3", 1, "stay", torchrun) as running:
         running.wait_for(lambda: running.all_ready(3))
         time.sleep(1)
@@ -126,8 +127,13 @@ def main() -> None:
         row("8 hosts x 2 workers: command to all ranks ready", lambda t: start_s(keys, t), torchrun=REPEATS),
         row("2 nodes, a rank raises: all workers of both gone", lambda t: failure_s(keys, t)),
         row("3 nodes 2:3, a node dies: training again", lambda t: loss_s(keys, t, 2, False)),
-        row("the same, silently (power, network)", lambda t: loss_s(keys, t, 2, True), repeats=3),
-        row("the same, the node that serves the rendezvous", lambda t: loss_s(keys, t, 0, False)),
+        row(
+            "3 nodes 2:3, a node loses power or network: training again", lambda t: loss_s(keys, t, 2, True), repeats=3
+        ),
+        row(
+            "3 nodes 2:3, the node with the rendezvous endpoint dies: training again",
+            lambda t: loss_s(keys, t, 0, False),
+        ),
     ]
     print_table("nodes", rows)
 

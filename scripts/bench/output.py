@@ -1,7 +1,7 @@
-"""What output costs: workers that print, with a log file for each stream and prefixed lines on the console.
+"""Wall time of a job whose workers print, with a log file per stream and prefixed lines on the console.
 
-The console is a file. Every line of ddplaunch's is checked to have arrived whole, once and in its rank's order, on
-the console and in the rank's file.
+The console is a file. The benchmark checks ddplaunch's output: each line arrives whole, once, and in the order of its
+rank, on the console and in the rank's log file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROGRAM = (str(PROGRAMS / "print_lines.py"), str(LINES))
 
 
 def shell(command: tuple[str, ...], console: Path) -> tuple[str, ...]:
-    """``command`` with its stdout in a file, as a batch job's is."""
+    """``command`` with its stdout redirected to the file ``console``, as in a batch job."""
     return ("sh", "-c", 'exec "$@" >"$0"', str(console), *command)
 
 
@@ -43,7 +43,7 @@ def ddplaunch() -> float:
 
 
 def check(path: Path, pattern: str, lines: int) -> None:
-    """Exit unless each of the ``lines`` matches, says its own rank and comes next in its rank's order."""
+    """Exit unless ``path`` has ``lines`` lines that match ``pattern``, complete and in order for each rank."""
     steps = dict.fromkeys(map(str, range(WORKERS)), 0)
     with open(path) as file:
         for count, line in enumerate(file, start=1):

@@ -1,7 +1,7 @@
-"""How long many nodes need to agree on a round: 256 members on this machine, beside torchrun's c10d rendezvous.
+"""Time of a rendezvous of 256 nodes on this machine, compared with torchrun's c10d rendezvous.
 
-Both sides' processes are forked after the import of torch and then let go all at once; what counts is the time until
-the last one knows its rank. Sockets stand for our agents, whose part in it this process plays.
+The processes of both are forked after the import of torch and start at one time; measured is the time until the last
+one has its rank. For ddplaunch this process plays all agents, over a socket to each member.
 """
 
 from __future__ import annotations
@@ -20,9 +20,18 @@ import torch.distributed.elastic.rendezvous.registry as registry
 from common import alternate, check_hosts, compared, print_table
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
-from ddplaunch import protocol
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.rendezvous import (
+    FROM_MEMBER,
+    ListenForStore,
+    MemberReady,
+    MemberSpec,
+    NodeJoined,
+    RoundFormed,
+    StoreListens,
+)
 from ddplaunch.rendezvous import member
-from ddplaunch.rounds import FROM_MEMBER, ListenForStore, MemberReady, MemberSpec, NodeJoined, RoundFormed, StoreListens
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -34,7 +43,7 @@ GIVE_UP_S = 45.0
 
 @contextlib.contextmanager
 def forked(count: int, body: Callable[[int, socket.socket], None]) -> Iterator[list[socket.socket]]:
-    """So many processes that each run ``body(number, channel)`` as soon as their channel brings a byte."""
+    """Fork ``count`` processes; each runs ``body(number, channel)`` after the first byte on its channel."""
     pids, channels = [], []
     try:
         for number in range(count):
@@ -44,7 +53,9 @@ def forked(count: int, body: Callable[[int, socket.socket], None]) -> Iterator[l
                 try:
                     for channel in (*channels, ours):
                         channel.close()
-                    os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # All complain when the one that serves ends.
+                    os.dup2(
+                        os.open(os.devnull, os.O_WRONLY), 2
+                    )  # All print errors when the process with the endpoint exits.
                     theirs.recv(1)
                     body(number, theirs)
                 finally:
@@ -63,7 +74,7 @@ def forked(count: int, body: Callable[[int, socket.socket], None]) -> Iterator[l
 
 
 def readable(poller: select.epoll) -> Iterator[int]:
-    """Those of ``poller`` that have something to say, for ``GIVE_UP_S``."""
+    """Descriptors of ``poller`` with data, as it arrives, for ``GIVE_UP_S`` seconds."""
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
         yield from (fd for fd, _ in poller.poll(1.0))
@@ -76,11 +87,11 @@ def watching(channels: list[socket.socket]) -> select.epoll:
     return poller
 
 
-# Ours.
+# ddplaunch.
 
 
 def ddplaunch_s() -> float:
-    """Infinite if they have not met in ``GIVE_UP_S``."""
+    """Seconds until all members have a round; infinite after ``GIVE_UP_S``."""
     with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
         port = listener.getsockname()[1]
 
@@ -94,7 +105,7 @@ def ddplaunch_s() -> float:
             for agent in agents.values():
                 agent.begin(port)
             for fd in readable(poller):
-                if agents[fd].has_met():
+                if agents[fd].has_round():
                     del agents[fd]
                 if not agents:
                     return time.perf_counter() - started
@@ -102,7 +113,7 @@ def ddplaunch_s() -> float:
 
 
 class Agent:
-    """What an agent says to its member, as far as the first round goes."""
+    """An agent's side of the channel to its member, up to the first round."""
 
     def __init__(self, number: int, channel: socket.socket) -> None:
         self._number = number
@@ -111,53 +122,56 @@ class Agent:
 
     def begin(self, port: int) -> None:
         spec = MemberSpec(
-            token="bench",
+            rendezvous=RendezvousConfig(
+                token="bench",
+                min_nodes=NODES,
+                max_nodes=NODES,
+                node_rank=self._number,
+                hosts=("127.0.0.1",),
+                port=port,
+                is_server=self._number == 0,
+                local_addr=None,
+                interface=None,
+                join_timeout_s=GIVE_UP_S,
+                last_call_s=0.0,
+                lost_after_s=30.0,
+                participants=tuple(range(NODES)) if self._number == 0 else (),
+            ),
             node_id=str(self._number),
-            node_index=self._number,
-            hosts=("127.0.0.1",),
-            port=port,
-            serves=self._number == 0,
-            min_nodes=NODES,
-            max_nodes=NODES,
             max_restarts=0,
-            connect_timeout_s=GIVE_UP_S,
-            last_call_s=0.0,
-            lost_after_s=30.0,
-            silence_s=GIVE_UP_S,
-            seats=tuple(range(NODES)) if self._number == 0 else (),
         )
         self._channel.send(b"!")
-        self._say(spec)
+        self._send(spec)
 
-    def has_met(self) -> bool:
-        """Take what has come, and answer; whether it was the round."""
+    def has_round(self) -> bool:
+        """Read and answer the member's records. Returns whether the round has formed."""
         data = self._channel.recv(1 << 16)
         if not data:
             sys.exit(f"member {self._number} has ended")
         *lines, self._half_line = (self._half_line + data).split(b"\n")
-        records = [protocol.decode(line, FROM_MEMBER) for line in lines]
+        records = [wire.decode(line, FROM_MEMBER) for line in lines]
         for record in records:
             match record:
-                case MemberReady(reached=reached):
-                    self._say(NodeJoined(self._number, f"node{self._number}", 8, reached))
+                case MemberReady(server_address=server_address):
+                    self._send(NodeJoined(self._number, f"node{self._number}", 8, server_address))
                 case ListenForStore(attempt=attempt):
-                    self._say(StoreListens(attempt, "127.0.0.1", 1234))
+                    self._send(StoreListens(attempt, "127.0.0.1", 1234))
         return any(isinstance(record, RoundFormed) for record in records)
 
-    def _say(self, record: object) -> None:
-        self._channel.sendall(protocol.encode(record))
+    def _send(self, record: object) -> None:
+        self._channel.sendall(wire.encode(record))
 
 
-# torchrun's.
+# torchrun.
 
 
 def torchrun_s() -> float:
-    """Likewise: whoever finds that another one was quicker tries again a second later."""
+    """Seconds until all nodes have a rank; infinite after ``GIVE_UP_S``. A node that loses a race retries after 1 s."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
 
     def body(number: int, channel: socket.socket) -> None:
-        random.seed()  # Else all would wait equally long, where each waits a little so as not to come all at once.
+        random.seed()  # Else all processes would draw one random delay, where torch spreads them.
         parameters = RendezvousParameters("c10d", f"127.0.0.1:{port}", "bench", NODES, NODES, is_host=number == 0)
         met = registry.get_rendezvous_handler(parameters).next_rendezvous()
         channel.sendall(b"." if met.world_size == NODES else b"!")
@@ -170,7 +184,7 @@ def torchrun_s() -> float:
             channel.send(b"!")
         for fd in readable(poller):
             if waiting.pop(fd).recv(1) != b".":
-                sys.exit("torchrun's nodes have not met")
+                sys.exit("torchrun's rendezvous failed")
             poller.unregister(fd)
             if not waiting:
                 return time.perf_counter() - started
@@ -180,7 +194,7 @@ def torchrun_s() -> float:
 def main() -> None:
     check_hosts()
     times = alternate(torchrun_s, ddplaunch_s, repeats=REPEATS)
-    print_table("rendezvous", [compared(f"{NODES} nodes meet, torch imported before", *times)])
+    print_table("rendezvous", [compared(f"{NODES} nodes: rendezvous, torch already imported", *times)])
 
 
 if __name__ == "__main__":

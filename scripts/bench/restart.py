@@ -1,6 +1,6 @@
-"""From a rank's death until all ranks of the next attempt have done an all-reduce; 8 workers.
+"""Time from a worker's death until all 8 ranks of the next attempt have finished an all-reduce.
 
-torchrun's shared store does not survive a restart of a gloo job, so it is told not to share it.
+torchrun's shared TCPStore does not survive the restart of a gloo job, so TORCH_DISABLE_SHARE_RDZV_TCP_STORE is set.
 """
 
 from __future__ import annotations

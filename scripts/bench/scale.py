@@ -1,7 +1,7 @@
-"""What a run costs the launcher and the coordinator as it grows: the real loops and records, pretended nodes.
+"""CPU time and memory of launcher and coordinator for up to 4,000 nodes: real loops and records, simulated nodes.
 
-The nodes answer at once. What they say was encoded before the clock runs, what they are told is encoded and counted.
-Every size runs in a process of its own, since its peak of memory counts. CPU time, so that neighbours do not.
+The nodes answer at once. Their records are encoded before the measurement; records for them are encoded and counted.
+Each size runs in a separate process, because peak memory is measured. CPU time is independent of other load.
 """
 
 from __future__ import annotations
@@ -19,27 +19,29 @@ import time
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch import protocol
-from ddplaunch.config import LaunchConfig
-from ddplaunch.hosts import Host
-from ddplaunch.launcher import launcher, remote
-from ddplaunch.launcher.handles import AgentConnected, AgentLost, FromNode
-from ddplaunch.launcher.ssh_nodes import SshNodes
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
+from ddplaunch.launcher import run, setup
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.model import AgentSpec, AttemptResult, WorkerError, WorkerExit
-from ddplaunch.records import (
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     AgentEnded,
     AgentReady,
     AttemptEnded,
     AttemptStarted,
     EndpointOpen,
-    Meet,
+    JoinRendezvous,
     Ping,
     Pong,
 )
-from ddplaunch.rendezvous.coordinator import Coordinator, Sent
-from ddplaunch.rounds import ListenForStore, NodeEnded, NodeGone, NodeJoined, StoreListens, WorkerFailed
+from ddplaunch.protocol.rendezvous import ListenForStore, NodeEnded, NodeJoined, NodeLeft, StoreListens, WorkerFailed
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.transport import remote_start
+from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, discard_output
+from ddplaunch.transport.ssh.handle import SshTransport
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -50,11 +52,11 @@ BEATS = 3
 FAILING_NODE = 100
 
 _TAIL = tuple(f"epoch 3, step {number}: loss 0.123456, 1,234 samples/s, 12.3 GB in use" for number in range(200))
-_ERROR = WorkerError("ValueError: as asked", "Traceback\n" + 20 * "  File 'train.py', line 1, in main\n", 0.0)
+_ERROR = WorkerError("ValueError: injected", "Traceback\n" + 20 * "  File 'train.py', line 1, in main\n", 0.0)
 
 
 def worker_exit(node: int, local_rank: int) -> WorkerExit:
-    """How a worker ended when the third of ``FAILING_NODE`` raised."""
+    """The exit of a worker after local rank 2 of ``FAILING_NODE`` raised an exception."""
     rank, host = node * WORKERS + local_rank, host_name(node)
     plain = WorkerExit(rank, local_rank, host, 1000, -15, True, time.time(), 60.0, log_file=f"/logs/{host}/{rank}")
     if node != FAILING_NODE or local_rank != 2:
@@ -70,69 +72,70 @@ def host_name(node: int) -> str:
 
 
 class Agents:
-    """What the agents of all nodes say, as lines that were encoded beforehand."""
+    """The records of the agents of all nodes, already encoded."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.ready = protocol.encode(AgentReady(1, WORKERS))
-        self.pong = protocol.encode(Pong())
-        self.ended = protocol.encode(AgentEnded())
+        self.ready = wire.encode(AgentReady(1, WORKERS))
+        self.pong = wire.encode(Pong())
+        self.ended = wire.encode(AgentEnded())
         size = count * WORKERS
         self.started = [
-            protocol.encode(AttemptStarted(0, size, "10.0.0.1", 1234, tuple(range(WORKERS)), n, n * WORKERS))
+            wire.encode(AttemptStarted(0, size, "10.0.0.1", 1234, tuple(range(WORKERS)), n, n * WORKERS))
             for n in range(count)
         ]
         cause = worker_exit(FAILING_NODE, 2)
-        self.results = [protocol.encode(AttemptEnded(self._result(n, cause if n == 0 else None))) for n in range(count)]
+        self.results = [wire.encode(AttemptEnded(self._result(n, cause if n == 0 else None))) for n in range(count)]
 
     def _result(self, node: int, cause: WorkerExit | None) -> AttemptResult:
         exits = tuple(worker_exit(node, local_rank) for local_rank in range(WORKERS))
         return AttemptResult(0, "failed" if node == FAILING_NODE else "stopped", exits, 60.0, cause=cause)
 
 
-class Nodes(SshNodes):
-    """Connects to nobody."""
+class Nodes(SshTransport):
+    """The transport of simulated nodes."""
 
     def __init__(self, config: LaunchConfig, agents: Agents, post: Callable[[object], None]) -> None:
-        super().__init__(config, "bench", "bench", None, None, post)  # type: ignore[arg-type]
+        super().__init__(config, setup.node_names(config), "bench", discard_output, post)
         self.agents = agents
         self.sent_bytes = 0
-        self._invited = 0
+        self._joining = 0
 
     def start(self, index: int) -> Handle:  # type: ignore[override]
         facts = {"pid": 1, "host": host_name(index), "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
-        line = remote.MARK + json.dumps(facts).encode()
-        self.says(index, AgentConnected(remote.read_facts(line)))
+        line = remote_start.FACTS_PREFIX + json.dumps(facts).encode()
+        self.post(index, AgentConnected(remote_start.read_facts(line)))
         return Handle(index, self)
 
-    def says(self, index: int, event: object) -> None:
-        self._post(FromNode(index, protocol.decode(event, FROM_AGENT) if isinstance(event, bytes) else event))
+    def post(self, index: int, event: object) -> None:
+        self._post(FromNode(index, wire.decode(event, FROM_AGENT) if isinstance(event, bytes) else event))
 
-    def told(self, index: int, record: object) -> None:
-        """An agent's answer."""
-        self.sent_bytes += len(protocol.encode(record))
+    def receive(self, index: int, record: object) -> None:
+        """Answer a record as the agent of node ``index`` would."""
+        self.sent_bytes += len(wire.encode(record))
         match record:
             case AgentSpec():
-                self.says(index, self.agents.ready)
+                self.post(index, self.agents.ready)
             case Ping():
-                self.says(index, self.agents.pong)
-            case Meet(meeting=meeting):
-                if meeting.serves:
-                    self.says(index, protocol.encode(EndpointOpen(meeting.token, ("10.0.0.1",), 4321)))
-                self._invited += 1
-                if self._invited == self.agents.count:  # They meet.
+                self.post(index, self.agents.pong)
+            case JoinRendezvous(rendezvous=settings):
+                if settings.is_server:
+                    self.post(index, wire.encode(EndpointOpen(settings.token, ("10.0.0.1",), 4321)))
+                self._joining += 1
+                if self._joining == self.agents.count:  # The round forms.
                     for node, line in enumerate(self.agents.started):
-                        self.says(node, line)
+                        self.post(node, line)
 
 
 class Handle:
-    """On a pretended agent."""
+    """The handle of a simulated agent."""
 
     def __init__(self, index: int, nodes: Nodes) -> None:
         self._index, self._nodes = index, nodes
+        self.inherited_fds: dict[str, int] = {}
 
     def send(self, record: object) -> None:
-        self._nodes.told(self._index, record)
+        self._nodes.receive(self._index, record)
 
     def wake(self) -> None: ...
 
@@ -144,43 +147,43 @@ class Handle:
         return 0
 
 
-class Play(Mailbox[object]):
-    """The launcher's mailbox. Whenever it is empty, the launcher has done all there was, and the next scene begins."""
+class ScriptedMailbox(Mailbox[object]):
+    """The launcher's mailbox. When it is empty, the launcher is idle, and the next phase of the run begins."""
 
     def __init__(self, agents: Agents) -> None:
         super().__init__()
         self.nodes: Nodes | None = None
         self._agents = agents
-        self._scenes = self._play()
+        self._phases = self._run_phases()
         self.cpu_s: dict[str, float] = {}
         self._before_s = time.process_time()
 
     def get(self, deadline: float = math.inf) -> object:
         if self._queue.empty():
-            next(self._scenes, None)
+            next(self._phases, None)
         return super().get(deadline)
 
-    def ends(self, scene: str) -> None:
+    def end_phase(self, name: str) -> None:
         now = time.process_time()
-        self.cpu_s[scene], self._before_s = now - self._before_s, now
+        self.cpu_s[name], self._before_s = now - self._before_s, now
 
-    def _play(self) -> Iterator[None]:
+    def _run_phases(self) -> Iterator[None]:
         assert self.nodes
-        self.ends("start")
+        self.end_phase("start")
         for _ in range(BEATS):
-            yield  # Until the launcher asks everybody.
-        self.ends("beats")
+            yield  # Until the launcher pings all nodes.
+        self.end_phase("beats")
         for index, line in enumerate(self._agents.results):
-            self.nodes.says(index, line)
+            self.nodes.post(index, line)
         yield
         for index in range(self._agents.count):
-            self.nodes.says(index, self._agents.ended)
-            self.nodes.says(index, AgentLost())
+            self.nodes.post(index, self._agents.ended)
+            self.nodes.post(index, AgentLost())
 
 
 @dataclass(frozen=True)
 class LauncherCost:
-    """Of a run of ``nodes``; ``beat_s`` is what a second costs while the job runs, memory is beyond what was there."""
+    """CPU seconds of a run of ``nodes``: its start, one round of pings, its end; and additional peak memory."""
 
     nodes: int
     start_s: float
@@ -193,26 +196,31 @@ class LauncherCost:
 def launcher_cost(count: int) -> LauncherCost:
     """Start ``count`` nodes, let the job run for some seconds, and fail one worker."""
     agents = Agents(count)
-    play = Play(agents)
+    mailbox = ScriptedMailbox(agents)
 
-    def starter_for(config: LaunchConfig, *rest: object) -> Nodes:
-        play.nodes = Nodes(config, agents, rest[4])  # type: ignore[arg-type]
-        return play.nodes
+    def transport_for(config: LaunchConfig, *rest: object) -> Nodes:
+        mailbox.nodes = Nodes(config, agents, rest[2])  # type: ignore[arg-type]
+        return mailbox.nodes
 
-    launcher.starter_for = starter_for  # type: ignore[assignment]
+    setup.transport_for = transport_for  # type: ignore[assignment]
     hosts = tuple(Host(host_name(n)) for n in range(count))
     with tempfile.TemporaryDirectory() as folder:
         config = LaunchConfig(
-            script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, nproc_per_node=WORKERS, log_dir=folder
+            script="train.py",
+            hosts=hosts,
+            min_nodes=count,
+            max_nodes=count,
+            workers=WorkerConfig(nproc_per_node=WORKERS),
+            output=OutputConfig(log_dir=folder),
         )
         before_mb = peak_mb()
-        play._before_s = time.process_time()
-        result = launcher._Run(config, "scale", "scale", None, play, 1).run()
-        play.ends("end")
+        mailbox._before_s = time.process_time()
+        result = run.Run(config, "scale", "scale", None, mailbox, 1).run()
+        mailbox.end_phase("end")
     assert (result.exit_code, len(result.attempts[0].exits)) == (1, WORKERS * count), result.outcome
-    assert play.nodes
-    times = play.cpu_s["start"], play.cpu_s["beats"] / BEATS, play.cpu_s["end"]
-    return LauncherCost(count, *times, peak_mb() - before_mb, play.nodes.sent_bytes / 1e6)
+    assert mailbox.nodes
+    times = mailbox.cpu_s["start"], mailbox.cpu_s["beats"] / BEATS, mailbox.cpu_s["end"]
+    return LauncherCost(count, *times, peak_mb() - before_mb, mailbox.nodes.sent_bytes / 1e6)
 
 
 def peak_mb() -> float:
@@ -224,7 +232,7 @@ def peak_mb() -> float:
 
 @dataclass(frozen=True)
 class CoordinatorCost:
-    """Of one round; bytes as they go through the store."""
+    """CPU seconds of one round, and the records sent through the store."""
 
     nodes: int
     join_s: float
@@ -234,38 +242,38 @@ class CoordinatorCost:
 
 
 def coordinator_cost(count: int) -> CoordinatorCost:
-    """All join, one worker fails, all end."""
+    """All nodes join, one worker fails, all nodes leave."""
     coordinator = Coordinator(0, count, count, 0, tuple(range(count)))
     sent: list[int] = []
 
-    def tell(message: object) -> Sequence[Sent]:
+    def receive(message: object) -> Sequence[Outgoing]:
         messages = coordinator.receive(message)
-        sent.extend(len(protocol.encode(each.record)) for each in messages)
+        sent.extend(len(wire.encode(each.record)) for each in messages)
         return messages
 
     started_s = time.process_time()
-    told = [each for node in range(count) for each in tell(NodeJoined(node, host_name(node), WORKERS, "10.0.0.1"))]
+    joined = [each for node in range(count) for each in receive(NodeJoined(node, host_name(node), WORKERS, "10.0.0.1"))]
     joined_s = time.process_time()
-    assert isinstance(told[-1].record, ListenForStore)
-    tell(StoreListens(0, "10.0.0.1", 1234))
-    tell(WorkerFailed(FAILING_NODE, 0))
+    assert isinstance(joined[-1].record, ListenForStore)
+    receive(StoreListens(0, "10.0.0.1", 1234))
+    receive(WorkerFailed(FAILING_NODE, 0))
     for node in range(count):
         cause = worker_exit(node, 2) if node == FAILING_NODE else None
-        tell(NodeEnded(node, 0, failed=bool(cause), cause=cause))
+        receive(NodeEnded(node, 0, failed=bool(cause), cause=cause))
     for node in range(1, count):
-        tell(NodeGone(node))
+        receive(NodeLeft(node))
     round_s = time.process_time() - joined_s
     return CoordinatorCost(count, joined_s - started_s, round_s, len(sent), sum(sent) / 1e6)
 
 
-# The table.
+# The result table.
 
 
 MEASURES = {"launcher": launcher_cost, "coordinator": coordinator_cost}
 
 
 def measured(what: str, count: int) -> dict[str, float]:
-    """In a process of its own."""
+    """The cost of a run of ``count`` nodes, measured in a separate process."""
     command = (sys.executable, __file__, what, str(count))
     done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode:
@@ -274,7 +282,7 @@ def measured(what: str, count: int) -> dict[str, float]:
 
 
 def print_growth(what: str, rows: list[dict[str, float]]) -> None:
-    """The last line is by how much the largest size costs more per node than the one of a quarter of it."""
+    """Print a table; its last line is the cost per node of the largest size, relative to a quarter of that size."""
     names = list(rows[0])
     print(f"\n{what}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for row in rows:

@@ -1,7 +1,7 @@
-"""`srun torchrun` beside `srun ddplaunch`, in turns, in one allocation of the SLURM that the tests have; needs root.
+"""`srun torchrun` compared with `srun ddplaunch`, in turns, in one SLURM allocation; needs root and SLURM.
 
-Two virtual hosts, a task on each, two workers per task. torchrun's restart runs with its store bug worked around, as in
-`restart.py`. What torchrun needs a minute for is measured once.
+The cluster comes from ``tests/support/slurm.py``: two virtual hosts, one task per host, two workers per task. As in
+`restart.py`, torchrun does not share its TCPStore. Measures that take torchrun a minute run once with torchrun.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ GIVE_UP_S = 60.0
 
 
 class Bench:
-    """An allocation, and steps of it one after the other."""
+    """An allocation; runs job steps in it, one at a time."""
 
     def __init__(self, slurm: Slurm) -> None:
         self._slurm = slurm
-        said = slurm.start(["salloc", f"--nodes={NODES}", "--no-shell"]).finish().err
-        self._job = next(word for word in said.split() if word.isdecimal())
+        output = slurm.start(["salloc", f"--nodes={NODES}", "--no-shell"]).finish().err
+        self._job = next(word for word in output.split() if word.isdecimal())
 
     @contextmanager
     def step(self, torchrun: bool, options: Sequence[str], *run: str) -> Iterator[Path]:
-        """A step that runs a script, whose last argument is the folder that this yields; all of it is gone after."""
+        """Run a step whose script gets the yielded folder as last argument; on exit no process of it is left."""
         with tempfile.TemporaryDirectory() as folder:
             endpoint = f"{self._slurm.lab.nodes[0].address}:29400"
             meet = ("--nnodes", str(NODES), "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint) if torchrun else ()
@@ -58,7 +58,7 @@ class Bench:
             try:
                 yield Path(folder)
             finally:
-                running.signal(signal.SIGTERM)  # srun makes SIGKILL of it, for its tasks; torchrun's workers go on.
+                running.signal(signal.SIGTERM)  # srun SIGKILLs its tasks then; torchrun's workers survive that.
                 running.finish()
                 wait_for(self._clear)
 
@@ -70,18 +70,18 @@ class Bench:
         return not left
 
     def workers(self) -> int:
-        """How many run on all nodes; launchers have options before the script's name."""
+        """The number of workers on all nodes. Command lines of launchers contain the script too, but with --nproc."""
         lines = [line for pids in self._slurm.leftovers().values() for line in pids.values()]
         return sum(SCRIPT in line and "--nproc" not in line for line in lines)
 
     def start_s(self, torchrun: bool) -> float:
-        """From srun's start to the last rank's having met all others."""
+        """Seconds from the start of srun until all ranks have finished an all-reduce."""
         began = time.time()
         with self.step(torchrun, (), SCRIPT, "stay") as folder:
             return wait_for(lambda: len(list(folder.glob("ready.0.*"))) >= RANKS) - began
 
     def failure_s(self, torchrun: bool, *options: str) -> float:
-        """From a rank's exception until no worker is left on any node; the others do not touch a collective."""
+        """Seconds from a rank's exception until no worker is left on any node; the other ranks sleep."""
         with self.step(torchrun, options, SCRIPT, "raise") as folder:
             wait_for(lambda: len(list(folder.glob("ready.0.*"))) >= RANKS)
             assert self.workers() == RANKS
@@ -90,18 +90,18 @@ class Bench:
             return wait_for(lambda: not self.workers()) - raised
 
     def restart_s(self, torchrun: bool) -> float:
-        """From a rank's death until all ranks of both nodes have met again."""
+        """Seconds from a rank's death until all ranks of both nodes have finished another all-reduce."""
         with self.step(torchrun, (), "--max-restarts", "1", str(PROGRAMS / "die_once.py")) as folder:
             wait_for(lambda: len(list(folder.glob("1.*"))) >= RANKS)
             ready = [float(path.read_text()) for path in folder.glob("1.*")]
             return max(ready, default=float("inf")) - float((folder / "death").read_text())
 
 
-def wait_for(what: Callable[[], object]) -> float:
-    """When it was, by ``time.time()``; infinite if it was not."""
+def wait_for(condition: Callable[[], object]) -> float:
+    """The ``time.time()`` at which ``condition`` became true; infinite after ``GIVE_UP_S`` seconds."""
     deadline = time.monotonic() + GIVE_UP_S
     while time.monotonic() < deadline:
-        if what():
+        if condition():
             return time.time()
         time.sleep(0.005)
     return float("inf")
@@ -112,7 +112,7 @@ def shown(seconds: float) -> str:
 
 
 def row(name: str, measure: Callable[[bool], float], torchrun: int = REPEATS) -> tuple[str, str, str, str]:
-    """In turns, so that a noisy neighbour hits both; torchrun only so many times."""
+    """A table row of medians. Both launchers take turns; ``torchrun`` is the number of measurements with torchrun."""
     taken: tuple[list[float], list[float]] = ([], [])
     for number in range(REPEATS):
         for is_torchrun in (True, False) if number < torchrun else (False,):
@@ -134,7 +134,10 @@ def main() -> None:
             rows = [
                 row("srun -> all ranks ready", bench.start_s),
                 row("a rank raises -> all workers of both nodes gone", bench.failure_s, torchrun=1),
-                row("the same with `srun --kill-on-bad-exit=1`", lambda t: bench.failure_s(t, "--kill-on-bad-exit=1")),
+                row(
+                    "a rank raises, `srun --kill-on-bad-exit=1` -> all workers gone",
+                    lambda t: bench.failure_s(t, "--kill-on-bad-exit=1"),
+                ),
                 row("a rank dies -> all ranks of both nodes ready again", bench.restart_s),
             ]
     print_table(f"srun, {NODES} nodes x {WORKERS} workers", rows)

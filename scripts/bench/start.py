@@ -1,4 +1,4 @@
-"""How long whole commands take: jobs that do next to nothing, --help, a program that is no Python."""
+"""Wall time of whole commands: jobs with almost no work, --help, and a program that is not Python."""
 
 from __future__ import annotations
 

@@ -119,7 +119,7 @@ def accuracy(model: DistributedDataParallel, held_out: TensorDataset, device: to
 
 def fail_once(rank: int) -> None:
     if dist.get_rank() == rank and os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") == "0":
-        raise RuntimeError(f"rank {rank} fails, as --fail-at-epoch asks")
+        raise RuntimeError(f"rank {rank} fails because of --fail-at-epoch")
 
 
 def log(message: str) -> None:

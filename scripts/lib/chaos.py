@@ -1,7 +1,7 @@
-"""Job after job on four virtual hosts, with a random kill every second or two; ``chaos.py [SECONDS] [SEED]``.
+"""Chaos test: ``chaos.py [SECONDS] [SEED]`` runs jobs on four virtual hosts and kills processes and nodes at random.
 
-A job ends well if its script does, with at least two nodes left, or with 84 when there were fewer; and always with
-no process left on any host. Prints a line per job and a verdict.
+A job passes if it exits with 0, or with 84 when fewer than two nodes were left, and no process is left on any host.
+Prints a line per job and a total; exits with 1 if a job failed. Needs root.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ def main() -> None:
     limit_s = float(sys.argv[1]) if len(sys.argv) > 1 else 240.0
     seed = int(sys.argv[2]) if len(sys.argv) > 2 else time.time_ns()
     print(f"seed {seed}", flush=True)
-    dice, deadline, failed, count = random.Random(seed), time.monotonic() + limit_s, 0, 0
+    rng, deadline, failed, count = random.Random(seed), time.monotonic() + limit_s, 0, 0
     with tempfile.TemporaryDirectory() as folder:
         keys = Keys(Path(folder))
         while time.monotonic() < deadline:
             count += 1
             (place := Path(folder) / f"job{count}").mkdir()
-            failed += not one_job(dice, keys, place)
-    print(f"{count} jobs, {failed} of them ended wrong")
+            failed += not one_job(rng, keys, place)
+    print(f"{count} jobs, {failed} failed")
     sys.exit(failed > 0)
 
 
-def one_job(dice: random.Random, keys: Keys, place: Path) -> bool:
+def one_job(rng: random.Random, keys: Keys, place: Path) -> bool:
     with Lab(place / "lab", keys, HOSTS) as lab, open(place / "output", "wb") as output:
         launcher = start(lab, place, output)
         with contextlib.suppress(TimeoutError):
             wait_until(lambda: b" in round 0" in (place / "output").read_bytes(), 30)
         done, lost = [], 0
-        for _ in range(dice.randint(1, KILLS)):
-            victim = dice.choice(VICTIMS)
-            name = dice.choice(lab.nodes).name
-            if strike(lab, name, victim):
+        for _ in range(rng.randint(1, KILLS)):
+            victim = rng.choice(VICTIMS)
+            name = rng.choice(lab.nodes).name
+            if inject(lab, name, victim):
                 done.append(f"{victim} {name}")
                 lost += victim in ("node", "cut", "agent")
-            time.sleep(dice.uniform(0.1, 2.5))
+            time.sleep(rng.uniform(0.1, 2.5))
         (place / "end").touch()
         return judge(lab, launcher, place, done, lost)
 
@@ -69,8 +69,8 @@ def start(lab: Lab, place: Path, output: object) -> subprocess.Popen[bytes]:
     return lab.popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output, env=env)
 
 
-def strike(lab: Lab, name: str, victim: str) -> bool:
-    """Kill it; False if there is none."""
+def inject(lab: Lab, name: str, victim: str) -> bool:
+    """Kill ``victim`` on the node ``name``. Returns False if it does not run there."""
     node = lab[name]
     pids = {pid: line for pid, line in node.pids().items()} if node.options else {}
     if victim == "node":
@@ -92,17 +92,20 @@ def judge(lab: Lab, launcher: subprocess.Popen[bytes], place: Path, done: list[s
     try:
         code = launcher.wait(END_S)
         wait_until(lambda: not lab.leftovers(), 15)
-        is_right = code == 0 or (code == NODE_LOST and lost > HOSTS - MIN_NODES)
-        why = "" if is_right else "wrong code"
+        passed = code == 0 or (code == NODE_LOST and lost > HOSTS - MIN_NODES)
+        why = "" if passed else "unexpected exit code"
     except (subprocess.TimeoutExpired, TimeoutError):
-        is_right, why, code = False, f"hangs, or leaves {lab.leftovers()}", launcher.poll()
+        passed, why, code = False, f"hangs, or left processes: {lab.leftovers()}", launcher.poll()
         launcher.kill()
         launcher.wait()
     took_s = time.monotonic() - began
-    print(f"{'ok' if is_right else 'WRONG'}: code {code}, {took_s:.1f} s after the last of {done} {why}", flush=True)
-    if not is_right:
+    print(
+        f"{'ok' if passed else 'FAILED'}: code {code}, {took_s:.1f} s after the last of {done} {why}",
+        flush=True,
+    )
+    if not passed:
         print((place / "output").read_text(errors="replace")[-6000:], flush=True)
-    return is_right
+    return passed
 
 
 if __name__ == "__main__":

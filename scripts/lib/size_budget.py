@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parents[2]
-MAX_FILE_LINES = 250
+MAX_FILE_LINES = 400
 MAX_FUNCTION_LINES = 50
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
-from ddplaunch.hosts import Host
-from ddplaunch.launcher import agent_process
+from ddplaunch.transport import agent_process
 from tests.support.processes import children, command_line, is_alive, wait_until
 from tests.support.runs import PROGRAMS, Running, run, start
 
@@ -19,7 +19,7 @@ MARK = "20261121-000000-abcdef"
 
 
 def test_it_is_there_for_the_block_and_gone_behind_it() -> None:
-    with agent_process.started_ahead(LaunchConfig(script="train.py"), MARK) as agent:
+    with agent_process.early_agent(LaunchConfig(script="train.py"), MARK) as agent:
         assert agent
         pid = agent.process.pid
         assert is_alive(pid)
@@ -29,7 +29,7 @@ def test_it_is_there_for_the_block_and_gone_behind_it() -> None:
 def test_an_exception_ends_it() -> None:
     with (
         pytest.raises(KeyboardInterrupt),
-        agent_process.started_ahead(LaunchConfig(script="train.py"), MARK) as agent,
+        agent_process.early_agent(LaunchConfig(script="train.py"), MARK) as agent,
     ):
         raise KeyboardInterrupt
     assert agent
@@ -47,7 +47,7 @@ def test_an_exception_ends_it() -> None:
 )
 def test_no_other_agent_is_started_ahead(config: LaunchConfig) -> None:
     before = os.listdir("/proc/self/fd")
-    with agent_process.started_ahead(config, MARK) as agent:
+    with agent_process.early_agent(config, MARK) as agent:
         assert agent is None
         assert len(os.listdir("/proc/self/fd")) == len(before)
 

@@ -1,4 +1,4 @@
-"""``from ddplaunch import LaunchConfig, launch``: the promises README makes for the Python API."""
+"""``from ddplaunch import LaunchConfig, launch``: the promises of docs/python-api.md."""
 
 from __future__ import annotations
 
@@ -41,13 +41,14 @@ def test_launch_returns_the_verdict(script: Path, tmp_path: Path):
     result = python(
         """
         import json, signal
-        from ddplaunch import LaunchConfig, launch
+        from ddplaunch import LaunchConfig, WorkerConfig, launch
         before = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
-        ok = launch(LaunchConfig(script="train.py", nproc_per_node=2))
-        bad = launch(LaunchConfig(script="train.py", script_args=("no",), nproc_per_node=2, max_restarts=1))
+        two = WorkerConfig(nproc_per_node=2)
+        ok = launch(LaunchConfig(script="train.py", workers=two))
+        bad = launch(LaunchConfig(script="train.py", script_args=("no",), workers=two, max_restarts=1))
         after = [signal.getsignal(n) for n in (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)]
         print(json.dumps({
-            "ok": [ok.exit_code, ok.outcome, len(ok.attempts), ok.first_failure is None, list(ok.left)],
+            "ok": [ok.exit_code, ok.outcome, len(ok.attempts), ok.first_failure is None, list(ok.unkillable_pids)],
             "bad": [bad.exit_code, bad.outcome, len(bad.attempts), bad.first_failure.rank],
             "message": bad.first_failure.error.message, "run_dirs": ok.run_dir != bad.run_dir,
             "handlers": before == after,
@@ -69,9 +70,10 @@ def test_launch_works_in_any_thread(script: Path, tmp_path: Path):
     result = python(
         """
         import json, threading
-        from ddplaunch import LaunchConfig, launch
+        from ddplaunch import LaunchConfig, WorkerConfig, launch
         codes = []
-        def one(): codes.append(launch(LaunchConfig(script="train.py", nproc_per_node=2)).exit_code)
+        config = LaunchConfig(script="train.py", workers=WorkerConfig(nproc_per_node=2))
+        def one(): codes.append(launch(config).exit_code)
         threads = [threading.Thread(target=one) for _ in range(2)]
         for thread in threads: thread.start()
         for thread in threads: thread.join()
@@ -114,10 +116,10 @@ def test_a_launch_leaves_no_thread_and_no_descriptor(script: Path, tmp_path: Pat
     result = python(
         """
         import gc, json, os, threading, time
-        from ddplaunch import LaunchConfig, launch
+        from ddplaunch import LaunchConfig, WorkerConfig, launch
         counts = []
         for _ in range(3):
-            launch(LaunchConfig(script="train.py", nproc_per_node=1))
+            launch(LaunchConfig(script="train.py", workers=WorkerConfig(nproc_per_node=1)))
             gc.collect()
             deadline = time.monotonic() + 10
             while threading.active_count() > 1 and time.monotonic() < deadline: time.sleep(0.01)

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent import cgroup
+from ddplaunch.system import cgroup
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import PROGRAMS, run, start
 

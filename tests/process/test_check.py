@@ -9,16 +9,17 @@ import pytest
 
 from tests.support.runs import PROGRAMS, run
 
-USAGE, CHECK_FOUND = 2, 81
+USAGE, CHECK_WARNED = 2, 81
 
 
+@pytest.mark.torch
 def test_this_machine_is_looked_at_and_a_worker_runs(tmp_path: Path) -> None:
     finished = run("--check", PROGRAMS / "exit_with.py", "0=7", cwd=tmp_path)
     head, row, *warnings = finished.out.splitlines()
     assert re.split(r"\s{2,}", head)[:3] == ["hosts", "Python", "torch"]
     assert re.search(r" \d+\.\d+\.\d+ .* free +\S+", row)
     assert all(line.startswith("warning: ") for line in warnings)  # Machines differ in what there is to warn of.
-    assert finished.returncode == (CHECK_FOUND if warnings else 0), finished.err
+    assert finished.returncode == (CHECK_WARNED if warnings else 0), finished.err
     assert not list(tmp_path.iterdir())
 
 
@@ -26,17 +27,20 @@ def test_a_worker_that_cannot_use_torch_is_found(tmp_path: Path) -> None:
     (tmp_path / "torch").mkdir()
     (tmp_path / "torch" / "__init__.py").write_text("raise ImportError('no luck')")
     finished = run("--check", env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
-    assert finished.returncode not in (0, CHECK_FOUND)
+    assert finished.returncode not in (0, CHECK_WARNED)
     assert "no luck" in finished.err
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--dry-run",), "--check looks at real nodes"),
-        (("--ps",), "--check is done alone"),
-        (("--plan",), "--check is done alone"),
-        (("--nnodes", "2", "--node-rank", "0", "--master-addr", "h"), "--check: one launcher must reach all nodes"),
+        (("--dry-run",), "--check tests real nodes"),
+        (("--ps",), "--check cannot be combined"),
+        (("--plan",), "--check cannot be combined"),
+        (
+            ("--nnodes", "2", "--node-rank", "0", "--master-addr", "h"),
+            "--check: one launcher must start agents on all nodes",
+        ),
     ],
 )
 def test_what_it_cannot_mean_is_refused(arguments: tuple[str, ...], message: str) -> None:

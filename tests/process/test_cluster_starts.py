@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.detected import candidate_ports
+from ddplaunch.cluster.schedulers import candidate_ports
 from tests.process.test_nodes_meet import SUM, WAIT, sums
 from tests.support.runs import Running, start
 
@@ -45,6 +45,7 @@ def task(job_id: str, script: Path, rank: int, per_node: int, *options: str) -> 
     return start(*options, script, env={"OMP_NUM_THREADS": "1", **variables})
 
 
+@pytest.mark.torch
 def test_one_task_per_node_is_one_agent_per_node(job_id: str, script: Path):
     script.write_text(SUM)
     options = ("-v", "--nproc-per-node", "2")
@@ -55,6 +56,7 @@ def test_one_task_per_node_is_one_agent_per_node(job_id: str, script: Path):
     assert "rank 0" not in finished[0].out
 
 
+@pytest.mark.torch
 def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):
     script.write_text(SUM)
     silent, taken, *_ = candidate_ports(f"slurm-{job_id}.0.0")
@@ -79,6 +81,7 @@ def test_a_node_that_comes_first_waits_for_the_one_that_serves(job_id: str, scri
     assert f"localhost:{port} (or port {others[0]}, " in done.err
 
 
+@pytest.mark.torch
 def test_a_task_per_worker_becomes_that_worker(job_id: str, script: Path):
     script.write_text(SUM)
     finished = [each.finish() for each in [task(job_id, script, rank, 2) for rank in range(4)]]
@@ -98,7 +101,7 @@ def test_a_job_that_nobody_can_requeue_is_not_started(script: Path, tmp_path: Pa
     script.write_text(WAIT)
     done = start("--requeue-on", "USR1", script, env={"SLURM_JOB_ID": "7", "PATH": str(tmp_path)}).finish()
     assert done.returncode == 82
-    assert "there is no scontrol here" in done.err
+    assert "the command scontrol is not in PATH" in done.err
 
 
 def test_an_allocation_without_srun_is_an_error_never_a_local_run(script: Path, tmp_path: Path):

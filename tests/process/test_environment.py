@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch import environ
+from ddplaunch.protocol import environment as worker_environment
 from tests.support.processes import command_line
 from tests.support.runs import PROGRAMS, Finished, environment, run, start
 
@@ -42,7 +42,7 @@ FORMATS = {
 """Of what both launchers set."""
 
 DIFFERS = {
-    environ.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
+    worker_environment.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",
 }
 
@@ -69,6 +69,7 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str | No
     return {name: after.get(name) for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
+@pytest.mark.torch
 def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
     """torchrun: test_run 1; local_elastic_agent_test 3."""
     given = {"SENTINEL": "in\u00e9rited \udcff", "EMPTY": "", "PET_NPROC_PER_NODE": "7"}
@@ -101,7 +102,7 @@ def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
 
 def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:
     for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", "--gpus", "0,1", folder=tmp_path / "dump"):
-        assert changed(environment(), seen).keys() == environ.NAMES.keys() - OF_SEVERAL_NODES
+        assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - OF_SEVERAL_NODES
 
 
 def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None:
@@ -198,7 +199,7 @@ def test_without_python_a_program_gets_the_same_environment() -> None:
     """torchrun: test_run 3; launcher_api_test 1."""
     finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})
     seen = dict(line.split("=", 1) for line in finished.out.rstrip("\n").split("\0") if line)
-    expected = environ.NAMES.keys() - OF_SEVERAL_NODES - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    expected = worker_environment.NAMES.keys() - OF_SEVERAL_NODES - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
     assert changed(environment({"SENTINEL": "two\nlines"}), seen).keys() == expected
 
 
@@ -235,7 +236,10 @@ def test_the_store_is_there_before_the_workers_and_on_loopback_only(start_method
         assert seen["listeners"] == ["0100007F"]
 
 
-@pytest.mark.parametrize("init_method", ["env", "tcp"])
+@pytest.mark.torch
+@pytest.mark.parametrize(
+    ("start_method", "init_method"), [("forkserver", "env"), ("forkserver", "tcp"), ("spawn", "env")]
+)
 def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method: str, init_method: str) -> None:
     """torchrun: test_run 15, 17."""
     options = ("--start-method", start_method, "--nproc-per-node", "2")
@@ -247,6 +251,7 @@ def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method
     ]
 
 
+@pytest.mark.torch
 def test_torchs_rpc_works(tmp_path: Path) -> None:
     """torchrun: local_elastic_agent_test 16."""
     script = tmp_path / "call.py"

@@ -48,7 +48,7 @@ def test_a_thread_left_by_an_import_means_exec(tmp_path: Path) -> None:
     env = modules(tmp_path / "modules", starts_thread=THREAD)
     finished = run("-v", "--preload", "starts_thread", "--nproc-per-node", "2", READY, tmp_path, env=env)
     assert finished.returncode == 0, finished.err
-    assert reasons(finished) == ["the imports left 1 more threads running"]
+    assert reasons(finished) == ["the imports raised the number of threads by 1"]
     assert len(outputs(finished)) == 2
 
 
@@ -70,9 +70,10 @@ def test_an_open_gpu_means_exec(tmp_path: Path) -> None:
 def test_a_profiler_means_exec(name: str, tmp_path: Path) -> None:
     finished = run("-v", "--nproc-per-node", "1", READY, tmp_path, env={name: "/lib/profiler.so"})
     assert finished.returncode == 0, finished.err
-    assert reasons(finished) == [f"{name} is set: a profiler wants to be there from the start"]
+    assert reasons(finished) == [f"{name} is set: the profiler must load at process start"]
 
 
+@pytest.mark.torch
 def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_too_late(tmp_path: Path) -> None:
     script = tmp_path / "early.py"
     script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())\n")
@@ -81,6 +82,7 @@ def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_too_late(tmp_p
     assert reasons(finished) == [f"{script} sets OMP_NUM_THREADS, which torch reads when it is imported"]
 
 
+@pytest.mark.torch("forkserver")
 def test_nothing_is_said_where_workers_are_forked_or_exec_was_asked_for(start_method: str, tmp_path: Path) -> None:
     finished = run("-v", "--start-method", start_method, "--nproc-per-node", "1", READY, tmp_path)
     assert finished.returncode == 0, finished.err
@@ -133,11 +135,12 @@ def test_a_preload_that_cannot_be_imported_is_told_with_its_reason(
     assert finished.returncode == 82
     assert "not_there cannot be imported" in finished.err
     assert complaint in finished.err
-    assert "Take it out of --preload" in finished.err
+    assert "Remove it from --preload" in finished.err
     assert "ddplaunch/worker" not in finished.err
     assert not list(tmp_path.glob("*.json"))
 
 
+@pytest.mark.torch
 def test_what_the_script_seems_to_need_is_not_required(tmp_path: Path) -> None:
     script = tmp_path / "optional.py"
     script.write_text("try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n")
@@ -170,6 +173,7 @@ def stop(running: Running) -> None:
     assert running.finish().returncode == 128 + signal.SIGTERM
 
 
+@pytest.mark.torch
 def test_torch_is_in_the_forkserver_and_neither_in_launcher_nor_agent(tmp_path: Path) -> None:
     options, env = ("--nproc-per-node", "2"), {"OMP_NUM_THREADS": "4"}
     running = start(*options, READY, tmp_path, "wait", "--lr", "1e-3", env=env)
@@ -192,6 +196,7 @@ def test_torch_is_in_the_forkserver_and_neither_in_launcher_nor_agent(tmp_path: 
     assert not any(map(is_alive, (agent, forkserver, store, *workers)))
 
 
+@pytest.mark.torch
 def test_matrices_are_multiplied_in_forks_with_many_threads(tmp_path: Path) -> None:
     for options in (("--nproc-per-node", "2"), ("--nproc-per-node", "1", "--preload", "numpy")):
         finished = run(*options, PROGRAMS / "multiply.py", env={"OMP_NUM_THREADS": "4", "OPENBLAS_NUM_THREADS": "4"})

@@ -61,10 +61,9 @@ def warnings(finished: Finished) -> list[str]:
     return [line for line in said if not re.match(r"ddplaunch: \d+ workers on ", line)]
 
 
-def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(start_method: str, disk: Disk) -> None:
+def test_a_disk_that_fills_up_stops_nothing_and_is_told_once(disk: Disk) -> None:
     """torchrun: tail_log_test 4."""
-    options = ("--start-method", start_method, "--nproc-per-node", "2")
-    finished = disk.run("size=1m", *options, FLOOD, "20000", "100")
+    finished = disk.run("size=1m", "--nproc-per-node", "2", FLOOD, "20000", "100")
     assert finished.returncode == 0
     assert len(warnings(finished)) == 1
     assert "No space left on device; the job goes on" in warnings(finished)[0]
@@ -118,10 +117,10 @@ def test_a_folder_that_may_not_be_written_to_is_told_once(tmp_path: Path) -> Non
     ]
 
 
-def test_a_failure_on_a_full_disk_still_has_its_page(start_method: str, disk: Disk) -> None:
+def test_a_failure_on_a_full_disk_still_has_its_page(disk: Disk) -> None:
     """The error file cannot be written; the last lines tell the cause."""
     fill = '{ head -c 2000000 /dev/zero >"$0/zeros" 2>&1 || :; } 2>&-'
-    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    options = ("--nproc-per-node", "2")
     finished = disk.run("size=1m", *options, EXIT_WITH, "1=raise:the cause", prepare=fill)
     assert finished.returncode == 1
     assert "rank 1 (local_rank 1, " in finished.err

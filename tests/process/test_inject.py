@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import NODE_LOST, USAGE
-from ddplaunch.injection import GRAMMAR
+from ddplaunch.fault_spec import GRAMMAR
 from tests.support.processes import is_alive, state, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, run, start
 
@@ -46,7 +46,8 @@ def pid_of(running: Running, rank: int) -> int:
 
 
 def test_a_killed_rank_restarts_the_job_on_all_nodes() -> None:
-    finished = run(*dry("kill rank=3 after=200ms", nproc=2), "--max-restarts", "1", EXIT_WITH, "*=wait,code:0")
+    """The time is long enough that on a busy machine the workers of the other node have started too."""
+    finished = run(*dry("kill rank=3 after=1500ms", nproc=2), "--max-restarts", "1", EXIT_WITH, "*=wait,code:0")
     assert finished.returncode == 0, finished.err
     first, second = finished.report["attempts"]
     assert returncodes(first) == [-15, -15, -15, -9]
@@ -55,9 +56,10 @@ def test_a_killed_rank_restarts_the_job_on_all_nodes() -> None:
         r"rank 3 on node1 got SIGKILL \d+\.\d s into attempt 0; attempt 1 ran \d+\.\d\d s later, and the job succeeded",
         account(finished),
     )
-    assert finished.report["injections"][0]["after_s"] >= 0.2
+    assert finished.report["injections"][0]["after_s"] >= 1.5
 
 
+@pytest.mark.torch("spawn")  # An exec'd worker imports what pretends GPUs.
 def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line(start_method: str) -> None:
     options = dry("exit rank=1 code=7 after-line='attempt 0 of'", nodes="1", nproc=2)
     finished = run(*options, "--start-method", start_method, EXIT_WITH)
@@ -69,6 +71,7 @@ def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line(star
     assert re.match(r"rank 1 on node0 ended with exit code 7 .* the job ended with exit code 7$", account(finished))
 
 
+@pytest.mark.torch
 def test_training_recovers_from_one_failure_after_the_other(tmp_path: Path) -> None:
     options = dry("kill rank=1", "exit rank=0 code=9 attempt=1")
     finished = run(*options, "--max-restarts", "2", TRAIN_TINY, tmp_path / "losses")
@@ -95,7 +98,7 @@ def test_a_slow_rank_gets_little_of_the_time(tmp_path: Path) -> None:
     )
     assert finished.returncode == 0, finished.err
     assert "stood still" in finished.out
-    assert account(finished).endswith("the attempt went on, and the job succeeded")
+    assert account(finished).endswith("the attempt continued, and the job succeeded")
 
 
 # Nodes.
@@ -108,8 +111,8 @@ def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
     (tmp_path / "go").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
-    assert "c takes the place of b" in finished.err
-    assert account(finished).startswith("all processes of b vanished ")
+    assert "c replaces b" in finished.err
+    assert account(finished).startswith("all processes of b were killed at once ")
 
 
 def test_without_a_spare_the_world_gets_smaller_and_meets_anew(tmp_path: Path) -> None:
@@ -136,7 +139,7 @@ def test_a_job_outlives_a_short_partition(tmp_path: Path) -> None:
     finished = run(*dry("partition node=1 for=700ms after-line=ready"), STAND_STILL, tmp_path / "file", "0.6")
     assert finished.returncode == 0, finished.err
     assert "[node1:1] stood still" in finished.out
-    assert account(finished).startswith("node1 was cut off for 0.7 s")
+    assert account(finished).startswith("node1 was disconnected for 0.7 s")
 
 
 def test_a_node_that_is_cut_off_for_long_is_lost_even_where_all_meet(tmp_path: Path) -> None:
@@ -166,19 +169,19 @@ def test_what_did_not_happen_is_told_with_the_reason() -> None:
     finished = run(*options, EXIT_WITH, "*=code:0")
     assert finished.returncode == 0, finished.err
     assert re.fullmatch(r"did not happen: attempt 0 was over after \d+\.\d s", account(finished, 0))
-    assert account(finished, 1) == "did not happen: attempt 3 did not come to run"
-    assert account(finished, 2) == "did not happen: no such line came to the console from rank 0 in attempt 0"
+    assert account(finished, 1) == "did not happen: there was no attempt 3"
+    assert account(finished, 2) == "did not happen: no such line reached the console from rank 0 in attempt 0"
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         (dry("kill rank=0 soon=1"), ["--inject 'kill rank=0 soon=1': kill has no soon=", *GRAMMAR.splitlines()]),
-        (dry("kill rank=2"), ["'kill rank=2': there is no rank 2", "There are 2 of them, 0 to 1."]),
-        (("--inject", "kill rank=0"), ["--inject harms the job: it needs --dry-run"]),
+        (dry("kill rank=2"), ["'kill rank=2': there is no rank 2", "This run has only ranks 0 to 1."]),
+        (("--inject", "kill rank=0"), ["--inject has an effect only with --dry-run"]),
         (
             ("--dry-run", "--nnodes", "2", "--gpus", "0,1", "--inject", "lose node=0", "--inject", "kill rank=4"),
-            ["'kill rank=4': there is no rank 4", "There are 4 of them, 0 to 3."],
+            ["'kill rank=4': there is no rank 4", "This run has only ranks 0 to 3."],
         ),
     ],
 )

@@ -145,10 +145,12 @@ def compare(start_method: str, *arguments: str | Path, under: tuple[str, ...] = 
     return worker
 
 
+@pytest.mark.torch
 def test_a_script_sees_the_same_process_and_interpreter(start_method: str) -> None:
     compare(start_method, PROBE, "torch", "two words", "", "--option=\udcff\u20ac", "-x")
 
 
+@pytest.mark.torch
 def test_it_is_the_same_where_little_is_as_usual(start_method: str) -> None:
     seen = compare(start_method, PROBE, "torch", under=UNUSUAL, env=UNUSUAL_ENVIRON)
     assert seen["process"]["status"]["Umask"] == "0027"
@@ -314,6 +316,7 @@ def names(functions: tuple[Callable[[], None], ...]) -> list[str]:
     return [function.__name__ for function in functions]
 
 
+@pytest.mark.torch("forkserver")
 def test_a_script_that_ends_well_ends_in_the_same_way(start_method: str, tmp_path: Path) -> None:
     """torchrun: multiprocessing_api_test 7."""
     well = names(endings.WELL)
@@ -325,6 +328,7 @@ def test_a_script_that_ends_well_ends_in_the_same_way(start_method: str, tmp_pat
     assert not list(finished.run_dir.rglob("error.json"))
 
 
+@pytest.mark.torch("forkserver")
 def test_a_script_that_ends_badly_ends_in_the_same_way(start_method: str, tmp_path: Path) -> None:
     badly = names(endings.BADLY)
     options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(badly) - 1))
@@ -337,6 +341,7 @@ def test_a_script_that_ends_badly_ends_in_the_same_way(start_method: str, tmp_pa
     assert recorded == {attempt for attempt, name in enumerate(badly) if not name.startswith(silent)}
 
 
+@pytest.mark.torch("forkserver")
 def test_nothing_of_a_library_is_taken_apart_at_the_end_of_a_fork(start_method: str, tmp_path: Path) -> None:
     """The one thing that is missing there, on purpose: ProcessGroupGloo's destructor may never return."""
     script = tmp_path / "destructor.py"
@@ -362,6 +367,7 @@ def test_an_exception_with_a_huge_text_is_recorded(tmp_path: Path) -> None:
 # More processes.
 
 
+@pytest.mark.torch
 def test_multiprocessing_works_in_every_way(start_method: str) -> None:
     ways = ("others", "pools:fork", "pools:spawn", "pools:forkserver", "data:fork", "data:spawn")
     finished = run("--start-method", start_method, "--nproc-per-node", "1", PROGRAMS / "parallel.py", *ways)

@@ -5,7 +5,11 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 from tests.support.runs import PROGRAMS, environment
+
+pytestmark = pytest.mark.torch
 
 
 def test_a_store_has_more_clients_than_the_soft_limit_of_open_files():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 import ddplaunch
-from ddplaunch.agent.oom import OomCounters, blames
+from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from tests.support.cgroups import limited_memory
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ GREEDY = f"data = b'x' * {LIMIT_BYTES * 2}"
 PROGRAM = """
 import json, pathlib, subprocess, sys
 from dataclasses import asdict
-from ddplaunch.agent.oom import OomCounters
+from ddplaunch.agent.workers.exit_details import OomCounters
 pathlib.Path(sys.argv[1], "cgroup.procs").write_text("0")
 before = OomCounters.read()
 returncode = subprocess.run([sys.executable, "-c", sys.argv[2]]).returncode
@@ -59,8 +59,10 @@ def test_a_kill_for_memory_raises_the_machines_and_the_cgroups_counter(limited_c
     assert returncode == -signal.SIGKILL
     assert after.machine > before.machine
     assert after.cgroup == before.cgroup + 1
-    assert blames(before, after) == "yes"
-    assert blames(outside, OomCounters.read()) == "perhaps", "the kill must be seen from outside the cgroup too"
+    assert killed_for_memory(before, after) == "yes"
+    assert killed_for_memory(outside, OomCounters.read()) == "perhaps", (
+        "the kill must be seen from outside the cgroup too"
+    )
 
 
 def test_a_kill_by_someone_else_is_not_blamed_on_memory(limited_cgroup: Path) -> None:

@@ -80,11 +80,11 @@ def test_what_c_code_and_programs_write_is_caught_too(tmp_path: Path) -> None:
     assert log(finished, 0) == b"by Python\nby C\nby a program\n"
 
 
-def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(start_method: str, tmp_path: Path) -> None:
+def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(tmp_path: Path) -> None:
     """torchrun: tail_log_test 1; redirects_test 2."""
     workers, lines = 4, 50_000
     with open(tmp_path / "out", "wb") as out, open(tmp_path / "err", "wb") as err:
-        options = ("--start-method", start_method, "--nproc-per-node", str(workers), "--log-dir", tmp_path / "logs")
+        options = ("--nproc-per-node", str(workers), "--log-dir", tmp_path / "logs")
         finished = run(*options, FLOOD, str(lines), "60", stdout=out, stderr=err, env=BARE)
     assert finished.returncode == 0
     numbers = re.compile(rb"(\d):(\d{8}) (x{40}|error)\n")
@@ -108,12 +108,11 @@ def test_no_line_of_many_ranks_is_lost_or_split_or_out_of_order(start_method: st
 
 def test_lines_of_many_megabytes_do_not_fill_the_memory(tmp_path: Path) -> None:
     nbytes, go = 50_000_000, tmp_path / "go"
-    actions = (f"big:{nbytes}", r"err:written\n", f"until:{go}")
+    logs = [tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
     with open(tmp_path / "out", "wb") as out:
-        running = start(*TWO, "--log-dir", tmp_path, "--rdzv-id", "job", WRITE, *actions, stdout=out, env=BARE)
-        running.wait_for(r"\| written", 2)
-        logs = [tmp_path / "job" / "attempt_0" / str(rank) / "stdout.log" for rank in range(2)]
-        wait_until(lambda: all(log.stat().st_size == nbytes for log in logs), 60)
+        options = (*TWO, "--log-dir", tmp_path, "--rdzv-id", "job")
+        running = start(*options, WRITE, f"big:{nbytes}", f"until:{go}", stdout=out, env=BARE)
+        wait_until(lambda: all(log.exists() and log.stat().st_size == nbytes for log in logs), 60)
         for pid in (running.pid, running.agent_pid()):
             assert peak_mb(pid) < 200
         go.touch()
@@ -124,20 +123,20 @@ def test_lines_of_many_megabytes_do_not_fill_the_memory(tmp_path: Path) -> None:
         prefix = f"{rank}| ".encode()
         shown = console.count(str(rank).encode()) - console.count(prefix)
         # On a machine that is far too busy the console may fall behind; then that is said, and the file has all.
-        assert shown == nbytes - 1 or "lines not shown" in finished.err
+        assert shown == nbytes - 1 or "lines not shown" in finished.err or b"lines not shown" in console
 
 
 # In time.
 
 
-def test_prompts_and_progress_bars_appear_while_the_worker_goes_on(start_method: str, tmp_path: Path) -> None:
+def test_prompts_and_progress_bars_appear_while_the_worker_goes_on(tmp_path: Path) -> None:
     """Each worker waits, after its half line, until the half line was seen."""
     go = [tmp_path / f"go{number}" for number in range(3)]
     actions = [r"0/out:ready? ", f"0/until:{go[0]}", r"0/out:yes\n", r"0/out:\r 10%%", f"0/until:{go[1]}"]
     actions += [r"0/out:\r 20%%", f"0/until:{go[2]}", r"0/out:\n", f"1/until:{go[2]}", r"1/out:whole line\n"]
     path = tmp_path / "out"
     with open(path, "wb") as out:
-        running = start("--start-method", start_method, "--nproc-per-node", "2", WRITE, *actions, stdout=out, env=BARE)
+        running = start("--nproc-per-node", "2", WRITE, *actions, stdout=out, env=BARE)
         wait_until(lambda: path.read_bytes() == b"0| ready? ", 60)
         go[0].touch()
         wait_until(lambda: path.read_bytes().endswith(b" 10%%"), 60)
@@ -392,10 +391,10 @@ def test_a_background_process_that_holds_stdout_loses_no_line_and_delays_no_end(
     assert sorted(finished.out.splitlines()) == ["0| last words", "1| last words"]
 
 
-def test_the_process_above_finds_the_first_failure_in_its_error_file(start_method: str, tmp_path: Path) -> None:
+def test_the_process_above_finds_the_first_failure_in_its_error_file(tmp_path: Path) -> None:
     """torchrun: local_elastic_agent_test 10."""
     path = tmp_path / "above.json"
-    options = ("--start-method", start_method, "--nproc-per-node", "2")
+    options = ("--nproc-per-node", "2")
     finished = run(*options, EXIT_WITH, "1=raise:the cause", env={"TORCHELASTIC_ERROR_FILE": str(path)})
     assert finished.returncode == 1
     message = json.loads(path.read_text())["message"]

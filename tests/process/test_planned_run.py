@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch import environ
+from ddplaunch.protocol import environment
 from tests.support.runs import PROGRAMS, ROOT, run
 
 DUMP = PROGRAMS / "dump_environ.py"
@@ -92,4 +92,4 @@ def test_workers_get_the_environment_that_was_planned(tmp_path: Path, options: t
         assert {
             name: (planned[name], found[name]) for name in planned if not _matches(planned[name], found[name])
         } == {}
-        assert set(environ.NAMES) & dumped["environ"].keys() <= planned.keys()
+        assert set(environment.NAMES) & dumped["environ"].keys() <= planned.keys()

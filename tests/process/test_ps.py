@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from ddplaunch import environ
-from ddplaunch.agent import cgroup
+from ddplaunch.protocol import environment as worker_environment
+from ddplaunch.system import cgroup
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
@@ -34,7 +34,7 @@ def start_leftover() -> Iterator[StartLeftover]:
     with contextlib.ExitStack() as stack:
 
         def begin(mark: str, *under: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen([*under, "sleep", "60"], env=environment({environ.RUN_ID: mark}))
+            process = subprocess.Popen([*under, "sleep", "60"], env=environment({worker_environment.RUN_ID: mark}))
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
@@ -151,7 +151,7 @@ def test_an_id_that_nobody_has_is_refused_with_those_that_are_there(run_id: str,
 
 
 def test_a_part_of_the_run_cannot_end_it(run_id: str) -> None:
-    finished = run("--kill", run_id, env={environ.RUN_ID: f"{run_id}.0a1b2c.1"})
+    finished = run("--kill", run_id, env={worker_environment.RUN_ID: f"{run_id}.0a1b2c.1"})
     assert finished.returncode == USAGE
     assert "this command is a part of that run" in finished.err
 

@@ -7,7 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.runs import PROGRAMS, environment, run
+
+pytestmark = pytest.mark.torch
 
 
 def test_every_rank_draws_other_numbers_in_every_attempt(start_method: str, tmp_path: Path) -> None:

@@ -20,24 +20,26 @@ EXIT_WITH = PROGRAMS / "exit_with.py"
 ALLREDUCE = PROGRAMS / "allreduce.py"
 
 
-def assert_recovered(finished: Finished, victim: int, signum: int) -> None:
+def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
+    """In each attempt but the last, one of two ranks died of a signal; the last succeeded."""
     assert finished.returncode == 0, finished.err
-    first, second = finished.report["attempts"]
-    assert (first["outcome"], first["restarts"]) == ("failed", True)
-    assert (second["outcome"], second["restarts"]) == ("succeeded", False)
-    assert [exit_["rank"] for exit_ in first["exits"] if exit_["returncode"] == -signum] == [victim]
-    assert finished.out.count("sum 3 in attempt 1") == 2
+    *failed, last = finished.report["attempts"]
+    assert [(attempt["outcome"], attempt["will_restart"]) for attempt in failed] == [("failed", True)] * len(deaths)
+    assert (last["outcome"], last["will_restart"]) == ("succeeded", False)
+    for attempt, (victim, signum) in zip(failed, deaths, strict=True):
+        assert [exit_["rank"] for exit_ in attempt["exits"] if exit_["returncode"] == -signum] == [victim]
+    assert finished.out.count(f"sum 3 in attempt {len(deaths)}") == 2
 
 
-@pytest.mark.parametrize(
-    ("start_method", "repetition"), [*zip(["forkserver"] * 17 + ["spawn"] * 3, range(20), strict=True)]
-)
-def test_a_gloo_job_in_which_a_rank_dies_once_recovers(start_method: str, repetition: int) -> None:
+@pytest.mark.torch
+@pytest.mark.parametrize(("start_method", "times"), [("forkserver", 17), ("spawn", 3)])
+def test_a_gloo_job_recovers_each_time_that_a_rank_dies(start_method: str, times: int) -> None:
     """torchrun: local_elastic_agent_test 19."""
-    victim, signum = repetition % 2, (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)[repetition % 3]
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1")
-    finished = run(*options, ALLREDUCE, "40", f"{victim}:{int(signum)}")
-    assert_recovered(finished, victim, signum)
+    signals = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
+    deaths = [(number % 2, int(signals[number % 3])) for number in range(times)]
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", str(times))
+    finished = run(*options, ALLREDUCE, "40", ",".join(f"{victim}:{signum}" for victim, signum in deaths))
+    assert_recovered(finished, *deaths)
 
 
 def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -> None:
@@ -56,11 +58,12 @@ def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -
     assert re.search(r"rank 1 on \S+: exit code 1: RuntimeError: again; restart 2 of 2\n", finished.err)
 
 
+@pytest.mark.torch
 def test_a_given_port_is_used_by_every_attempt(unused_port: int) -> None:
     """torchrun: local_elastic_agent_test 2."""
     options = ("--nproc-per-node", "2", "--max-restarts", "1")
     finished = run(*options, "--master-port", str(unused_port), ALLREDUCE, "40", "1:9")
-    assert_recovered(finished, 1, signal.SIGKILL)
+    assert_recovered(finished, (1, signal.SIGKILL))
     assert finished.out.count(f"port {unused_port}\n") == 4
 
 
@@ -79,7 +82,7 @@ def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
     assert not list(finished.run_dir.rglob("error.json")), "sys.exit is no exception"
     attempts = finished.report["attempts"]
     assert [attempt["exits"][0]["returncode"] for attempt in attempts] == [3, 4, 5]
-    assert [attempt["restarts"] for attempt in attempts] == [True, True, False]
+    assert [attempt["will_restart"] for attempt in attempts] == [True, True, False]
     for number, code in enumerate((3, 4, 5)):
         assert re.search(rf"attempt {number}: rank 0 on \S+: exit code {code}\n", finished.err)
 
@@ -100,25 +103,25 @@ GIVEN_UP = (
 def assert_given_up(finished: Finished, attempts: int) -> None:
     assert finished.returncode == 1, finished.err
     assert len(finished.report["attempts"]) == attempts
-    notes = [attempt["note"] for attempt in finished.report["attempts"]]
+    notes = [attempt["reason"] for attempt in finished.report["attempts"]]
     assert notes[:-1] == [""] * (attempts - 1)
     assert re.fullmatch(GIVEN_UP, notes[-1])
     assert finished.err.count(f"\n{notes[-1]}\n") == 1
     assert len(re.findall(rf"; restart \d of {MANY[1]}\n", finished.err)) == attempts - 1
 
 
-def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again(start_method: str) -> None:
+def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again() -> None:
     """resilience 3.2 #22."""
     ends = "raise:other,raise:again,raise:again,raise:again,code:0"
-    finished = run("--start-method", start_method, "--nproc-per-node", "2", *MANY, EXIT_WITH, f"1={ends}")
+    finished = run("--nproc-per-node", "2", *MANY, EXIT_WITH, f"1={ends}")
     assert_given_up(finished, 4)
     assert "RuntimeError: again" in finished.err
 
 
-def test_a_job_that_fails_differently_every_time_uses_all_restarts(start_method: str) -> None:
+def test_a_job_that_fails_differently_every_time_uses_all_restarts() -> None:
     """torchrun: agent_api_test 6."""
     ends = ",".join(f"raise:failure {number}" for number in range(5))
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "4")
+    options = ("--nproc-per-node", "2", "--max-restarts", "4")
     finished = run(*options, EXIT_WITH, f"1={ends}")
     assert len(finished.report["attempts"]) == 5
     assert "not restarted" not in finished.err
@@ -139,6 +142,7 @@ def test_nodes_that_fail_alike_all_give_up_whichever_is_the_first(tmp_path: Path
     assert "  | KeyError: 'depth'\n" in finished.err
 
 
+@pytest.mark.torch
 def test_a_node_that_only_lost_its_peer_does_not_hide_the_failure_of_the_other(tmp_path: Path) -> None:
     """resilience 3.2 #22."""
     script = tmp_path / "wrong.py"

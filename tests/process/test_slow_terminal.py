@@ -127,10 +127,8 @@ def start_on(pipe: Pipe, *arguments: str | Path) -> Running:
         os.close(pipe.writer)
 
 
-def test_a_pipe_nobody_reads_blocks_no_worker_and_no_signal_and_fills_no_memory(
-    start_method: str, tmp_path: Path, pipe: Pipe
-) -> None:
-    running = start_on(pipe, *flood(tmp_path, "--start-method", start_method))
+def test_a_pipe_nobody_reads_blocks_no_worker_and_no_signal_and_fills_no_memory(tmp_path: Path, pipe: Pipe) -> None:
+    running = start_on(pipe, *flood(tmp_path))
     wait_for_all_printed(tmp_path)
     pids = worker_pids(tmp_path)
     for pid in (running.pid, running.agent_pid()):
@@ -138,7 +136,8 @@ def test_a_pipe_nobody_reads_blocks_no_worker_and_no_signal_and_fills_no_memory(
     running.signal(signal.SIGINT)
     wait_until(lambda: not any(map(is_alive, pids)), 10, "the signal did not get through")
     press_until_it_ends(running)
-    assert running.finish().returncode == 130
+    # One that comes when Python has given up its handlers ends the launcher by SIGINT: 130 in a shell too.
+    assert running.finish().returncode in (130, -signal.SIGINT)
 
 
 def test_a_pipe_that_is_read_late_gets_all_that_was_kept_and_the_count_of_the_rest(tmp_path: Path, pipe: Pipe) -> None:
@@ -150,7 +149,7 @@ def test_a_pipe_that_is_read_late_gets_all_that_was_kept_and_the_count_of_the_re
     assert running.finish().returncode == 143
     shown = pipe.read_to_end()
     check_all_accounted_for(shown)
-    assert shown.endswith(b"ddplaunch: stopped; every process of this run is gone\n")
+    assert shown.endswith(b"ddplaunch: stopped; every process of this run has ended\n")
 
 
 def test_ctrl_s_stops_the_screen_and_nothing_else_and_ctrl_q_goes_on(screen: Screen, tmp_path: Path) -> None:

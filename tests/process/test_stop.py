@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import catches, command_line, wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, start
+from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, start
 from tests.support.terminal import CTRL_BACKSLASH, CTRL_C, terminal
 
 STOPS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
@@ -31,7 +31,7 @@ def assert_stopped(finished: Finished, name: str) -> None:
     assert "Traceback" not in finished.err
     assert finished.report["signal"] == name
     assert finished.report["outcome"] == "stopped"
-    assert "stopped; every process of this run is gone" in finished.err
+    assert "stopped; every process of this run has ended" in finished.err
 
 
 @pytest.mark.parametrize(
@@ -69,7 +69,7 @@ def when_workers_start(running: Running) -> None:
 
 
 def when_workers_run(running: Running) -> None:
-    running.wait_for(r"ready \(pid", 8)
+    running.wait_for(r"ready \(pid", 4)
 
 
 PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, when_workers_run)
@@ -77,7 +77,8 @@ PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, whe
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[Running], None]) -> None:
-    running = start("--start-method", start_method, "--nproc-per-node", "8", PRINT_SIGNALS)
+    env = SLOW_IMPORT if phase is when_torch_is_imported else None
+    running = start("--start-method", start_method, "--nproc-per-node", "4", PRINT_SIGNALS, env=env)
     phase(running)
     running.signal(signal.SIGTERM)
     finished = running.finish()
@@ -88,7 +89,7 @@ def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("times", [2, 3])
 def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], None], times: int) -> None:
-    running = start("--start-method", "spawn", "--nproc-per-node", "8", "--shutdown-timeout", "600", IGNORE)
+    running = start("--start-method", "spawn", "--nproc-per-node", "4", "--shutdown-timeout", "600", IGNORE)
     phase(running)
     for count in range(1, times + 1):
         running.signal(signal.SIGTERM)

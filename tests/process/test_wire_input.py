@@ -20,12 +20,23 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch import protocol
-from ddplaunch.config import LaunchConfig
-from ddplaunch.launcher import agent_process, local, preparation
-from ddplaunch.model import AgentSpec
-from ddplaunch.records import FROM_AGENT, AgentEnded, AgentFailed, Notice, Output, Ping, Pong, StopWorkers
-from ddplaunch.rounds import FROM_MEMBER, RendezvousLost
+from ddplaunch.config import LaunchConfig, WorkerConfig
+from ddplaunch.launcher import setup
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import (
+    FROM_AGENT,
+    AgentEnded,
+    AgentFailed,
+    Notice,
+    Output,
+    Ping,
+    Pong,
+    StopWorkers,
+)
+from ddplaunch.protocol.rendezvous import FROM_MEMBER, RendezvousLost
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.transport import agent_process, local
+from ddplaunch.transport.handle import AgentLost
 from tests.support.processes import pids_with
 from tests.support.runs import PROGRAMS, ROOT, run, start
 
@@ -34,13 +45,13 @@ MEMORY_BYTES = 400 << 20
 """More than a process of ours needs, less than what a long line could be made into."""
 
 LONG_LINE_BYTES = 100_000_000
-STOP = json.loads(protocol.encode(StopWorkers(15, 1.0)))
+STOP = json.loads(wire.encode(StopWorkers(15, 1.0)))
 HOSTILE = {
     "another protocol": b"GET / HTTP/1.0\r\n\r\n",
     "no text": bytes(range(256)) * 100,
     "an empty line": b"\n",
     "an unknown record": b'{"record":"Nothing"}\n',
-    "a record for others": protocol.encode(RendezvousLost("x")),
+    "a record for others": wire.encode(RendezvousLost("x")),
     "deep nesting": b'{"record":' * 200_000 + b"\n",
     "a huge number": json.dumps(STOP).replace("15", "9" * 100_000).encode() + b"\n",
     "a wrong type": json.dumps({**STOP, "signum": [15]}).encode() + b"\n",
@@ -49,7 +60,7 @@ HOSTILE = {
 }
 
 
-CUT_OFF = protocol.encode(Ping(5.0))[:-4]
+CUT_OFF = wire.encode(Ping(5.0))[:-4]
 
 
 def limit_memory() -> None:
@@ -58,8 +69,10 @@ def limit_memory() -> None:
 
 def spec() -> AgentSpec:
     """Of a job that goes on for long."""
-    config = LaunchConfig(script="sleep", script_args=("1000",), entry="program", nproc_per_node=1)
-    return preparation.agent_spec(config, "a-run", "here", None, {})
+    config = LaunchConfig(
+        script="sleep", script_args=("1000",), entry="program", workers=WorkerConfig(nproc_per_node=1)
+    )
+    return setup.agent_spec(config, "a-run", 0, "here", log_folder=None)
 
 
 # An agent's stdin.
@@ -79,7 +92,7 @@ def tell_agent(data: bytes) -> tuple[list[Any], subprocess.CompletedProcess[byte
     )
     stream = io.BytesIO(done.stdout)
     said = []
-    while received := protocol.read_record(stream, FROM_AGENT):
+    while received := wire.read_record(stream, FROM_AGENT):
         said.append(received[0])
     return said, done
 
@@ -87,7 +100,7 @@ def tell_agent(data: bytes) -> tuple[list[Any], subprocess.CompletedProcess[byte
 def assert_agent_says_so(data: bytes) -> None:
     (failure, ended), done = tell_agent(data)
     assert isinstance(failure, AgentFailed)
-    assert failure.message.startswith("this node does not understand what it is told: ")
+    assert failure.message.startswith("this node received an invalid record: ")
     assert len(failure.message) < 400
     assert failure.message.isprintable()
     assert ended == AgentEnded()
@@ -103,7 +116,7 @@ def test_a_line_without_end_is_not_kept() -> None:
     assert_agent_says_so(b"x" * LONG_LINE_BYTES)
 
 
-ORDER = json.loads(protocol.encode(spec()))
+ORDER = json.loads(wire.encode(spec()))
 WRONG = st.sampled_from([None, True, -1, 1.5, "text", [], {}, [[]], {"record": "AgentSpec"}, 10**30])
 
 
@@ -112,16 +125,16 @@ WRONG = st.sampled_from([None, True, -1, 1.5, "text", [], {}, [[]], {"record": "
 def test_an_agent_whose_order_has_a_wrong_field_does_not_start(name: str, value: Any) -> None:
     body = {**ORDER, name: value}
     try:
-        protocol.decode(json.dumps(body).encode(), (AgentSpec,))
-    except protocol.ProtocolError:
+        wire.decode(json.dumps(body).encode(), (AgentSpec,))
+    except wire.ProtocolError:
         assert_agent_says_so(json.dumps(body).encode() + b"\n")
 
 
 @pytest.mark.parametrize("garbage", [b"\xff\x00\n", CUT_OFF], ids=["garbage", "cut off"])
 def test_an_agent_that_does_not_understand_its_launcher_any_more_ends_its_workers(garbage: bytes) -> None:
-    said, done = tell_agent(protocol.encode(spec()) + garbage)
+    said, done = tell_agent(wire.encode(spec()) + garbage)
     notices = [record.text for record in said if isinstance(record, Notice)]
-    complaint = "what the launcher says is not understood, and its job ends: "
+    complaint = "the launcher sent an invalid record, so the agent stops its workers: "
     # A launcher that was killed has cut off what it said, and hears no complaint.
     assert any(complaint in text for text in notices) == (garbage != CUT_OFF)
     assert AgentEnded() not in said
@@ -140,7 +153,7 @@ def heard_from(data: bytes, tmp_path: Path) -> list[Any]:
             agent_process.start(os.environ), posted.put, lambda header, data: posted.put((header, data))
         )
     heard = [posted.get(timeout=60)]
-    while not isinstance(heard[-1], local.AgentLost):
+    while not isinstance(heard[-1], AgentLost):
         heard.append(posted.get(timeout=60))
     handle.close()
     return heard
@@ -152,35 +165,35 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 LYING = {
-    "less than it is": protocol.encode(Output("here", 0, 0, "stdout", 3)) + b"a longer line\n",
-    "more than allowed": protocol.encode(Output("here", 0, 0, "stdout", 1 << 40)),
-    "less than nothing": protocol.encode(Output("here", 0, 0, "stdout", -1)),
+    "less than it is": wire.encode(Output("here", 0, 0, "stdout", 3)) + b"a longer line\n",
+    "more than allowed": wire.encode(Output("here", 0, 0, "stdout", 1 << 40)),
+    "less than nothing": wire.encode(Output("here", 0, 0, "stdout", -1)),
 }
 
 
 @pytest.mark.parametrize("garbage", [*HOSTILE.values(), *LYING.values()], ids=[*HOSTILE, *LYING])
 def test_a_launcher_gives_up_an_agent_that_it_does_not_understand(garbage: bytes, folder: Path) -> None:
-    pong, *output, notice, _ = heard_from(protocol.encode(Pong()) + garbage, folder)
+    pong, *output, notice, _ = heard_from(wire.encode(Pong()) + garbage, folder)
     assert pong == Pong()
     assert [header.nbytes for header, _ in output] in ([], [3])
-    assert "says is not understood, and it is given up: " in notice.text
+    assert "sent an invalid record and was given up: " in notice.text
     assert len(notice.text) < 400
     assert notice.text.isprintable()
 
 
 @pytest.mark.parametrize(
-    "garbage", [CUT_OFF, protocol.encode(Output("here", 0, 0, "stdout", 1000)) + b"short\n"], ids=["record", "output"]
+    "garbage", [CUT_OFF, wire.encode(Output("here", 0, 0, "stdout", 1000)) + b"short\n"], ids=["record", "output"]
 )
 def test_a_launcher_takes_what_is_cut_off_for_the_end(garbage: bytes, folder: Path) -> None:
-    assert heard_from(protocol.encode(Pong()) + garbage, folder) == [Pong(), local.AgentLost()]
+    assert heard_from(wire.encode(Pong()) + garbage, folder) == [Pong(), AgentLost()]
 
 
 @settings(max_examples=25)
 @given(damage=st.binary(min_size=1, max_size=40), place=st.integers(0, 80))
 def test_a_launcher_survives_any_damage_to_what_an_agent_says(damage: bytes, place: int, folder: Path) -> None:
-    whole = protocol.encode(Output("here", 0, 0, "stdout", 6)) + b"hello\n" + protocol.encode(Notice("x"))
+    whole = wire.encode(Output("here", 0, 0, "stdout", 6)) + b"hello\n" + wire.encode(Notice("x"))
     damaged = whole[:place] + damage + whole[place + len(damage) :]
-    assert heard_from(damaged, folder)[-1] == local.AgentLost()
+    assert heard_from(damaged, folder)[-1] == AgentLost()
 
 
 IN_PLACE_OF_AN_AGENT = """
@@ -198,7 +211,7 @@ def test_a_run_whose_agent_talks_nonsense_ends_and_says_so(tmp_path: Path, words
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "IN_PLACE": words}
     finished = run("--no-python", "true", env=env, preexec_fn=limit_memory)
     assert finished.returncode == NODE_LOST, finished.err
-    assert "says is not understood, and it is given up: " in finished.err
+    assert "sent an invalid record and was given up: " in finished.err
     assert finished.err.count("ddplaunch: error: ") == 1
     assert "Traceback" not in finished.err
 
@@ -218,7 +231,7 @@ def test_a_member_of_the_rendezvous_that_gets_no_order_says_so(name: str) -> Non
         ours.sendall(HOSTILE[name])
         ours.shutdown(socket.SHUT_WR)
         with ours.makefile("rb") as stream:
-            received = protocol.read_record(stream, FROM_MEMBER)
+            received = wire.read_record(stream, FROM_MEMBER)
     assert received
     assert isinstance(received[0], RendezvousLost)
     assert member.communicate(timeout=60)[1] == b""
@@ -236,6 +249,7 @@ def listening_ports(pids: list[int]) -> list[int]:
     return sorted({int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A" and row[9] in own})
 
 
+@pytest.mark.torch
 def test_strangers_at_its_ports_do_not_touch_a_job(tmp_path: Path) -> None:
     running = start("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", PROGRAMS / "rounds.py", tmp_path / "end")
     running.wait_for("rank . of 2 in round 0", 2)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.cgroups import inside, limited_memory
+from tests.support.cgroups import alone, inside, limited_memory
 from tests.support.runs import PROGRAMS, Finished, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
@@ -43,18 +43,35 @@ def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) ->
     assert finished.returncode == 128 + DEADLY[-1]
 
 
+def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(
+    start_method: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(r"""raise ValueError("bad token \ud83d, \udcff \0 \u00fc")""" + "\n")
+    finished = run("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1", script)
+    assert finished.returncode == 1
+    assert len(finished.report["attempts"]) == 2
+    message = failure(finished)["error"]["message"]
+    assert message.endswith(r"bad token \ud83d, " + "\udcff \0 \u00fc")
+    assert r"ValueError: bad token \ud83d, \udcff \x00 \u00fc".replace(r"\u00fc", "\u00fc") in finished.err
+
+
+ENDS = (
+    ("code:7", 7, "failed first,\nat .*: exit code 7"),
+    ("code:255", 255, "exit code 255"),
+    ("signal:9", 137, "SIGKILL"),
+    ("signal:15", 143, "SIGTERM"),
+    ("signal:64", 192, "SIGRTMAX"),
+    ("text:no data in /here", 1, r"exit code 1\n\nits last lines:\n(?s:.*)no data in /here"),
+    ("raise:wrong shape", 1, r"exit code 1\n\n  \| Traceback(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape"),
+    ("segfault", 139, r"SIGSEGV\n(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
+)
+
+
 @pytest.mark.parametrize(
-    ("end", "code", "page"),
-    [
-        ("code:7", 7, "failed first,\nat .*: exit code 7"),
-        ("code:255", 255, "exit code 255"),
-        ("signal:9", 137, "SIGKILL"),
-        ("signal:15", 143, "SIGTERM"),
-        ("signal:64", 192, "SIGRTMAX"),
-        ("text:no data in /here", 1, r"exit code 1\n\nits last lines:\n(?s:.*)no data in /here"),
-        ("raise:wrong shape", 1, r"exit code 1\n\n  \| Traceback(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape"),
-        ("segfault", 139, r"SIGSEGV\n(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
-    ],
+    ("start_method", "end", "code", "page"),
+    # Of an exec'd worker, what Python itself prints.
+    [*(("forkserver", *end) for end in ENDS), *(("spawn", *end) for end in ENDS[-3:])],
 )
 def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
     start_method: str, end: str, code: int, page: str
@@ -79,6 +96,7 @@ def test_an_exception_is_recorded_without_the_record_decorator(start_method: str
     assert "exit_with.py" in error["traceback"]
 
 
+@pytest.mark.torch
 def test_an_exception_that_the_record_decorator_recorded_is_the_same(tmp_path: Path) -> None:
     """torchrun: errors_api_test 5."""
     script = tmp_path / "recorded.py"
@@ -91,10 +109,10 @@ def test_an_exception_that_the_record_decorator_recorded_is_the_same(tmp_path: P
     assert re.search(r"Traceback(?s:.*)recorded.py(?s:.*)RuntimeError: wrong shape", error["traceback"])
 
 
-def test_two_ranks_that_fail_together_are_both_told_of(start_method: str, tmp_path: Path) -> None:
+def test_two_ranks_that_fail_together_are_both_told_of(tmp_path: Path) -> None:
     go = tmp_path / "go"
     running = start(
-        *("--start-method", start_method, "--nproc-per-node", "4", EXIT_WITH),
+        *("--nproc-per-node", "4", EXIT_WITH),
         *(f"1=+{go}+raise:one", f"3=+{go}+code:9"),
     )
     running.wait_for(r"ready \(pid", 4)
@@ -116,9 +134,9 @@ def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method:
     assert all(exit_["stopped"] for exit_ in ends[1:])
 
 
+@pytest.mark.torch
 def test_the_killed_rank_is_named_not_those_that_lost_their_peer() -> None:
-    for repetition in range(5):
-        victim = repetition % 3
+    for victim in range(3):
         finished = run("--nproc-per-node", "3", PROGRAMS / "allreduce.py", "2000", f"{victim}:9")
         assert failure(finished)["rank"] == victim, finished.err
         assert failure(finished)["returncode"] == -9
@@ -146,10 +164,10 @@ def test_a_rank_that_dies_of_another_signal_when_the_user_stops_the_run_has_not_
     assert (finished.returncode, finished.report["outcome"]) == (143, "stopped")
 
 
-def test_a_script_that_cannot_be_parsed_is_not_tried_again(start_method: str, tmp_path: Path) -> None:
+def test_a_script_that_cannot_be_parsed_is_not_tried_again(tmp_path: Path) -> None:
     script = tmp_path / "typo.py"
     script.write_text("def train(:\n    pass\n")
-    finished = run("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "3", script)
+    finished = run("--nproc-per-node", "2", "--max-restarts", "3", script)
     assert finished.returncode == 1
     assert len(finished.report["attempts"]) == 1
     assert "not restarted: the script cannot be parsed" in finished.err
@@ -167,6 +185,7 @@ def test_a_worker_killed_for_memory_is_named_as_such() -> None:
 
 
 def test_a_worker_killed_by_somebody_is_not_said_to_have_eaten_all_memory() -> None:
-    finished = run("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=signal:9")
+    with alone("memory"):
+        finished = run("--start-method", "spawn", "--nproc-per-node", "2", EXIT_WITH, "1=signal:9")
     assert failure(finished)["out_of_memory"] == "no"
     assert "hint:     SIGKILL came from outside" in finished.err

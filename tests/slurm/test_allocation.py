@@ -28,6 +28,7 @@ def salloc(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
     return slurm.start(["salloc", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
 
 
+@pytest.mark.torch
 def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
     script.write_text(SUM)
     # Counts of the job that must not count for the agents' steps.
@@ -101,5 +102,5 @@ def test_signals_of_scancel_reach_the_workers(slurm: Slurm):
     done = running.finish()
     assert done.returncode == 128 + signal.SIGTERM
     # What SLURM does not do is said, twice: when it can be changed, and at the end.
-    assert f"SLURM requeues only what sbatch has started, and job {job} is something else" in done.err
-    assert f"SLURM has not requeued job {job}: " in done.err
+    assert f"SLURM requeues only jobs of sbatch, and job {job} is none" in done.err
+    assert f"SLURM did not requeue job {job}: " in done.err

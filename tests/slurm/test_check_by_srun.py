@@ -9,7 +9,7 @@ import pytest
 from tests.slurm.test_allocation import salloc
 from tests.support.slurm import Slurm
 
-pytestmark = pytest.mark.slurm
+pytestmark = [pytest.mark.slurm, pytest.mark.torch]
 
 
 def test_the_nodes_of_the_allocation_are_checked(slurm: Slurm):

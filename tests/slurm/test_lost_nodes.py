@@ -17,6 +17,7 @@ from tests.support.slurm import Slurm
 pytestmark = pytest.mark.slurm
 
 
+@pytest.mark.slow
 def test_a_node_that_slurm_sets_down_and_one_that_dies_are_left_out(slurm: Slurm, tmp_path: Path):
     (script := tmp_path / "job.py").write_text(WAIT)
     running = salloc(slurm, "-N3 --no-kill", "--nnodes", "1:3", "--nproc-per-node", "1", script)

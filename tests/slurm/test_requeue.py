@@ -30,7 +30,7 @@ print("saved", os.environ["RANK"], flush=True)
 """
 """Rank 1 takes a second longer than rank 0."""
 
-ASKED = "asking SLURM to requeue job"
+REQUEUED = "requeuing SLURM job"
 
 
 def line(folder: Path, requeue_on: str) -> str:
@@ -40,6 +40,7 @@ def line(folder: Path, requeue_on: str) -> str:
     return shlex.join(command(*options, script, folder))
 
 
+@pytest.mark.slow
 def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Path):
     """As `sbatch --signal=USR1@60` warns of the time limit, but for the wait: SLURM looks at limits every 30 s."""
     job = slurm.batch(f"exec {line(tmp_path, 'USR1')}", tmp_path / "log", "-N2")
@@ -52,7 +53,7 @@ def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Pat
     # Else after two minutes, when the credentials of the first run have expired; in the same second they are revoked.
     job.update("StartTime=now+2")
     job.wait_in("COMPLETED")
-    first, second = job.text.split(ASKED)
+    first, second = job.text.split(REQUEUED)
     assert (first.count("runs"), first.count("saved"), first.count("stopping the workers")) == (2, 2, 1)
     assert f"SLURM restart 1 of this job ({job.id})" in second
     folders = [tmp_path / "logs" / name for name in ("job", "job.2")]
@@ -60,7 +61,7 @@ def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Pat
         logs = [(folder / host / "attempt_0" / "0" / "stdout.log").read_text() for folder in folders]
         assert logs == [f"runs {rank}\nsaved {rank}\n", f"runs {rank}\n"]
     reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
-    assert [(report["job"]["restarts"], report["requeues"]) for report in reports] == [(0, True), (1, False)]
+    assert [(report["job"]["requeue_count"], report["will_requeue"]) for report in reports] == [(0, True), (1, False)]
 
 
 def test_with_a_task_per_node_one_of_them_asks_when_all_have_saved(slurm: Slurm, tmp_path: Path):
@@ -70,9 +71,9 @@ def test_with_a_task_per_node_one_of_them_asks_when_all_have_saved(slurm: Slurm,
     slurm.run("scancel", "--signal=USR1", job.id)
     job.wait_in("PENDING")
     assert job.field("Restarts") == "1"
-    assert job.text.count(ASKED) == 1
+    assert job.text.count(REQUEUED) == 1
     reports = [folder / "report.json" for folder in (tmp_path / "logs").iterdir()]
-    asked = next(report for report in reports if json.loads(report.read_text())["job"]["asks"])
+    asked = next(report for report in reports if json.loads(report.read_text())["job"]["requests_requeue"])
     assert all((tmp_path / rank).stat().st_mtime <= asked.stat().st_mtime for rank in ("0", "1"))
     assert sorted(json.loads(report.read_text())["exit_code"] for report in reports) == [0, 128 + signal.SIGUSR1]
 
@@ -85,15 +86,17 @@ def test_a_job_that_is_cancelled_does_not_come_back(slurm: Slurm, tmp_path: Path
     job.wait_for(f"SLURM job {job.id} has been cancelled, so it is not requeued")
     job.wait_in("CANCELLED")
     assert "saved" in job.text
-    assert ASKED not in job.text
+    assert REQUEUED not in job.text
 
 
 def test_what_slurm_refuses_is_said(slurm: Slurm, tmp_path: Path):
     job = slurm.batch(f"exec {line(tmp_path, 'USR1')}", tmp_path / "log", "-N1", "--no-requeue")
     job.wait_for("runs")
-    assert f"warning: --requeue-on: SLURM would not requeue job {job.id}: sbatch --requeue, or now" in job.text
+    assert (
+        f"warning: --requeue-on: SLURM would not requeue job {job.id}: allow it by sbatch --requeue, or now" in job.text
+    )
     # As `sbatch --signal=B:USR1@60`: the batch script alone.
     slurm.run("scancel", "--batch", "--signal=USR1", job.id)
     job.wait_in("FAILED")
     assert job.field("ExitCode") == f"{128 + signal.SIGUSR1}:0"
-    assert f"SLURM has not requeued job {job.id}: Requested operation is presently disabled" in job.text
+    assert f"SLURM did not requeue job {job.id}: Requested operation is presently disabled" in job.text

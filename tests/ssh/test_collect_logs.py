@@ -52,7 +52,7 @@ def test_what_is_on_a_common_file_system_is_not_copied_onto_itself(make_lab):
     lab = make_lab(2)
     finished = job(lab, "--collect-logs", "--nproc-per-node", "1", EXIT_WITH, "1=raise:no such luck").finish()
     assert finished.returncode == 1
-    assert f"logs of node[1-2] are in {finished.run_dir}, which is on a file system of theirs" in finished.err
+    assert f"logs of node[1-2] are in {finished.run_dir}, on a file system that these nodes share" in finished.err
     assert "no such luck" in (finished.run_dir / "node2/attempt_0/0/stderr.log").read_text()
     assert not list(finished.run_dir.rglob("*.part"))
     assert finished.err.rstrip().endswith("=" * 80), "the page is the last thing on the screen"
@@ -67,7 +67,7 @@ def test_a_lost_nodes_logs_are_missed_and_the_others_are_here(make_lab, tmp_path
     (tmp_path / "end").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
-    assert "logs of node2 could not be brought: lost" in finished.err
+    assert "logs of node2 could not be copied: the nodes were lost" in finished.err
     assert digests(finished.run_dir / "node1") == digests_there(lab, "node1", finished.run_dir)
 
 
@@ -82,7 +82,7 @@ def test_a_full_disk_here_costs_one_warning_and_not_the_report(make_lab, tmp_pat
     finished = start(*hosts, *options, PROGRAMS / "write.py", "big:8000000", under=under, env=env).finish()
     assert finished.returncode == 0, finished.err
     assert finished.err.count("No space left on device") == 1
-    assert "ddplaunch: logs of node[1-2] are not all here: " in finished.err
+    assert "ddplaunch: logs of node[1-2] are incomplete: " in finished.err
     assert "report.json" in finished.out
     assert "stdout.log\n" not in finished.out
 
@@ -97,6 +97,7 @@ time.sleep(3600)
 """
 
 
+@pytest.mark.slow
 def test_a_slow_link_loses_no_node_and_a_signal_or_a_crash_ends_the_collecting_alone(make_lab, tmp_path):
     """Workers say more than the link takes, for longer than a node may be silent; then their logs come over it."""
     lab = make_lab(2)
@@ -115,8 +116,10 @@ def test_a_slow_link_loses_no_node_and_a_signal_or_a_crash_ends_the_collecting_a
     running.signal(signal.SIGINT)
     finished = running.finish(30)
     assert finished.returncode == 130, finished.err
-    assert "ddplaunch: SIGINT: the logs that are not here yet stay where they are" in finished.err
-    assert re.search(r"logs of node(1|\[1-2\]) are not all here: SIGINT; the rest is still there", finished.err)
-    assert re.search(r"logs of node(2|\[1-2\]) are not all here", finished.err)
+    assert "ddplaunch: SIGINT: logs that were not copied yet stay on their nodes" in finished.err
+    assert re.search(
+        r"logs of node(1|\[1-2\]) are incomplete: SIGINT; the complete files stay on the nodes", finished.err
+    )
+    assert re.search(r"logs of node(2|\[1-2\]) are incomplete", finished.err)
     assert "has not answered" not in finished.err
     wait_until(lambda: not lab.leftovers(), 20)

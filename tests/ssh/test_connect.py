@@ -10,9 +10,9 @@ import time
 
 import pytest
 
-from ddplaunch.hosts import Host
-from ddplaunch.launcher.failures import failures_table
-from ddplaunch.records import AgentEnded, Notice, SweepRun
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.protocol.launcher_agent import AgentEnded, Notice, SweepRun
+from ddplaunch.transport.failures import failures_table
 from tests.support.connecting import AgentLost, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
 from tests.support.processes import wait_until
@@ -103,7 +103,7 @@ def test_all_that_is_wrong_with_all_hosts_is_told_in_one_table(make_lab):
         for line in (
             f"  node[2-3]: authentication as root failed; tried {key}",
             "  node4: no answer on port 22",
-            "  node[5-6]: its host key is not known",
+            "  node[5-6]: its host key is unknown",
             "  node17: connection refused on port 2",
             "  nowhere.invalid: the name does not resolve",
         ):
@@ -200,7 +200,7 @@ def test_what_is_no_sshd_is_told_from_one_that_does_not_answer(make_lab):
                 connection.sendall(b"HTTP/1.0 400 Bad Request\r\n" * 200)
                 told = {failure.host: failure.message for failure in them.settle()[1]}
     assert told["mute"].endswith("answers, but its sshd does not")
-    assert told["web"] == "what answers there is not sshd"
+    assert told["web"] == "the server on this port is not sshd"
 
 
 def test_a_configuration_ssh_cannot_read_is_told(make_lab):
@@ -332,7 +332,7 @@ def test_a_key_that_cannot_be_used_is_named_with_the_reason(make_lab, tmp_path):
         them.start()
         _, (failure,) = them.settle()
         assert f"{locked} (locked by a passphrase: ssh-add it)" in failure.message
-        assert f"{junk} (not a key we can read)" in failure.message
+        assert f"{junk} (unknown key format)" in failure.message
 
 
 def test_options_come_before_the_configuration(make_lab):

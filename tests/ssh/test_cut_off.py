@@ -16,6 +16,7 @@ pytestmark = pytest.mark.ssh
 NOBODYS_MAC = "02:00:00:ff:00:01"
 
 
+@pytest.mark.slow
 def test_nodes_that_hear_the_launcher_but_do_not_answer_or_the_reverse_are_left_behind(make_lab, tmp_path):
     lab = make_lab(4)
     options = ("--nnodes", "2:4", "--shutdown-timeout", "1", "--connect-timeout", "3")
@@ -52,7 +53,7 @@ def test_a_spare_takes_the_rank_of_the_node_that_served_the_rendezvous(make_lab,
     running = rounds(lab, tmp_path / "end", "--nnodes", "2")
     wait_for_world(running, 0, "node1,node2")
     lab["node1"].crash()
-    running.wait_for("node3 takes the place of node1")
+    running.wait_for("node3 replaces node1")
     wait_for_world(running, 1, "node3,node2")
     (tmp_path / "end").touch()
     finished = running.finish()
@@ -72,6 +73,7 @@ def add_second_network(lab: Lab) -> None:
         node.run(["ip", "link", "set", "eth1", "up"])
 
 
+@pytest.mark.torch
 def test_nodes_whose_first_network_is_a_dead_end_meet_by_the_second(make_lab, tmp_path):
     lab = make_lab(2)
     add_second_network(lab)

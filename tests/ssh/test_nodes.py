@@ -10,7 +10,7 @@ import time
 
 import pytest
 
-from tests.support.nodes import PREFIX, NodeOptions
+from tests.support.nodes import NodeOptions, remove_stale
 from tests.support.processes import wait_until
 from tests.support.runs import ROOT, environment
 
@@ -71,17 +71,18 @@ print(time.monotonic() - started_s)
 
 
 def test_what_a_killed_test_run_left_is_taken_down_by_the_next(ssh_keys, tmp_path):
+    prefix = "ddptest"  # Else another test that starts here and now would take them down.
     code = (
-        "import os, signal, sys\nfrom pathlib import Path\nfrom tests.support.nodes import Keys, Lab\n"
+        "import os, signal, sys\nfrom pathlib import Path\n"
+        "from tests.support import nodes\nfrom tests.support.nodes import Keys, Lab\n"
+        f"nodes.PREFIX = {prefix!r}\n"
         f"lab = Lab(Path({str(tmp_path)!r}), Keys(Path({str(ssh_keys.client.parent)!r})), 2).__enter__()\n"
         "print(lab.netns, flush=True)\nos.kill(os.getpid(), signal.SIGKILL)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment(), capture_output=True, text=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
     name = done.stdout.strip()
-    assert name.startswith(PREFIX)
+    assert name.startswith(prefix)
     assert os.path.exists(f"/run/netns/{name}")
-    from tests.support.nodes import remove_stale
-
-    remove_stale()
+    remove_stale(prefix)
     assert not [entry for entry in os.listdir("/run/netns") if entry.startswith(name)]

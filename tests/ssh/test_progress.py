@@ -24,4 +24,4 @@ def test_a_host_that_swallows_packets_is_named_while_it_is_waited_for(make_lab):
     assert "\rddplaunch: connecting" not in finished.out, "each is written over the last"
     assert "ddplaunch: connecting: 2 of 3 nodes, waiting for node2\r\x1b[K" in finished.out
     said = [line.rpartition("\x1b[K")[2] for line in finished.out.splitlines()]
-    assert "ddplaunch: node2 cannot be used: no answer on port 22; the job does without it" in said
+    assert "ddplaunch: node2 cannot be used: no answer on port 22; the job runs without it" in said

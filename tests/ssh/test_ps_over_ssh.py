@@ -43,7 +43,7 @@ def test_a_run_on_two_nodes_is_one_row_and_ends_as_a_stopped_run(make_lab, tmp_p
         ["runs", "lab,node[1-2]", "1 launcher, 2 agents, 2 forkservers, 1 store, 2 members, 4 workers"]
     ]
     assert seen.returncode == NODE_NOT_READY
-    assert "not all hosts could be asked\n  node3: " in seen.err
+    assert "some hosts could not be queried\n  node3: " in seen.err
     killed = on(lab, "node[1-2]", "--kill", run_id).finish()
     assert killed.returncode == 0, killed.err
     assert "lab: ended 1 launcher" in killed.err

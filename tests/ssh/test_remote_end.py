@@ -11,12 +11,12 @@ import time
 
 import pytest
 
-from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.records import Notice, SweepRun
+from ddplaunch.protocol.launcher_agent import Notice, SweepRun
+from ddplaunch.transport.failures import HostFailure
 from tests.support.connecting import AgentLost, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
 from tests.support.processes import state, wait_until
-from tests.support.runs import PROGRAMS, environment
+from tests.support.runs import PROGRAMS, ROOT, environment
 
 pytestmark = pytest.mark.ssh
 
@@ -96,6 +96,22 @@ def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab):
         them.wait_for(AgentLost)
         wait_until(lambda: not _agents(lab))
         assert handle.close() is None
+
+
+def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, tmp_path):
+    # An agent in a container reports a pid that outside belongs to another process.
+    (tmp_path / "sitecustomize.py").write_text("import os; os.getpid = lambda: int(os.environ['REPORTED_PID'])")
+    lab = make_lab(1)
+    with connecting(lab) as them, subprocess.Popen(["sleep", "60"]) as foreign:
+        env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "REPORTED_PID": str(foreign.pid)}
+        them.start(env=env)
+        (connected,), _ = them.settle()
+        assert connected.facts.pid == foreign.pid
+        them.handles["node1"].kill()
+        them.wait_for(AgentLost)
+        wait_until(lambda: not _agents(lab))
+        assert foreign.poll() is None
+        foreign.kill()
 
 
 def test_kill_and_close_do_not_wait_for_a_node_that_is_cut_off(make_lab):

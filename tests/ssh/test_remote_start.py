@@ -7,8 +7,8 @@ import sys
 
 import pytest
 
-from ddplaunch.launcher.failures import failures_table
-from ddplaunch.records import Notice
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.transport.failures import failures_table
 from tests.support.connecting import connecting
 from tests.support.nodes import NodeOptions
 from tests.support.runs import ROOT
@@ -93,7 +93,7 @@ def test_what_is_missing_on_a_node_is_told_as_such(make_lab, tmp_path):
     assert told(python=str(old)) == ("python", f"{old} is Python 3.8.2")
     assert told(python=str(broken)) == (
         "start",
-        "the login ended with exit code 5 before the agent started; its last words: cannot open libpython",
+        "the login ended with exit code 5 before the agent started; its last output: cannot open libpython",
     )
     cause, message = told(env={"PYTHONPATH": str(other.parent)})
     assert cause == "ddplaunch"
@@ -125,8 +125,8 @@ def test_a_login_that_never_ends_or_never_stops_printing_is_given_up(make_lab):
     with connecting(lab, start_timeout_s=3.0) as them:
         them.start()
         told = {failure.host: failure.message for failure in them.settle()[1]}
-        assert told["node1"] == "the agent did not start within 3 s; its last words: hold on"
-        assert told["node2"].startswith("the login failed: it prints without end")
+        assert told["node1"] == "the agent did not start within 3 s; its last output: hold on"
+        assert told["node2"].startswith("the login failed: the login scripts print too much")
     # sshd leaves the sleep alone, and so must we: it is the login's, not the run's.
     for pid, line in lab["node1"].pids().items():
         assert "sleep" in line or "bash" in line, (pid, line)

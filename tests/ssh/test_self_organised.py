@@ -32,6 +32,8 @@ def wait_for_world(nodes: list[Running], number: int) -> None:
         each.wait_for(rf"rank \d of {len(nodes)} in round {number}")
 
 
+@pytest.mark.torch
+@pytest.mark.slow
 def test_nodes_may_come_before_the_one_that_serves_or_late_and_may_be_lost(make_lab, tmp_path):
     """torchrun: local_elastic_agent_test 15; rendezvous 12."""
     lab, end = make_lab(3), tmp_path / "end"
@@ -39,7 +41,9 @@ def test_nodes_may_come_before_the_one_that_serves_or_late_and_may_be_lost(make_
     conf = "last_call_timeout=1,keep_alive_interval=0.5"
     second = node(lab, "node2", *arguments, conf=conf)
     address = lab["node2"].address
-    second.wait_for(rf"node2 \({address}\) looks for the rendezvous at node1:29400, which is no address of its own, ")
+    second.wait_for(
+        rf"node2 \({address}\) searches for the rendezvous at node1:29400, which is not an address of this host, "
+    )
     first = node(lab, "node1", *arguments, conf=conf)
     wait_for_world([first, second], 0)
     third = node(lab, "node3", *arguments, conf=conf)
@@ -59,12 +63,14 @@ def test_an_endpoint_that_no_node_has_is_an_error_on_each_that_names_its_address
         done = each.finish()
         assert done.returncode == RENDEZVOUS
         where = (
-            rf"{name} \({lab[name].address}\) cannot meet the other nodes at lab:29400, which is no address of its own"
+            rf"{name} \({lab[name].address}\) cannot join the other nodes at lab:29400, "
+            "which is not an address of this host"
         )
-        assert re.search(rf"error: {where}: nobody answers there \(connection refused\), after 2 s\n", done.err)
+        assert re.search(rf"error: {where}: nothing answers there \(connection refused\), after 2 s\n", done.err)
         assert "read_timeout=SECONDS waits longer" in done.err
 
 
+@pytest.mark.torch
 def test_a_node_that_cannot_resolve_the_endpoints_name_says_so_at_once_and_may_come_again(make_lab):
     lab = make_lab(2)
     hosts = lab["node2"].folder / "hosts"
@@ -81,6 +87,7 @@ def test_a_node_that_cannot_resolve_the_endpoints_name_says_so_at_once_and_may_c
     assert [each.finish().returncode for each in (node(lab, "node2", *arguments), first)] == [0, 0]
 
 
+@pytest.mark.torch
 def test_the_loss_of_the_node_that_serves_ends_the_job_on_all_others_with_that_cause(make_lab):
     lab = make_lab(3)
     names = ("node1", "node2", "node3")
@@ -89,7 +96,7 @@ def test_the_loss_of_the_node_that_serves_ends_the_job_on_all_others_with_that_c
     lab["node1"].crash(silently=True)
     for each in nodes[1:]:
         done = each.finish()
-        assert done.returncode == NODE_LOST
+        assert done.returncode == NODE_LOST, done.err
         assert "the rendezvous at node1:29400 is lost: " in done.err
     nodes[0].finish()
     wait_until(lambda: not lab.leftovers())

@@ -17,6 +17,7 @@ LINES = 150_000
 """30 MB: 4 minutes of the link, and more than the agent keeps for it."""
 
 
+@pytest.mark.slow
 def test_what_a_slow_link_cannot_carry_is_counted_and_delays_nothing(make_lab, tmp_path):
     lab = make_lab(2)
     program = ("--no-python", sys.executable, PROGRAMS / "chatty.py", tmp_path, str(LINES))

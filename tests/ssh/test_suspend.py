@@ -7,8 +7,12 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.support.processes import wait_until
 from tests.support.runs import start
+
+pytestmark = pytest.mark.ssh
 
 COUNT = """
 import os, sys, time
@@ -32,7 +36,7 @@ def test_workers_run_on_while_the_launcher_is_suspended(make_lab, tmp_path: Path
         env={"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
         preexec_fn=os.setpgrp,  # The kernel stops only who has a parent that could continue it.
     )
-    before = wait_until(lambda: counter.exists() and counter.read_text().strip())
+    before = wait_until(lambda: counter.exists() and counter.read_text().strip(), 30)
     running.signal(signal.SIGTSTP)
     wait_until(lambda: _state(running.pid) == "T")
     wait_until(lambda: int(counter.read_text().strip() or 0) > int(before) + 10 * (LOST_AFTER_S + 2), 30)

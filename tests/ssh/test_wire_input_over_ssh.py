@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from ddplaunch import protocol
-from ddplaunch.records import Notice, Output, Pong, StopWorkers
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import Notice, Output, Pong, StopWorkers
 from tests.support.connecting import AgentLost, connecting
 from tests.support.processes import wait_until
 
@@ -17,8 +17,8 @@ NONSENSE = {
     "text": b"Segmentation fault\n",
     "bytes": os.urandom(10_000) + b"\n",
     "deep": b"[" * 20_000 + b"\n",
-    "order": protocol.encode(StopWorkers(15, 1.0)),
-    "lie": protocol.encode(Output("node1", 0, 0, "stdout", 1 << 40)),
+    "order": wire.encode(StopWorkers(15, 1.0)),
+    "lie": wire.encode(Output("node1", 0, 0, "stdout", 1 << 40)),
     "surrogate": b'{"record":"Notice","text":"\\ud800"}\n',
 }
 
@@ -29,12 +29,12 @@ def test_what_is_no_record_ends_the_connection_and_is_told(make_lab):
         config.writelines(lab.config_of(lab["node1"], name) for name in NONSENSE)
     with connecting(lab) as them:
         for name, data in NONSENSE.items():
-            garbage = (protocol.encode(Pong()) + data).hex()
+            garbage = (wire.encode(Pong()) + data).hex()
             them.start(name, entry="tests.support.programs.garbage_agent", env={"GARBAGE": garbage})
         them.wait_for(AgentLost, len(NONSENSE))
         for name in NONSENSE:
             assert them.of(Pong, name) == [Pong()]
             (notice,) = them.of(Notice, name)
-            assert notice.text.startswith(f"what the agent on {name} says is not understood, and it is given up: ")
+            assert notice.text.startswith(f"the agent on {name} sent an invalid record and was given up: ")
             assert notice.text.isprintable()
         wait_until(lambda: not lab.leftovers(), 15)

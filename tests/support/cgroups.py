@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import os
 import signal
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -44,10 +46,20 @@ def limited(controller: str, **limits: int) -> Iterator[Path]:
         _remove(folder)
 
 
-def limited_memory(nbytes: int) -> contextlib.AbstractContextManager[Path]:
+@contextlib.contextmanager
+def limited_memory(nbytes: int) -> Iterator[Path]:
     """One with room for so much, swap included; by the names of v1 and of v2."""
     names = {"limit_in_bytes": nbytes, "memsw.limit_in_bytes": nbytes, "max": nbytes, "swap.max": 0}
-    return limited("memory", **names)
+    with alone("memory"), limited("memory", **names) as folder:
+        yield folder
+
+
+@contextlib.contextmanager
+def alone(name: str) -> Iterator[None]:
+    """Wait until no other test of this machine is in such a block: the kernel counts kills for memory of all."""
+    with open(Path(tempfile.gettempdir(), f"ddplaunch-tests-{name}.lock"), "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def inside(folder: Path) -> tuple[str, ...]:

@@ -10,14 +10,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddplaunch.hosts import Host
-from ddplaunch.launcher.failures import HostFailure
-from ddplaunch.launcher.handles import AgentConnected, AgentLost
-from ddplaunch.launcher.remote import RemoteStart
-from ddplaunch.launcher.ssh import SshHandle
-from ddplaunch.launcher.ssh_config import SshSettings
-from ddplaunch.launcher.ssh_connections import Connections
-from ddplaunch.records import Notice
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import RemoteConfig
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.transport.failures import HostFailure
+from ddplaunch.transport.handle import AgentConnected, AgentLost
+from ddplaunch.transport.remote_start import RemoteStart
+from ddplaunch.transport.ssh.connections import Connections
+from ddplaunch.transport.ssh.handle import SshHandle
 from tests.support.nodes import Lab
 from tests.support.runs import ROOT
 
@@ -26,7 +27,7 @@ TIMEOUT_S = 60.0
 
 def echo_start(**changes: Any) -> RemoteStart:
     """Starts the echo agent of ``programs`` in place of the real one."""
-    env = {"PYTHONPATH": str(ROOT), **changes.pop("env", {})}
+    env = {"PYTHONPATH": str(ROOT), environment.RUN_ID: "echo.1", **changes.pop("env", {})}
     plain = {"python": sys.executable, "cwd": "/tmp", "entry": "tests.support.programs.echo_agent"}
     return RemoteStart(**{**plain, **changes}, env=env)
 
@@ -81,9 +82,11 @@ class Connecting:
 
 @contextmanager
 def connecting(lab: Lab, **settings: Any) -> Iterator[Connecting]:
-    """Settings as for ``SshSettings``; the lab's own ssh_config is the default. All handles are closed at the end."""
+    """Settings as for ``Remote``; the lab's own ssh_config is the default. All handles are closed at the end."""
     with lab.inside():
-        connections = Connections(SshSettings(**{"config": str(lab.ssh_config), "connect_timeout_s": 20.0, **settings}))
+        connections = Connections(
+            RemoteConfig(**{"config": str(lab.ssh_config), "connect_timeout_s": 20.0, **settings})
+        )
         them = Connecting(lab, connections)
         try:
             yield them

@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import itertools
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -410,8 +411,14 @@ def _remove(names: Sequence[str]) -> None:
             _run(["ip", "netns", "del", name])
 
 
-def remove_stale() -> None:
-    """Take down what test runs left that were killed themselves."""
+def remove_stale(prefix: str = PREFIX) -> None:
+    """Take down what test runs left that were killed themselves. Other test runs may do so at the same time."""
+    pattern = re.compile(rf"{prefix}(\d+)-\d")
     with contextlib.suppress(FileNotFoundError):
-        names = [name for name in os.listdir("/run/netns") if name.startswith(PREFIX)]
-        _remove([name for name in names if not is_alive(int(name[len(PREFIX) :].split("-")[0]))])
+        for name in os.listdir("/run/netns"):
+            if (match := pattern.match(name)) and not is_alive(int(match[1])):
+                try:
+                    _remove([name])
+                except RuntimeError:
+                    if os.path.exists(f"/run/netns/{name}"):
+                        raise

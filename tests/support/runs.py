@@ -23,6 +23,9 @@ PROGRAMS = Path(__file__).parent / "programs"
 
 TIMEOUT_S = 60.0
 
+SLOW_IMPORT = {"TORCH_STUB_IMPORT_S": "1.5"}
+"""For the environment of a job in which something happens while torch is imported: the stub then takes so long."""
+
 
 @dataclass
 class Finished:

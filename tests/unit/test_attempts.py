@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.model import AttemptResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
 
 
 def exit_(rank: int, returncode: int = 0) -> WorkerExit:
@@ -19,92 +19,94 @@ def result(number: int, rank: int, **fields: object) -> AttemptResult:
 
 def test_one_result_of_all_nodes_in_the_order_of_ranks():
     attempts = Attempts()
-    assert attempts.started(0, [0, 1]) == (True, [])
-    assert attempts.started(0, [0, 1]) == (False, [])
-    assert attempts.over(1, result(0, rank=1, duration_s=3.0), [0, 1]) == []
-    [whole] = attempts.over(0, result(0, rank=0), [0, 1])
+    assert attempts.on_started(0, [0, 1]) == (True, [])
+    assert attempts.on_started(0, [0, 1]) == (False, [])
+    assert attempts.on_ended(1, result(0, rank=1, duration_s=3.0), [0, 1]) == []
+    [whole] = attempts.on_ended(0, result(0, rank=0), [0, 1])
     assert ([each.rank for each in whole.exits], whole.outcome, whole.duration_s) == ([0, 1], "succeeded", 3.0)
     assert attempts.ended == [whole]
 
 
 def test_a_failure_on_one_node_is_the_attempts():
     attempts = Attempts()
-    failed = result(0, rank=1, outcome="failed", restarts=True, cause=exit_(1, 7))
-    attempts.over(0, result(0, rank=0, outcome="stopped", restarts=True, note="told to"), [0, 1])
-    [whole] = attempts.over(1, failed, [0, 1])
-    assert (whole.outcome, whole.restarts, whole.cause, whole.note) == ("failed", True, exit_(1, 7), "told to")
-    assert attempts.restarts == 1
+    failed = result(0, rank=1, outcome="failed", will_restart=True, cause=exit_(1, 7))
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True, reason="told to"), [0, 1])
+    [whole] = attempts.on_ended(1, failed, [0, 1])
+    assert (whole.outcome, whole.will_restart, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
+    assert attempts.restart_count == 1
 
 
 def test_a_lost_node_is_not_waited_for():
     attempts = Attempts()
-    attempts.started(0, [0, 1])
-    assert attempts.over(0, result(0, rank=0), [0, 1]) == []
-    assert [each.attempt for each in attempts.lost(1)] == [0]
+    attempts.on_started(0, [0, 1])
+    assert attempts.on_ended(0, result(0, rank=0), [0, 1]) == []
+    assert [each.attempt for each in attempts.remove_node(1)] == [0]
 
 
 def test_whoever_is_in_the_next_attempt_has_left_the_last():
     """As when a node that was lost before the attempt began was counted among those that take part."""
     attempts = Attempts()
-    attempts.started(0, [0, 7])
-    attempts.over(0, result(0, rank=0, restarts=True, outcome="stopped"), [0, 7])
-    is_first, completed = attempts.started(1, [0, 2])
+    attempts.on_started(0, [0, 7])
+    attempts.on_ended(0, result(0, rank=0, will_restart=True, outcome="stopped"), [0, 7])
+    is_first, completed = attempts.on_started(1, [0, 2])
     assert is_first
     assert [each.attempt for each in completed] == [0]
     assert attempts.next_number == 2
-    assert attempts.over(7, result(0, rank=1), [0, 2]) == [], "what comes too late counts no more"
+    assert attempts.on_ended(7, result(0, rank=1), [0, 2]) == [], "what comes too late counts no more"
 
 
 def test_a_round_that_ended_because_a_node_joined_is_no_restart():
     attempts = Attempts()
-    attempts.over(0, result(0, rank=0, outcome="stopped", restarts=True), [0])
-    assert attempts.restarts == 0
-    attempts.over(0, result(1, rank=0, outcome="failed", restarts=True), [0])
-    attempts.over(0, result(2, rank=0, outcome="failed"), [0])
-    assert attempts.restarts == 1
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0])
+    assert attempts.restart_count == 0
+    attempts.on_ended(0, result(1, rank=0, outcome="failed", will_restart=True), [0])
+    attempts.on_ended(0, result(2, rank=0, outcome="failed"), [0])
+    assert attempts.restart_count == 1
 
 
 def test_a_restart_counts_whichever_node_tells_of_it_first():
     """Only one node may tell the cause, and those that were told to stop have not failed."""
     attempts = Attempts()
-    attempts.over(0, result(0, rank=0, outcome="stopped", restarts=True), [0, 1, 2])
-    assert attempts.restarts == 0
-    attempts.over(1, result(0, rank=1, outcome="failed", restarts=True), [0, 1, 2])
-    assert attempts.restarts == 1
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1, 2])
+    assert attempts.restart_count == 0
+    attempts.on_ended(1, result(0, rank=1, outcome="failed", will_restart=True), [0, 1, 2])
+    assert attempts.restart_count == 1
 
 
 def test_at_the_end_what_is_known_counts():
     attempts = Attempts()
-    attempts.started(0, [0, 1])
+    attempts.on_started(0, [0, 1])
     part = result(0, rank=0)
-    attempts.over(0, part, [0, 1])
+    attempts.on_ended(0, part, [0, 1])
     assert attempts.close() == [part]
     assert attempts.close() == []
-    attempts.started(1, [0, 1])
+    attempts.on_started(1, [0, 1])
     assert attempts.close() == [], "of which nobody has told anything"
 
 
 def test_a_lone_nodes_result_is_its_own():
     attempts = Attempts()
-    alone = replace(result(0, rank=0), note="as it was")
-    assert attempts.over(0, alone, [0]) == [alone]
+    alone = replace(result(0, rank=0), reason="as it was")
+    assert attempts.on_ended(0, alone, [0]) == [alone]
 
 
 def test_one_node_that_tells_of_the_end_decides():
     attempts = Attempts()
-    attempts.over(0, result(0, rank=0, restarts=True), [0, 1])
+    attempts.on_ended(0, result(0, rank=0, will_restart=True), [0, 1])
     assert not attempts.are_decided
-    attempts.over(0, result(1, rank=0), [0, 1])
+    attempts.on_ended(0, result(1, rank=0), [0, 1])
     assert attempts.are_decided
 
 
 def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_heard_it() -> None:
     """On a slow link the node that serves may be gone by then."""
     attempts, seats = Attempts(), [0, 1]
-    attempts.started(0, seats)
-    attempts.over(1, result(0, rank=1, outcome="stopped", restarts=True, note="the rendezvous is lost"), seats)
-    attempts.over(0, result(0, rank=0, outcome="failed", cause=exit_(0, 7)), seats)
+    attempts.on_started(0, seats)
+    attempts.on_ended(
+        1, result(0, rank=1, outcome="stopped", will_restart=True, reason="the rendezvous is lost"), seats
+    )
+    attempts.on_ended(0, result(0, rank=0, outcome="failed", cause=exit_(0, 7)), seats)
     (ended,) = attempts.ended
-    assert (ended.outcome, ended.restarts, ended.note) == ("failed", False, "")
+    assert (ended.outcome, ended.will_restart, ended.reason) == ("failed", False, "")
     assert ended.cause == exit_(0, 7)
-    assert attempts.restarts == 0
+    assert attempts.restart_count == 0

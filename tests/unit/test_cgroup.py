@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent import cgroup
+from ddplaunch.system import cgroup
 
 HYBRID = "32 31 0:30 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
 
@@ -110,5 +110,5 @@ def test_the_cgroup_that_holds_a_process_to_spare_is_left_alone(tmp_path: Path) 
         machine.write(f"{folder}/{name}", text)
     assert [(made.name, mark) for made, mark in cgroup.of_runs(str(tmp_path))] == [(machine.name("a", 7), "a")]
     assert sorted(cgroup.members(tmp_path / folder)) == [41, 42]
-    assert cgroup.kill_run("a", 0, str(tmp_path), spare=frozenset({42})) == ()
+    assert cgroup.kill_run("a", 0, str(tmp_path), excluded=frozenset({42})) == ()
     assert not (tmp_path / folder / "cgroup.kill").read_text()

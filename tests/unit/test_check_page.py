@@ -1,4 +1,4 @@
-"""What nodes have told becomes one table and a line for each thing that is wrong; all nodes talk two by two."""
+"""Results of nodes become one table and one line per problem; all nodes transfer data in pairs."""
 
 from __future__ import annotations
 
@@ -7,14 +7,24 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import printable, protocol
-from ddplaunch.agent import gpu_users
-from ddplaunch.launcher import check_page as page
-from ddplaunch.launcher.check_page import CheckedNode
-from ddplaunch.node_check import GpuUser, Listening, LookAtNode, NodeLook, NodesReached, ReachNodes, TellTime, TimeTold
-from ddplaunch.worker.pairs import TURNS, partners
+from ddplaunch import text
+from ddplaunch.commands import check_page as page
+from ddplaunch.commands.check_page import CheckedNode
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.queries import (
+    ConnectResults,
+    ConnectToNodes,
+    GetTime,
+    GpuUser,
+    InspectNode,
+    ListeningNode,
+    NodeReport,
+    NodeTime,
+)
+from ddplaunch.system import devices
+from ddplaunch.worker.network_check import TURNS, round_robin_partner
 
-LOOK = NodeLook(
+LOOK = NodeReport(
     python="3.11.7",
     torch="2.13.0",
     cuda="12.8",
@@ -32,7 +42,7 @@ LOOK = NodeLook(
 
 def node(number: int, **look: object) -> CheckedNode:
     own = {"address": f"10.0.0.{number}", "name": f"gpu{number}", **look}
-    return CheckedNode(host=f"gpu{number}", look=replace(LOOK, **own), nccl="2.27.5", bytes_per_s=40e9)  # type: ignore[arg-type]
+    return CheckedNode(host=f"gpu{number}", report=replace(LOOK, **own), nccl="2.27.5", bytes_per_s=40e9)  # type: ignore[arg-type]
 
 
 def nodes(count: int, **look: object) -> list[CheckedNode]:
@@ -41,40 +51,44 @@ def nodes(count: int, **look: object) -> list[CheckedNode]:
 
 
 def test_equal_nodes_are_one_line() -> None:
-    assert page.table(nodes(8)).splitlines() == [
+    assert page.node_table(nodes(8)).splitlines() == [
         "hosts     Python  torch   CUDA  NCCL    GPUs      /dev/shm    open files       clock  reverse DNS",
         "gpu[1-8]  3.11.7  2.13.0  12.8  2.27.5  8 x H200  64 GB free  1024 of 1048576  same   fast",
     ]
     assert page.problems(nodes(8)) == []
-    assert page.unreached(nodes(8)) == []
+    assert page.unreachable(nodes(8)) == []
 
 
 def test_columns_that_nobody_has_are_left_out_and_other_nodes_have_their_own_line() -> None:
-    plain = [replace(each, nccl="", look=replace(each.look, cuda="", gpus=())) for each in nodes(3)]
+    plain = [replace(each, nccl="", report=replace(each.report, cuda="", gpus=())) for each in nodes(3)]
     late = replace(plain[2], clock_s=-2.5)
-    assert [line.split()[0] for line in page.table([*plain[:2], late]).splitlines()] == ["hosts", "gpu[1-2]", "gpu3"]
-    assert page.table(plain).splitlines()[0].split()[:4] == ["hosts", "Python", "torch", "GPUs"]
-    assert "  -2.5 s  " in page.table([late])
+    assert [line.split()[0] for line in page.node_table([*plain[:2], late]).splitlines()] == [
+        "hosts",
+        "gpu[1-2]",
+        "gpu3",
+    ]
+    assert page.node_table(plain).splitlines()[0].split()[:4] == ["hosts", "Python", "torch", "GPUs"]
+    assert "  -2.5 s  " in page.node_table([late])
 
 
 @pytest.mark.parametrize(
     ("look", "line"),
     [
-        ({"name_s": 5.01}, "gpu3: 5.0 s to look up its own address"),
+        ({"name_s": 5.01}, "gpu3: 5.0 s to look up its address"),
         ({"name_s": 5.01}, "add the line `::ffff:10.0.0.3 gpu3` to /etc/hosts there"),
         ({"name_s": 5.01, "name": "", "address": "127.0.0.1"}, "add the line `::ffff:127.0.0.1 localhost`"),
         ({"name_s": 5.01, "name": "", "address": "fd00::3"}, "add the line `fd00::3 gpu3`"),
-        ({"shm_free_bytes": 64 << 20}, "gpu3: little room in /dev/shm"),
-        ({"shm_free_bytes": None}, "gpu3: little room in /dev/shm"),
+        ({"shm_free_bytes": 64 << 20}, "gpu3: little space in /dev/shm"),
+        ({"shm_free_bytes": None}, "gpu3: little space in /dev/shm"),
         ({"open_files": (1024, 1024)}, "gpu3: at most 1024 open files"),
         ({"gpu_users": (GpuUser(7, "python3", (0,)),)}, "gpu3: GPU 0 in use by pid 7 (python3)"),
         ({"gpu_users": (GpuUser(7, "", (0, 1)),)}, "gpu3: GPUs 0,1 in use by pid 7"),
-        ({"python": "3.12.1"}, "gpu3: Python 3.12, and 3.11 on most hosts"),
-        ({"torch": "2.12.0"}, "gpu3: torch 2.12.0, and 2.13.0 on most hosts"),
-        ({"cuda": ""}, "gpu3: torch for CUDA none, and 12.8 on most hosts"),
-        ({"cuda": ""}, "gpu3: has GPUs, and torch 2.13.0 cannot use them"),
-        ({"gpus": ("H200",) * 7}, "gpu3: 7 GPUs, and 8 on most hosts"),
-        ({"gpus": ("H100",) * 8}, "gpu3: GPUs are H100, and H200 on most hosts"),
+        ({"python": "3.12.1"}, "gpu3: Python 3.12, but 3.11 on most hosts"),
+        ({"torch": "2.12.0"}, "gpu3: torch 2.12.0, but 2.13.0 on most hosts"),
+        ({"cuda": ""}, "gpu3: torch for CUDA none, but 12.8 on most hosts"),
+        ({"cuda": ""}, "gpu3: has GPUs, but torch 2.13.0 cannot use them"),
+        ({"gpus": ("H200",) * 7}, "gpu3: 7 GPUs, but 8 on most hosts"),
+        ({"gpus": ("H100",) * 8}, "gpu3: GPUs are H100, but H200 on most hosts"),
     ],
 )
 def test_what_is_wrong_is_told_with_its_host(look: dict[str, object], line: str) -> None:
@@ -94,35 +108,33 @@ def test_a_clock_is_wrong_only_if_that_is_certain() -> None:
 def test_a_node_that_is_slow_with_all_others_is_named() -> None:
     slow = [*nodes(3), replace(node(4), bytes_per_s=1e9)]
     assert page.problems(slow) == [
-        "gpu4: at best 8.0 Gbit/s with another node, and 320.0 Gbit/s on most hosts: every step of a job waits for it"
+        "gpu4: at best 8.0 Gbit/s with another node, but 320.0 Gbit/s on most hosts: every step of a job waits for it"
     ]
     assert page.rates(1e8, "nccl", slow).splitlines() == [
         "all-reduce by nccl over 4 nodes: 800 Mbit/s out of each node and into it",
-        "two by two, each way: 8.0 Gbit/s to 320.0 Gbit/s",
+        "in pairs, each way: 8.0 Gbit/s to 320.0 Gbit/s",
     ]
 
 
 def test_who_cannot_reach_whom_is_folded() -> None:
     first, *others = nodes(4)
-    cut = [first, *(replace(each, unreached=(("gpu1", "timed out"),)) for each in others)]
-    assert page.unreached(cut) == ["gpu[2-4] cannot reach gpu1 (10.0.0.1): timed out"]
-    alone = replace(first, unreached=(("gpu2", "no"), ("gpu3", "no"), ("gpu4", "refused")))
-    assert page.unreached([alone, *others]) == [
-        "gpu1 cannot reach gpu[2-3]: no",
-        "gpu1 cannot reach gpu4 (10.0.0.1): refused",
+    cut = [first, *(replace(each, unreachable=(("gpu1", "timed out"),)) for each in others)]
+    assert page.unreachable(cut) == ["gpu[2-4] cannot connect to gpu1 (10.0.0.1): timed out"]
+    alone = replace(first, unreachable=(("gpu2", "no"), ("gpu3", "no"), ("gpu4", "refused")))
+    assert page.unreachable([alone, *others]) == [
+        "gpu1 cannot connect to gpu[2-3]: no",
+        "gpu1 cannot connect to gpu4 (10.0.0.1): refused",
     ]
 
 
 @pytest.mark.parametrize("size", [0, 999, 1 << 10, 5 << 20, 12 << 30])
 def test_sizes_have_a_unit(size: int) -> None:
-    assert (
-        printable.size(size) == {0: "0 B", 999: "999 B", 1 << 10: "1.0 kB", 5 << 20: "5.0 MB", 12 << 30: "12 GB"}[size]
-    )
+    assert text.size(size) == {0: "0 B", 999: "999 B", 1 << 10: "1.0 kB", 5 << 20: "5.0 MB", 12 << 30: "12 GB"}[size]
 
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])
 def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> None:
-    by_rank = [list(partners(rank, world)) for rank in range(world)]
+    by_rank = [list(round_robin_partner(rank, world)) for rank in range(world)]
     for turn in zip(*by_rank, strict=True):
         for rank, partner in enumerate(turn):
             assert partner != rank
@@ -135,16 +147,16 @@ def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> No
 @pytest.mark.parametrize(
     "record",
     [
-        LookAtNode(True, None, "eth0"),
+        InspectNode(True, None, "eth0"),
         LOOK,
-        TellTime(),
-        TimeTold(1.5),
-        ReachNodes((Listening("a", ("::1",), 1),)),
-        NodesReached((("a", "no"),)),
+        GetTime(),
+        NodeTime(1.5),
+        ConnectToNodes((ListeningNode("a", ("::1",), 1),)),
+        ConnectResults((("a", "no"),)),
     ],
 )
 def test_records_survive_the_wire(record: object) -> None:
-    assert protocol.decode(protocol.encode(record), (type(record),)) == record
+    assert wire.decode(wire.encode(record), (type(record),)) == record
 
 
 def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:
@@ -159,10 +171,10 @@ def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:
         (fds / "5").symlink_to("/dev/nvidiactl")
         (fds / "6").symlink_to("/dev/nvidia1")
         (fds.parent / "comm").write_text(f"{name}\n")
-    assert gpu_users.models(str(tmp_path)) == ("NVIDIA H200",) * 2
-    assert gpu_users.find(str(tmp_path)) == (GpuUser(11, "python3", (1,)),)
+    assert devices.gpu_models(str(tmp_path)) == ("NVIDIA H200",) * 2
+    assert devices.gpu_processes(str(tmp_path)) == (devices.GpuProcess(11, "python3", (1,)),)
 
 
 def test_without_gpus_nobody_is_looked_for(tmp_path: Path) -> None:
-    assert gpu_users.models(str(tmp_path)) == ()
-    assert gpu_users.find(str(tmp_path)) == ()
+    assert devices.gpu_models(str(tmp_path)) == ()
+    assert devices.gpu_processes(str(tmp_path)) == ()

@@ -16,17 +16,18 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
-from ddplaunch import cli
-from ddplaunch.cli_help import spelled_out
+from ddplaunch.cli import main
+from ddplaunch.cli.parser import normalize
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import LaunchError
-from ddplaunch.hosts import Host
+from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:
     import argparse
 
 Launched = list[LaunchConfig]
-DECLARED = [option for options in cli.OPTIONS.values() for option in options]
+DECLARED = [option for options in main.OPTIONS.values() for option in options]
 
 
 @pytest.fixture
@@ -45,12 +46,12 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
 
 
 def _launch_is(monkeypatch: pytest.MonkeyPatch, launch: Callable[[LaunchConfig], Any]) -> None:
-    monkeypatch.setitem(sys.modules, "ddplaunch.launcher.launching", SimpleNamespace(launch=launch))
+    monkeypatch.setitem(sys.modules, "ddplaunch.launcher.launch", SimpleNamespace(launch=launch))
 
 
 def run(*argv: str) -> int:
     with pytest.raises(SystemExit) as ended:
-        cli.main(argv)
+        main.main(argv)
     assert isinstance(ended.value.code, int)
     return ended.value.code
 
@@ -98,8 +99,8 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "virtual_local_rank": (None, "virtual_local_rank", True),
     "numa_binding": ("socket", "numa_binding", "socket"),
     "max_restarts": ("3", "max_restarts", 3),
-    "shutdown_timeout": ("5", "shutdown_timeout_s", 5.0),
-    "hang_timeout": ("600", "hang_timeout_s", 600.0),
+    "shutdown_timeout": ("5", "shutdown_s", 5.0),
+    "hang_timeout": ("600", "hang_s", 600.0),
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),
@@ -126,9 +127,8 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "hosts": ("node1", "hosts", (Host("node1"),)),
     "chdir": ("/", "chdir", "/"),
     "interface": ("eth0", "interface", "eth0"),
-    "connect_timeout": ("3", None, "there are no hosts"),
     "dry_run": (None, "dry_run", True),
-    "rehearse_compile": (None, "rehearse_compile", True),
+    "rehearse_compile": (None, "compile_on_cpu", True),
 }
 NO_EFFECT = {
     "inject": "needs --dry-run: tests/process/test_inject.py",
@@ -138,7 +138,9 @@ NO_EFFECT = {
     "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),
-    **dict.fromkeys(("hostfile", "include", "exclude", "export", "env_file"), "tests/unit/test_host_options.py"),
+    **dict.fromkeys(
+        ("hostfile", "include", "exclude", "export", "env_file", "connect_timeout"), "tests/unit/test_host_options.py"
+    ),
     **dict.fromkeys(("remote_python", "remote_setup"), "tests/unit/test_host_options.py"),
     **{
         f"ssh_{name}": "tests/unit/test_host_options.py"
@@ -154,9 +156,9 @@ FROM_ELSEWHERE = {
     "line_prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
     "min_nodes": "--nnodes, tests/unit/test_options.py",
     "max_nodes": "--nnodes, tests/unit/test_options.py",
-    "meeting": "--nnodes and --rdzv-*, tests/unit/test_options.py",
+    "rendezvous": "--nnodes and --rdzv-*, tests/unit/test_options.py",
     "master_addr": "--master-addr, --rdzv-endpoint",
-    **dict.fromkeys(("join_timeout_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
+    **dict.fromkeys(("join_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
     **dict.fromkeys(("task", "job", "notices"), "tests/unit/test_cluster_options.py"),
 }
 
@@ -179,15 +181,18 @@ def test_every_option_has_an_effect_or_a_reason(
         asked.append(config_of())
     default = LaunchConfig(script="x.py")
     for config in asked:
-        assert (getattr(config, field) == expected) if field else (config == default)
-        assert field is None or getattr(default, field) != expected
+        assert (setting(config, field) == expected) if field else (config == default)
+        assert field is None or setting(default, field) != expected
 
 
 def test_options_and_fields_agree() -> None:
     """No option is forgotten on its way to the config, and no field is out of the user's reach."""
     assert {option.name for option in DECLARED} == {*EFFECTS, *NO_EFFECT}
     reached = {field for _, field, _ in EFFECTS.values() if field}
-    assert reached | set(FROM_ELSEWHERE) == {field.name for field in dataclasses.fields(LaunchConfig)}
+    assert {*reached, *FROM_ELSEWHERE, *GROUPS} == {
+        *GROUP_OF,
+        *(field.name for field in dataclasses.fields(LaunchConfig)),
+    }
 
 
 def test_without_options_all_is_default(config_of: ConfigOf) -> None:
@@ -254,13 +259,13 @@ def test_what_follows_the_script_is_passed_on_byte_for_byte(
 def test_options_are_read_as_argparse_reads_them(
     argv: list[str], field: str, value: object, config_of: ConfigOf
 ) -> None:
-    assert getattr(config_of(*argv), field) == value
+    assert setting(config_of(*argv), field) == value
 
 
 def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
     """torchrun: test_run 18."""
     config = config_of("--redirect=3", "--tee=3")
-    assert (config.redirects, config.tee) == (Streams(default=3), Streams(default=3))
+    assert (config.output.redirects, config.output.tee) == (Streams(default=3), Streams(default=3))
 
 
 @pytest.mark.parametrize(
@@ -283,8 +288,11 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["--numa-binding", "bogus", "x.py"], ["--numa-binding", "core-complex"]),
         (["--log-dir", __file__, "x.py"], ["--log-dir", "is a file"]),
         (["--nproc-per-node", "-1", "x.py"], ["--nproc-per-node -1"]),
-        (["--nnodes", "2", "x.py"], ["--nnodes 2", "nothing says where the nodes meet", "--rdzv-endpoint"]),
-        (["--nnodes", "2", "--standalone", "x.py"], ["--standalone", "--nnodes says 2"]),
+        (
+            ["--nnodes", "2", "x.py"],
+            ["--nnodes 2", "neither hosts nor a rendezvous endpoint is given", "--rdzv-endpoint"],
+        ),
+        (["--nnodes", "2", "--standalone", "x.py"], ["--standalone", "--nnodes is 2"]),
         (["--node-rank", "1", "x.py"], ["--node-rank 1"]),
         (["--node-rank", "-1", "x.py"], ["--node-rank -1"]),
         (["--rdzv-backend", "etcd", "x.py"], ["etcd", "c10d", "nothing needs to be installed"]),
@@ -358,7 +366,7 @@ def test_entry(argv: list[str], entry: str, config_of: ConfigOf) -> None:
 @pytest.mark.parametrize("word", ["auto", "cpu", "gpu", "xpu"])
 def test_nproc_per_node(word: str, config_of: ConfigOf, error_of: ErrorOf) -> None:
     """torchrun: test_run 6."""
-    assert config_of("--nproc-per-node", word).nproc_per_node == word
+    assert config_of("--nproc-per-node", word).workers.nproc_per_node == word
     assert "auto, cpu, gpu, xpu" in error_of("--nproc-per-node", f"{word}s", "x.py")
 
 
@@ -392,29 +400,29 @@ def test_standalone_is_one_node_and_ignores_the_meeting_place(config_of: ConfigO
 
 def test_old_launch_scripts_get_their_argument(config_of: ConfigOf) -> None:
     """torchrun: launch_test 1, 2."""
-    assert config_of("--pass-local-rank").pass_local_rank
-    assert not config_of("--use_env").pass_local_rank
+    assert config_of("--pass-local-rank").workers.pass_local_rank
+    assert not config_of("--use_env").workers.pass_local_rank
 
 
 def test_the_command_line_beats_the_environment_and_that_the_default(
     config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torchrun: argparse_util_test 1."""
-    assert config_of().role == "default"
+    assert config_of().workers.role == "default"
     monkeypatch.setenv("PET_ROLE", "from_env")
-    assert config_of().role == "from_env"
-    assert config_of("--role", "given").role == "given"
+    assert config_of().workers.role == "from_env"
+    assert config_of("--role", "given").workers.role == "given"
     monkeypatch.setenv("PET_ROLE", "")
-    assert config_of().role == "default"
+    assert config_of().workers.role == "default"
 
 
 def test_the_environments_name_is_the_long_one(config_of: ConfigOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun: argparse_util_test 1."""
     monkeypatch.setenv("PET_R", "3")
-    assert config_of().redirects == Streams()
+    assert config_of().output.redirects == Streams()
     monkeypatch.setenv("PET_REDIRECTS", "2")
-    assert config_of().redirects == Streams(default=2)
-    assert config_of("-r", "1").redirects == Streams(default=1)
+    assert config_of().output.redirects == Streams(default=2)
+    assert config_of("-r", "1").output.redirects == Streams(default=1)
 
 
 @pytest.mark.parametrize(
@@ -466,7 +474,7 @@ def test_the_shutdown_timeout_is_the_options_then_the_environments_then_30(
     """torchrun: shutdown_timeout_test 1."""
     if env is not None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", env)
-    assert config_of(*argv).shutdown_timeout_s == seconds
+    assert config_of(*argv).timeouts.shutdown_s == seconds
 
 
 def test_a_wrong_shutdown_timeout_in_the_environment_is_named(
@@ -481,7 +489,7 @@ def test_torchruns_environment(config_of: ConfigOf, monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("PYTHON_EXEC", "/opt/python")
     monkeypatch.setenv("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "[rank${rank}]: ")
     config = config_of()
-    assert (config.python, config.line_prefix) == ("/opt/python", "[rank${rank}]: ")
+    assert (config.python, config.output.line_prefix) == ("/opt/python", "[rank${rank}]: ")
 
 
 def test_file_timers_are_warned_about(
@@ -501,8 +509,8 @@ def test_all_that_torchruns_own_parser_accepts_is_accepted() -> None:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
-    with click.Context(cli.command, help_option_names=["-h", "--help"]) as ctx:
-        ours = {name: param for param in cli.command.get_params(ctx) for name in param.opts}
+    with click.Context(main.command, help_option_names=["-h", "--help"]) as ctx:
+        ours = {name: param for param in main.command.get_params(ctx) for name in param.opts}
     actions = [action for action in parser._actions if action.option_strings]
     assert len(actions) > 25
     for action in actions:
@@ -511,7 +519,7 @@ def test_all_that_torchruns_own_parser_accepts_is_accepted() -> None:
         assert getattr(ours[name], "pet", "") == (f"PET_{action.dest.upper()}" if reads_environment else "")
         for typed in _typed(parser, action):
             value = [] if action.nargs == 0 else ["some value"]
-            assert spelled_out(ours.values(), [typed, *value, "x.py"]) == (["=".join([name, *value])], ["x.py"])
+            assert normalize(ours.values(), [typed, *value, "x.py"]) == (["=".join([name, *value])], ["x.py"])
 
 
 def _typed(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator[str]:
@@ -534,7 +542,7 @@ def test_help_fits_80_columns_and_shows_every_option(argv: list[str], capsys: py
     for option in DECLARED:
         assert option.help
         assert (option.opts[-1] in page) is not option.hidden
-    for heading in (*cli.OPTIONS, *cli.AFTER_OPTIONS, "  Examples"):
+    for heading in (*main.OPTIONS, *main.AFTER_OPTIONS, "  Examples"):
         assert f"\n{heading}:\n" in page
 
 
@@ -575,7 +583,7 @@ def test_ctrl_c_outside_a_run_is_130(
     if where == "launch":
         _launch_is(monkeypatch, interrupted)
     else:
-        monkeypatch.setattr(cli, "build_config", interrupted)
+        monkeypatch.setattr(main, "build_config", interrupted)
     assert run("x.py") == 130
     assert not capsys.readouterr().err.strip()
 
@@ -612,7 +620,7 @@ def test_the_exit_code_survives_a_stderr_that_nobody_reads(launched: Launched, m
     ],
 )
 def test_shells_complete_options_values_and_files(args: list[str], incomplete: str, expected: set[str]) -> None:
-    found = BashComplete(cli.command, {}, "ddplaunch", "_DDPLAUNCH_COMPLETE").get_completions(args, incomplete)
+    found = BashComplete(main.command, {}, "ddplaunch", "_DDPLAUNCH_COMPLETE").get_completions(args, incomplete)
     assert {item.value if item.type == "plain" else item.type for item in found} >= expected
     assert ("file" in expected) == any(item.type == "file" for item in found)
 
@@ -627,10 +635,10 @@ def test_the_completion_script_is_ddplaunchs(
 
 def test_the_command_line_imports_little() -> None:
     # click itself may need more: in Python 3.10 its uuid brings subprocess.
-    code = "import click, sys; before = {*sys.modules}; import ddplaunch.cli; print(*sys.modules.keys() - before)"
+    code = "import click, sys; before = {*sys.modules}; import ddplaunch.cli.main; print(*sys.modules.keys() - before)"
     loaded = set(
         subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
     )
-    assert "ddplaunch.cli_options" in loaded
+    assert "ddplaunch.cli.options" in loaded
     heavy = {"torch", "numpy", "psutil", "paramiko", "asyncio", "subprocess", "json", "logging", "importlib.metadata"}
-    assert not loaded & (heavy | {"ddplaunch.launcher", "ddplaunch.model"})
+    assert not loaded & (heavy | {"ddplaunch.launcher", "ddplaunch.protocol.results"})

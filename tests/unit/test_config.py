@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch import option_values as values
-from ddplaunch.config import MAX_WORKERS_PER_NODE, NO_LOGS, LaunchConfig, Streams
+from ddplaunch.cli import values as values
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.config import NO_LOGS, Streams
 from ddplaunch.errors import USAGE, UsageError
+from tests.support.configs import launch_config
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1", (1, 1)), ("2:20", (2, 20)), ("3", (3, 3)), (" 4:4 ", (4, 4))])
@@ -202,12 +204,12 @@ def test_other_rdzv_confs_are_refused(text: str) -> None:
         {"nproc_per_node": "tpu"},
         {"max_nodes": 2},
         {"max_restarts": -1},
-        {"shutdown_timeout_s": -1.0},
-        {"shutdown_timeout_s": float("nan")},
-        {"shutdown_timeout_s": 1e12},
-        {"hang_timeout_s": 0.5},
-        {"hang_timeout_s": float("nan")},
-        {"hang_timeout_s": 1e12},
+        {"shutdown_s": -1.0},
+        {"shutdown_s": float("nan")},
+        {"shutdown_s": 1e12},
+        {"hang_s": 0.5},
+        {"hang_s": float("nan")},
+        {"hang_s": 1e12},
         {"gpus_per_proc": -1},
         {"master_port": 65536},
         {"script": ""},
@@ -223,7 +225,7 @@ def test_other_rdzv_confs_are_refused(text: str) -> None:
 def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
     """torchrun: shutdown_timeout_test 2."""
     with pytest.raises(UsageError) as caught:
-        LaunchConfig(**{"script": "x.py", **fields})
+        launch_config(**{"script": "x.py", **fields})
     assert caught.value.exit_code == USAGE
 
 
@@ -231,13 +233,13 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
     "fields",
     [
         {},
-        {"shutdown_timeout_s": 0.0},
+        {"shutdown_s": 0.0},
         {"run_id": "job-1.2_a:b@c+d"},
         {"nproc_per_node": "gpu"},
-        {"nproc_per_node": MAX_WORKERS_PER_NODE},
+        {"nproc_per_node": MAX_SLOTS_PER_HOST},
         {"master_port": 0},
     ],
 )
 def test_what_is_unusual_but_can_be_meant_is_accepted(fields: dict[str, Any]) -> None:
     """torchrun: shutdown_timeout_test 2."""
-    LaunchConfig(**{"script": "x.py", **fields})
+    launch_config(**{"script": "x.py", **fields})

@@ -1,4 +1,4 @@
-"""Every promise that PyTorch's own tests make for torchrun is one of ours too, or a difference that README tells.
+"""Every promise that PyTorch's own tests make for torchrun is one of ours too, or a difference that the docs name.
 
 A test that keeps such a promise says so in its docstring, by the name of PyTorch's test file and the numbers below:
 ``torchrun: test_run 7; agent_api_test 3, 4.`` Left out are promises about the insides: how a state is stored and
@@ -163,9 +163,9 @@ DIFFERENCES = {
     "the end, several nodes": {"local_elastic_agent_test": (18,), "exit_barrier_timeout_test": (1,)},
     "`--signals-to-handle` with an unknown name": {"multiprocessing_api_test": (16,)},
     "restart": {"rendezvous": (14,)},
-    "the same exception at the same place, three attempts in a row": {"agent_api_test": (6,)},
+    "three attempts in a row with the same exception at the same line": {"agent_api_test": (6,)},
 }
-"""First cells of rows in README's table of differences, and the promises they take the place of."""
+"""First cells of rows in docs/differences-from-torchrun.md, and the promises they take the place of."""
 
 Ids = set[tuple[str, int]]
 
@@ -202,7 +202,7 @@ def test_tests_name_promises_that_there_are() -> None:
     assert TOLD <= ALL
 
 
-def test_the_differences_are_rows_of_the_readme() -> None:
-    section = (ROOT / "README.md").read_text().split("## What differs from torchrun", 1)[1].split("\n## ", 1)[0]
-    rows = set(re.findall(r"^\| (.+?) \|", section, re.MULTILINE))
+def test_the_differences_are_rows_of_the_docs() -> None:
+    page = (ROOT / "docs/differences-from-torchrun.md").read_text()
+    rows = set(re.findall(r"^\| (.+?) \|", page, re.MULTILINE))
     assert DIFFERENCES.keys() <= rows

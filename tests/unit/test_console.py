@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.launcher import console, line_style, screen
-from ddplaunch.launcher.console import Console
-from ddplaunch.launcher.line_style import Style
-from ddplaunch.records import Output
+from ddplaunch.launcher.display import console, line_prefix, stream_writer
+from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.display.line_prefix import Style
+from ddplaunch.protocol.launcher_agent import Output
 from tests.support.processes import wait_until
 
 STALL_S = 10.0
@@ -55,7 +55,7 @@ class Screens:
         """What stdout's screen holds after these pieces; a text is a message of ours."""
         for piece in pieces:
             if isinstance(piece, str):
-                self.console.say(piece)
+                self.console.show(piece)
             else:
                 self.console.output(*piece)
         self.console.drain(lambda: False, STALL_S)
@@ -124,7 +124,7 @@ def test_stdout_goes_to_stdout_and_stderr_and_our_own_words_to_stderr(screens: S
 
 def test_a_lone_workers_bytes_stay_as_they_are(tmp_path: Path) -> None:
     screens = Screens(tmp_path, one=True)
-    screens.console.no_prefix()
+    screens.console.show_no_prefix()
     pieces = [(out(0), b"50%\r"), (err(0), b"warn"), (out(0), b"\xff\x00\r\n"), (err(0), b"ing\n")]
     assert screens.shown(*pieces) == b"50%\rwarn\xff\x00\r\ning\n"
 
@@ -181,7 +181,7 @@ def test_crlf_is_one_line_end_wherever_it_is_cut(screens: Screens, pieces: tuple
 @settings(deadline=None)  # The machine may be busy.
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))
 def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_else(data: bytes) -> None:
-    prefixed = line_style.prefixed(data, b"<>")
+    prefixed = line_prefix.prefixed(data, b"<>")
     assert prefixed.replace(b"<>", b"") == data
     ends = len(re.findall(rb"\r\n|\r|\n", data))
     assert prefixed.count(b"<>") == ends - data.endswith((b"\r", b"\n"))
@@ -201,14 +201,14 @@ def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reader, writer = stuck_pipe
-    monkeypatch.setattr(screen, "_QUEUE_BYTES", 1 << 20)
+    monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", 1 << 20)
     shown = Console(style(), writer, writer)
     chunks, lines_each = 400, 100
     for number in range(chunks):
         text = "".join(f"{number * lines_each + line:08d} {'x' * 50}\n" for line in range(lines_each))
         shown.output(out(number % 2), text.encode())
     assert shown._stdout._queued_bytes < 2 << 20, "the queue is bounded"
-    shown.say("the end")
+    shown.show("the end")
     data = read_all(reader, b"the end\n")
     shown.drain(lambda: False, STALL_S)  # What was lost last is counted behind all that was queued.
     os.write(writer, b"EOF")
@@ -225,13 +225,13 @@ def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
 def test_short_pieces_do_not_fill_the_memory_either(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screen, "_QUEUE_BYTES", 1 << 20)
+    monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", 1 << 20)
     shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
     shown.output(out(0), b"x" * (1 << 18) + b"\n")
     for _ in range(20_000):
         shown.output(out(0), b".\n")
     assert len(shown._stdout._queue) < 4000
-    assert sum(header.lost_lines for header in shown._stdout._lost.values()) > 16_000
+    assert sum(header.lost_lines for header in shown._stdout._dropped.values()) > 16_000
 
 
 def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int]
     wait_until(lambda: shown._stdout.written)
     shown.output(out(0), b"a\nb\n")
     shown.output(out(1), b"c\n")
-    shown.say("the failure page")
+    shown.show("the failure page")
     shown.drain(lambda: False, 0.2)
     said = b"... 3 lines not shown, see /logs/0/stdout.log\n... 1 lines not shown, see /logs/1/stdout.log\n"
     assert errors.read_bytes() == b"the failure page\n" + said
@@ -250,7 +250,7 @@ def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int]
 def test_the_end_does_not_wait_for_a_terminal_that_takes_nothing_at_all(
     stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(console, "_LAST_WORDS_S", 0.1)
+    monkeypatch.setattr(console, "_LAST_MESSAGES_S", 0.1)
     shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
     shown.output(out(0), b"x" * (1 << 18))
     shown.drain(lambda: False, 0.2)  # pytest's own timeout is the bound
@@ -299,7 +299,7 @@ def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None
     for fd in (reader, writer):
         os.close(fd)
     shown = Console(style(), os.open(screen, os.O_WRONLY | os.O_CREAT), writer)
-    shown.say("to nobody")
+    shown.show("to nobody")
     shown.output(out(0), b"line\n")
     shown.drain(lambda: False, STALL_S)
     assert screen.read_bytes() == b"[node1:0] line\n"
@@ -311,7 +311,7 @@ def test_a_terminal_somebody_made_non_blocking_gets_every_byte(stuck_pipe: tuple
     shown = Console(style(), writer, writer)
     text = b"".join(b"%07d\n" % number for number in range(60_000))
     shown.output(out(0), text)
-    shown.say("the end")
+    shown.show("the end")
     data = read_all(reader, b"the end\n")
     assert data.replace(b"[node1:0] ", b"") == text + b"the end\n"
 

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ddplaunch import protocol
-from ddplaunch.model import NodesExpected, WorkerError, WorkerExit
-from ddplaunch.rendezvous.coordinator import Coordinator, Sent
-from ddplaunch.rounds import (
-    Gathered,
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.rendezvous import (
+    AllNodesLeft,
     ListenForStore,
     NodeEnded,
-    NodeGone,
     NodeJoined,
+    NodeLeft,
+    NoFreeSlot,
     RoundFormed,
-    RoundOver,
-    RunClosed,
-    RunFull,
+    RoundVerdict,
     StopRound,
     StoreListens,
+    WaitingNodes,
     WorkerFailed,
 )
+from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
+from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 
 def join(index: int, size: int = 2) -> NodeJoined:
@@ -32,19 +32,19 @@ def exit_(rank: int, message: str = "ValueError: no") -> WorkerExit:
     return WorkerExit(rank, 0, "host", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
 
 
-def records(sent: list[Sent], kind: type) -> dict[int, object]:
+def records(sent: list[Outgoing], kind: type) -> dict[int, object]:
     return {message.node_index: message.record for message in sent if isinstance(message.record, kind)}
 
 
-def started(coordinator: Coordinator, *indices: int) -> list[Sent]:
+def started(coordinator: Coordinator, *indices: int) -> list[Outgoing]:
     """Let nodes join and the first of them listen."""
     sent = [message for index in indices for message in coordinator.receive(join(index))]
     first = next(message for message in sent if isinstance(message.record, ListenForStore))
-    assert first.node_index == coordinator.seats[0]
+    assert first.node_index == coordinator.participants[0]
     return coordinator.receive(StoreListens(coordinator.attempt, "10.0.0.1", 1234))
 
 
-def ended(coordinator: Coordinator, *ends: NodeEnded) -> list[Sent]:
+def ended(coordinator: Coordinator, *ends: NodeEnded) -> list[Outgoing]:
     return [message for end in ends for message in coordinator.receive(end)]
 
 
@@ -56,25 +56,25 @@ def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
 
 def test_who_waits_hears_who_else_does():
     coordinator = Coordinator(0, 4, 4, 0)
-    assert coordinator.gathered() == []
+    assert coordinator.waiting_nodes() == []
     for index in (2, 0, 1):
         assert coordinator.receive(join(index)) == []
-    assert coordinator.gathered() == [Sent(index, Gathered("host[0-2]", 3, 1)) for index in (2, 0, 1)]
+    assert coordinator.waiting_nodes() == [Outgoing(index, WaitingNodes("host[0-2]", 3, 1)) for index in (2, 0, 1)]
     coordinator.receive(join(3))
-    assert coordinator.gathered() == [], "nobody is waited for any more"
+    assert coordinator.waiting_nodes() == [], "nobody is waited for any more"
 
 
 def test_only_the_node_that_serves_tells_one_launcher_of_all_the_cause():
-    coordinator = led(5, 2)
+    coordinator = with_launcher(5, 2)
     started(coordinator, 5, 2)
     cause = exit_(0)
-    over = records(ended(coordinator, NodeEnded(5, 0), NodeEnded(2, 0, failed=True, cause=cause)), RoundOver)
+    over = records(ended(coordinator, NodeEnded(5, 0), NodeEnded(2, 0, failed=True, cause=cause)), RoundVerdict)
     assert {index: verdict.cause for index, verdict in over.items()} == {5: cause, 2: None}
 
 
 def test_what_a_node_is_told_does_not_grow_with_the_others():
-    rounds = [records(started(led(*range(count)), *range(count)), RoundFormed)[0] for count in (10, 999)]
-    few, many = (len(protocol.encode(record)) for record in rounds)
+    rounds = [records(started(with_launcher(*range(count)), *range(count)), RoundFormed)[0] for count in (10, 999)]
+    few, many = (len(wire.encode(record)) for record in rounds)
     assert many - few < 10
 
 
@@ -93,8 +93,10 @@ def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
     coordinator = Coordinator(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert ended(coordinator, NodeEnded(0, 0)) == []
-    assert ended(coordinator, NodeEnded(1, 0)) == [Sent(i, RoundOver(0, restarts=False, failed=False)) for i in (0, 1)]
-    assert coordinator.receive(NodeGone(1)) == [Sent(0, RunClosed())]
+    assert ended(coordinator, NodeEnded(1, 0)) == [
+        Outgoing(i, RoundVerdict(0, will_restart=False, failed=False)) for i in (0, 1)
+    ]
+    assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
 
 def test_a_failure_stops_every_node_at_once_and_ends_the_run():
@@ -102,35 +104,35 @@ def test_a_failure_stops_every_node_at_once_and_ends_the_run():
     started(coordinator, 0, 1)
     assert set(records(coordinator.receive(WorkerFailed(1, 0)), StopRound)) == {0, 1}
     cause = exit_(2)
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundOver)
-    assert over == {i: RoundOver(0, restarts=False, failed=True, cause=cause) for i in (0, 1)}
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
+    assert over == {i: RoundVerdict(0, will_restart=False, failed=True, cause=cause) for i in (0, 1)}
 
 
 def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_all():
     coordinator = Coordinator(0, 2, 2, 1)
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0)), RoundOver)
-    assert all(record.restarts for record in over.values())
+    over = records(ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0)), RoundVerdict)
+    assert all(record.will_restart for record in over.values())
     rounds = records(started(coordinator, 1, 0), RoundFormed)
-    assert {(r.round.attempt, r.round.restarts) for r in rounds.values()} == {(1, 1)}
-    over = records(ended(coordinator, NodeEnded(0, 1, failed=True), NodeEnded(1, 1)), RoundOver)
-    assert not any(record.restarts for record in over.values())
+    assert {(r.round.attempt, r.round.restart_count) for r in rounds.values()} == {(1, 1)}
+    over = records(ended(coordinator, NodeEnded(0, 1, failed=True), NodeEnded(1, 1)), RoundVerdict)
+    assert not any(record.will_restart for record in over.values())
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
     coordinator, cause = Coordinator(0, 2, 2, 5), exit_(1, "SyntaxError: invalid syntax")
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundOver)
-    assert not any(record.restarts for record in over.values())
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
+    assert not any(record.will_restart for record in over.values())
     assert {record.reason for record in over.values()} == {"not restarted: the script cannot be parsed"}
 
 
-def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None) -> RoundOver:
+def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None) -> RoundVerdict:
     """Each time of two nodes one fails by the same error, and the other for want of it; the last verdict."""
     for node in nodes:
         started(coordinator, 0, 1)
         if node == lost:
-            coordinator.receive(NodeGone(1 - node))
+            coordinator.receive(NodeLeft(1 - node))
         attempt = coordinator.attempt
         coordinator.receive(WorkerFailed(node, attempt))
         lost_peer = replace(exit_(1 - node, "RuntimeError: Connection closed by peer [10.0.0.1]"), time_s=-1.0)
@@ -138,7 +140,7 @@ def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None)
             NodeEnded(node, attempt, failed=True, cause=failing(node)),
             NodeEnded(1 - node, attempt, True, cause=lost_peer),
         )
-        over = records(ended(coordinator, *ends), RoundOver)[node]
+        over = records(ended(coordinator, *ends), RoundVerdict)[node]
     return over
 
 
@@ -151,23 +153,23 @@ def failing(rank: int) -> WorkerExit:
 def test_the_same_error_ends_the_run_whichever_node_comes_to_it_first():
     """resilience 3.2 #22."""
     coordinator = Coordinator(0, 2, 2, 9)
-    assert fail_in_turn(coordinator, 0, 1).restarts
+    assert fail_in_turn(coordinator, 0, 1).will_restart
     over = fail_in_turn(coordinator, 1)
-    assert (over.restarts, over.failed, over.cause) == (False, True, failing(1))
+    assert (over.will_restart, over.failed, over.cause) == (False, True, failing(1))
     assert over.reason.startswith("not restarted again: 3 attempts in a row ended by the same exception")
 
 
 def test_the_last_of_all_restarts_is_not_said_to_be_given_up():
     over = fail_in_turn(Coordinator(0, 2, 2, 2), 0, 0, 0)
-    assert (over.restarts, over.reason) == (False, "")
+    assert (over.will_restart, over.reason) == (False, "")
 
 
 def test_a_round_that_lost_a_node_is_none_of_those_that_ended_alike():
     coordinator = Coordinator(0, 1, 2, 9)
-    assert fail_in_turn(coordinator, 0, 0).restarts
-    assert fail_in_turn(coordinator, 0, lost=0).restarts
-    assert fail_in_turn(coordinator, 0, 0).restarts
-    assert not fail_in_turn(coordinator, 0).restarts
+    assert fail_in_turn(coordinator, 0, 0).will_restart
+    assert fail_in_turn(coordinator, 0, lost=0).will_restart
+    assert fail_in_turn(coordinator, 0, 0).will_restart
+    assert not fail_in_turn(coordinator, 0).will_restart
 
 
 def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():
@@ -180,36 +182,38 @@ def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():
         NodeEnded(0, 0, failed=True, cause=exit_(0)),
         NodeEnded(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
     ]
-    over = records(ended(coordinator, *ends), RoundOver)
+    over = records(ended(coordinator, *ends), RoundVerdict)
     assert over[0].cause.rank == 0
 
 
 def test_a_lost_node_ends_a_run_of_fixed_size_and_is_named():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
-    assert set(records(coordinator.receive(NodeGone(1)), StopRound)) == {0}
+    assert set(records(coordinator.receive(NodeLeft(1)), StopRound)) == {0}
     sent = ended(coordinator, NodeEnded(0, 0))
-    assert records(sent, RoundOver)[0] == RoundOver(0, restarts=False, failed=True, reason="host1 (node 1) is lost")
-    assert Sent(0, RunClosed()) in sent
+    assert records(sent, RoundVerdict)[0] == RoundVerdict(
+        0, will_restart=False, failed=True, reason="host1 (node 1) is lost"
+    )
+    assert Outgoing(0, AllNodesLeft()) in sent
 
 
 def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
     """torchrun: agent_api_test 7."""
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
-    coordinator.receive(NodeGone(1))
-    assert records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0].restarts
+    coordinator.receive(NodeLeft(1))
+    assert records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0].will_restart
     coordinator.receive(join(0))
     assert coordinator.has_enough
-    coordinator.last_call()
+    coordinator.last_call_expired()
     rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
-    assert (rounds[0].round.restarts, rounds[0].round.world_size) == (0, 2)
+    assert (rounds[0].round.restart_count, rounds[0].round.world_size) == (0, 2)
 
 
 def test_a_replacement_takes_the_lost_nodes_rank_and_the_others_keep_theirs():
     coordinator = Coordinator(0, 2, 3, 0)
     started(coordinator, 0, 1, 2)
-    coordinator.receive(NodeGone(1))
+    coordinator.receive(NodeLeft(1))
     ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0))
     rounds = records(started(coordinator, 2, 0, 7), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 7: 1, 2: 2}
@@ -218,10 +222,10 @@ def test_a_replacement_takes_the_lost_nodes_rank_and_the_others_keep_theirs():
 def test_a_node_that_comes_later_starts_a_larger_round():
     coordinator = Coordinator(0, 1, 2, 0)
     coordinator.receive(join(0))
-    coordinator.last_call()
+    coordinator.last_call_expired()
     coordinator.receive(StoreListens(0, "a", 1))
     assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
-    assert records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0].restarts
+    assert records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0].will_restart
     coordinator.receive(join(0))
     rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
@@ -230,7 +234,7 @@ def test_a_node_that_comes_later_starts_a_larger_round():
 def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
     coordinator = Coordinator(0, 1, 3, 0)
     coordinator.receive(join(0))
-    assert records(coordinator.last_call(), ListenForStore)
+    assert records(coordinator.last_call_expired(), ListenForStore)
     coordinator.receive(join(1))
     rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
     assert {index: (formed.round.node_rank, formed.round.world_size) for index, formed in rounds.items()} == {
@@ -243,20 +247,20 @@ def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
 def test_it_may_go_again_before_that():
     coordinator = Coordinator(0, 1, 3, 0)
     coordinator.receive(join(0))
-    coordinator.last_call()
+    coordinator.last_call_expired()
     coordinator.receive(join(1))
-    coordinator.receive(NodeGone(1))
+    coordinator.receive(NodeLeft(1))
     assert coordinator.receive(StoreListens(0, "a", 1)) == []
     assert coordinator.has_enough
-    coordinator.last_call()
+    coordinator.last_call_expired()
     assert records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed).keys() == {0}
 
 
 def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
-    assert coordinator.receive(join(2)) == [Sent(2, RunFull(("host0", "host1")))]
-    coordinator.receive(NodeGone(1))
+    assert coordinator.receive(join(2)) == [Outgoing(2, NoFreeSlot(("host0", "host1")))]
+    coordinator.receive(NodeLeft(1))
     ended(coordinator, NodeEnded(0, 0))
     assert records(coordinator.receive(join(0)), ListenForStore)
     rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
@@ -270,7 +274,7 @@ def test_it_takes_no_place_from_one_that_comes_again_a_little_later():
     ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0))
     assert not records(coordinator.receive(join(0)), ListenForStore)
     assert records(coordinator.receive(join(1)), ListenForStore)
-    assert coordinator.seats == [0, 1]
+    assert coordinator.participants == [0, 1]
 
 
 def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
@@ -278,17 +282,17 @@ def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
     started(coordinator, 0, 1)
     coordinator.receive(join(2))
     sent = ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0))
-    assert sent == [Sent(i, RoundOver(0, restarts=False, failed=False)) for i in (0, 1, 2)]
-    assert coordinator.receive(NodeGone(2)) == []
-    assert coordinator.receive(NodeGone(1)) == [Sent(0, RunClosed())]
+    assert sent == [Outgoing(i, RoundVerdict(0, will_restart=False, failed=False)) for i in (0, 1, 2)]
+    assert coordinator.receive(NodeLeft(2)) == []
+    assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
 
 def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
     coordinator = Coordinator(0, 1, 2, 3)
     started(coordinator, 0, 1)
     assert records(coordinator.receive(NodeEnded(1, 0, stopped=True)), StopRound)
-    over = records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0]
-    assert (over.restarts, over.stopped, over.reason) == (False, True, "host1 was told to stop")
+    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0]
+    assert (over.will_restart, over.stopped, over.reason) == (False, True, "host1 was stopped")
 
 
 def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
@@ -296,8 +300,8 @@ def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
     started(coordinator, 0, 1)
     coordinator.receive(WorkerFailed(0, 0))
     missing = NodeEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
-    over = records(ended(coordinator, missing, NodeEnded(1, 0, stopped=True)), RoundOver)[0]
-    assert over == RoundOver(0, restarts=False, failed=False, stopped=True, reason="host1 was told to stop")
+    over = records(ended(coordinator, missing, NodeEnded(1, 0, stopped=True)), RoundVerdict)[0]
+    assert over == RoundVerdict(0, will_restart=False, failed=False, stopped=True, reason="host1 was stopped")
 
 
 def test_a_failure_stays_one_though_somebody_stops_the_run_then():
@@ -305,16 +309,16 @@ def test_a_failure_stays_one_though_somebody_stops_the_run_then():
     started(coordinator, 0, 1)
     cause = exit_(0, "ValueError: no")
     over = records(
-        ended(coordinator, NodeEnded(0, 0, failed=True, cause=cause), NodeEnded(1, 0, stopped=True)), RoundOver
+        ended(coordinator, NodeEnded(0, 0, failed=True, cause=cause), NodeEnded(1, 0, stopped=True)), RoundVerdict
     )[0]
-    assert (over.restarts, over.failed, over.stopped, over.cause) == (False, True, False, cause)
+    assert (over.will_restart, over.failed, over.stopped, over.cause) == (False, True, False, cause)
 
 
 def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others():
     coordinator = Coordinator(1, 2, 2, 0)
     coordinator.receive(join(0))
     coordinator.receive(join(1))
-    coordinator.receive(NodeGone(0))
+    coordinator.receive(NodeLeft(0))
     rounds = records(started(coordinator, 2), RoundFormed)
     assert set(rounds) == {1, 2}
 
@@ -335,80 +339,80 @@ def test_a_node_that_comes_after_the_end_is_told_so():
     started(coordinator, 0)
     ended(coordinator, NodeEnded(0, 0))
     (sent,) = coordinator.receive(join(5))
-    assert "over" in sent.record.reason
+    assert "had ended" in sent.record.reason
 
 
 # A launcher says who takes part.
 
 
-def led(*seats: int) -> Coordinator:
-    return Coordinator(seats[0], 1, 9, 0, tuple(seats))
+def with_launcher(*participants: int) -> Coordinator:
+    return Coordinator(participants[0], 1, 9, 0, tuple(participants))
 
 
 def test_a_round_forms_when_all_that_are_expected_have_come_in_the_order_of_their_seats():
-    coordinator = led(0, 5, 2)
+    coordinator = with_launcher(0, 5, 2)
     coordinator.receive(join(2))
     coordinator.receive(join(0))
     assert not coordinator.has_enough, "no last call: the launcher knows who comes"
     sent = coordinator.receive(join(5))
     assert records(sent, ListenForStore)
-    assert coordinator.seats == [0, 5, 2]
+    assert coordinator.participants == [0, 5, 2]
 
 
 def test_the_store_listens_where_most_nodes_have_reached_the_first():
-    coordinator = led(0, 1, 2)
+    coordinator = with_launcher(0, 1, 2)
     coordinator.receive(join(0))
     for index in (1, 2):
-        sent = coordinator.receive(NodeJoined(index, f"host{index}", 1, reached="10.1.0.1"))
+        sent = coordinator.receive(NodeJoined(index, f"host{index}", 1, server_address="10.1.0.1"))
     assert records(sent, ListenForStore) == {0: ListenForStore(0, "10.1.0.1")}
 
 
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
-    coordinator = led(0, 1, 2)
+    coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(NodesExpected((0, 2))), StopRound).keys() == {0, 2}
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0)), RoundOver)
-    assert {(verdict.restarts, verdict.failed) for verdict in over.values()} == {(True, False)}
+    assert records(coordinator.receive(SetParticipants((0, 2))), StopRound).keys() == {0, 2}
+    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0)), RoundVerdict)
+    assert {(verdict.will_restart, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
     assert records(sent, ListenForStore)
 
 
 def test_its_spare_is_waited_for_and_takes_its_seat():
-    coordinator = led(0, 1)
+    coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(NodesExpected((0, 7)))
+    coordinator.receive(SetParticipants((0, 7)))
     ended(coordinator, NodeEnded(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForStore)
     assert records(coordinator.receive(join(7)), ListenForStore)
-    assert coordinator.seats == [0, 7]
+    assert coordinator.participants == [0, 7]
 
 
 def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
-    coordinator = led(0, 1)
+    coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
     coordinator.receive(WorkerFailed(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
     coordinator.receive(NodeEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(NodesExpected((0,))), RoundOver)
-    assert over[0].restarts
+    over = records(coordinator.receive(SetParticipants((0,))), RoundVerdict)
+    assert over[0].will_restart
     assert not over[0].failed
 
 
 def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
-    coordinator = led(0, 1)
+    coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(NodesExpected((0, 2)))
+    coordinator.receive(SetParticipants((0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForStore)
     assert records(coordinator.receive(StoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
 
 
 def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
-    coordinator = Coordinator(0, 2, 2, 0, expected=(0, 1), attempt=1)
+    coordinator = Coordinator(0, 2, 2, 0, assigned=(0, 1), attempt=1)
     coordinator.receive(join(0))
     [sent] = coordinator.receive(replace(join(1), attempt=3))
-    assert sent == Sent(0, ListenForStore(3, ""))
+    assert sent == Outgoing(0, ListenForStore(3, ""))
     rounds = records(coordinator.receive(StoreListens(3, "a", 1)), RoundFormed)
     assert {formed.round.attempt for formed in rounds.values()} == {3}
 
@@ -416,12 +420,12 @@ def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again
 def test_a_host_is_lost_whatever_it_is_called():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
-    coordinator.receive(NodeGone(1))
-    over = records(ended(coordinator, NodeEnded(0, 0)), RoundOver)[0]
+    coordinator.receive(NodeLeft(1))
+    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0]
     named = Coordinator(0, 2, 2, 3)
     for index, host in ((0, "a"), (1, "joins")):
         named.receive(NodeJoined(index, host, 2))
     named.receive(StoreListens(0, "a", 1))
-    named.receive(NodeGone(1))
-    same = records(ended(named, NodeEnded(0, 0)), RoundOver)[0]
-    assert (same.restarts, same.failed) == (over.restarts, over.failed) == (False, True)
+    named.receive(NodeLeft(1))
+    same = records(ended(named, NodeEnded(0, 0)), RoundVerdict)[0]
+    assert (same.will_restart, same.failed) == (over.will_restart, over.failed) == (False, True)

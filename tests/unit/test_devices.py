@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import devices
+from ddplaunch.system import devices
 
 EIGHT = tuple("01234567")
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-11111111-2222-3333-4444-555555555555")
@@ -144,7 +144,7 @@ def test_a_gpu_is_found_by_index_and_by_the_beginning_of_its_uuid(eight_gpus: st
 
 @pytest.mark.parametrize("device", ["8", "GPU-", "GPU-9", "MIG-8932f937"])
 def test_a_gpu_whose_place_is_not_known_is_named(eight_gpus: str, device: str) -> None:
-    with pytest.raises(ValueError, match=f"where GPU {device} sits on the PCI bus is not known"):
+    with pytest.raises(ValueError, match=f"the PCI address of GPU {device} is not known"):
         devices.pci_address(device, eight_gpus)
 
 
@@ -199,7 +199,7 @@ def test_requested_gpus_are_believed_where_none_can_be_counted(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("requested", "environ", "message"),
     [
-        (("0", "x"), {}, "'x' is neither a GPU's index nor its uuid"),
+        (("0", "x"), {}, "'x' is neither a GPU's index nor its UUID"),
         (("-1",), {}, "'-1' is neither"),
         (("",), {}, "'' is neither"),
         (("٣",), {}, "'٣' is neither"),

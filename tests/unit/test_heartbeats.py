@@ -1,73 +1,85 @@
-"""Who is asked, how often, and who counts as lost; times are made up."""
+"""Which nodes are pinged, how often, and which are silent; times are made up."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from ddplaunch.launcher.handles import Node
-from ddplaunch.launcher.heartbeats import BEAT_S, Heartbeats
-from ddplaunch.records import Ping
+from ddplaunch.launcher import heartbeats
+from ddplaunch.launcher.heartbeats import INTERVAL_S, Heartbeats
+from ddplaunch.launcher.nodes import Node, NodeState
+from ddplaunch.protocol.launcher_agent import Ping
+from tests.support.fake_agents import FakeHandle
 
 
-class Handle:
-    """An agent that only hears."""
+class Watch:
+    """Heartbeats of three nodes, of which some are watched from time 0, and a mailbox that is empty at first."""
 
-    def __init__(self) -> None:
-        self.heard: list[object] = []
+    def __init__(self, watched: int = 0, extra_s: float = 0.0) -> None:
+        self.nodes = [Node(index, f"node{index}", FakeHandle(), NodeState.RUNNING) for index in range(3)]
+        self.mailbox = SimpleNamespace(is_empty=True)
+        self.silent: list[Node] = []
+        self.heartbeats = Heartbeats(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append)
+        for node in self.nodes[:watched]:
+            self.heartbeats.watch(node, 0.0, extra_s)
 
-    def send(self, record: object) -> None:
-        self.heard.append(record)
-
-
-@pytest.fixture
-def nodes() -> list[Node]:
-    return [Node(index, f"node{index}", Handle(), "running") for index in range(3)]
-
-
-def test_nodes_that_come_one_after_the_other_are_asked_together(nodes: list[Node]):
-    heartbeats = Heartbeats(5.0)
-    for place, node in enumerate(nodes):
-        heartbeats.begin(node, 0.1 * place)
-        assert heartbeats.beat(0.1 * place, nodes, False) == []
-    assert [node.handle.heard for node in nodes] == [[], [], []]
-    heartbeats.beat(BEAT_S, nodes, False)
-    assert [node.handle.heard for node in nodes] == [[Ping(5.0)]] * 3
+    def beat(self, from_s: int, to_s: int) -> list[Node]:
+        """The first node answers every second; who is silent at the last of these seconds; before, no node is."""
+        for second in range(from_s, to_s + 1):
+            assert self.silent == []
+            self.heartbeats.on_pong(self.nodes[0], second)
+            self.heartbeats.run_due(second)
+        return self.silent
 
 
-def beaten(heartbeats: Heartbeats, nodes: list[Node], from_s: int, to_s: int, is_behind: bool = False) -> list[Node]:
-    """Who is lost at the last of these seconds; before, nobody is."""
-    lost: list[Node] = []
-    for second in range(from_s, to_s + 1):
-        assert lost == []
-        heartbeats.heard(nodes[0], second)
-        lost = heartbeats.beat(second, nodes, is_behind)
-    return lost
+def test_nodes_that_come_one_after_the_other_are_pinged_together():
+    watch = Watch()
+    for number, node in enumerate(watch.nodes):
+        watch.heartbeats.watch(node, 0.1 * number)
+        assert watch.heartbeats.run_due(0.1 * number) == INTERVAL_S
+    assert [node.handle.sent for node in watch.nodes] == [[], [], []]
+    assert watch.heartbeats.run_due(INTERVAL_S) == 2 * INTERVAL_S
+    assert [node.handle.sent for node in watch.nodes] == [[Ping(5.0)]] * 3
 
 
-def test_who_does_not_answer_is_lost(nodes: list[Node]):
-    heartbeats = Heartbeats(5.0)
-    for node in nodes[:2]:
-        heartbeats.begin(node, 0.0)
-    assert beaten(heartbeats, nodes, 1, 6) == [nodes[1]]
+def test_nothing_is_due_while_no_node_is_watched():
+    assert Watch().heartbeats.run_due(100.0) == float("inf")
 
 
-def test_the_first_answer_may_take_longer(nodes: list[Node]):
-    heartbeats = Heartbeats(5.0)
-    for node in nodes[:2]:
-        heartbeats.begin(node, 0.0, patience_s=10.0)
-    assert beaten(heartbeats, nodes, 1, 16) == [nodes[1]]
+def test_a_node_that_does_not_answer_is_silent():
+    watch = Watch(2)
+    assert watch.beat(1, 6) == [watch.nodes[1]]
 
 
-def test_nobody_is_lost_while_answers_may_wait_to_be_read(nodes: list[Node]):
-    heartbeats = Heartbeats(5.0)
-    for node in nodes[:2]:
-        heartbeats.begin(node, 0.0)
-    assert beaten(heartbeats, nodes, 1, 20, is_behind=True) == []
-    assert heartbeats.beat(21.0, nodes, False) == [nodes[1]]
+def test_the_first_answer_may_take_longer():
+    watch = Watch(2, extra_s=10.0)
+    assert watch.beat(1, 16) == [watch.nodes[1]]
 
 
-def test_after_a_stop_of_this_process_all_have_time_again(nodes: list[Node]):
-    heartbeats = Heartbeats(5.0)
-    heartbeats.begin(nodes[0], 0.0)
-    assert heartbeats.beat(100.0, nodes, False) == []
-    assert heartbeats.beat(101.0, nodes, False) == []
+def test_no_node_is_silent_while_answers_may_wait_to_be_read():
+    watch = Watch(2)
+    watch.mailbox.is_empty = False
+    assert watch.beat(1, 20) == []
+    watch.mailbox.is_empty = True
+    assert watch.beat(21, 21) == [watch.nodes[1]]
+
+
+def test_after_a_stop_of_this_process_all_nodes_have_time_again():
+    watch = Watch(1)
+    for now in (100.0, 101.0):
+        watch.heartbeats.run_due(now)
+    assert watch.silent == []
+
+
+def test_a_suspension_waits_until_the_agents_know_of_it(monkeypatch: pytest.MonkeyPatch):
+    suspended: list[bool] = []
+    monkeypatch.setattr(heartbeats.signals, "suspend", lambda: suspended.append(True))
+    watch = Watch(3)
+    watch.heartbeats.suspend(0.5)
+    for node in watch.nodes:
+        assert watch.heartbeats.run_due(0.6) == 0.5 + heartbeats._SUSPEND_WAIT_S
+        assert suspended == []
+        watch.heartbeats.on_pong(node, 0.6)
+    assert watch.heartbeats.run_due(0.7) == 0.7
+    assert suspended == [True]

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import cli
+from ddplaunch.cli import main
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.hosts import Host
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def config(*argv: str) -> LaunchConfig:
-    return cli.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
+    return main.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
 
 
 def names(*argv: str) -> list[str]:
@@ -28,7 +28,7 @@ def names(*argv: str) -> list[str]:
 
 def test_all_hosts_that_are_named_run_nodes():
     found = config("--hosts", "gpu[1-3]")
-    assert (found.min_nodes, found.max_nodes, found.is_led) == (3, 3, True)
+    assert (found.min_nodes, found.max_nodes, found.launcher_assigns_rendezvous) == (3, 3, True)
 
 
 def test_more_hosts_than_nodes_are_spares():
@@ -43,7 +43,7 @@ def test_fewer_hosts_than_nodes_are_an_error():
 
 def test_one_host_is_a_run_there_and_not_here():
     found = config("--hosts", "gpu1")
-    assert (found.hosts, found.max_nodes, found.is_led) == ((Host("gpu1"),), 1, False)
+    assert (found.hosts, found.max_nodes, found.launcher_assigns_rendezvous) == ((Host("gpu1"),), 1, False)
 
 
 def test_the_environment_names_hosts_where_no_option_does(monkeypatch: pytest.MonkeyPatch):
@@ -76,13 +76,13 @@ def test_hosts_and_another_place_to_meet_exclude_each_other(place: tuple[str, ..
     ],
 )
 def test_what_is_for_hosts_needs_some(argv: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"{argv[0]}: no hosts are named"):
+    with pytest.raises(UsageError, match=f"{argv[0]} has an effect only with --hosts or --hostfile"):
         config(*argv)
     assert config("--dry-run", *argv).dry_run
 
 
 def test_a_port_that_would_not_be_obeyed_is_refused():
-    with pytest.raises(UsageError, match="--master-port: is not obeyed where hosts are named"):
+    with pytest.raises(UsageError, match="--master-port has no effect where hosts are named"):
         config("--hosts", "a,b", "--master-port", "29500")
     assert config("--dry-run", "--hosts", "a,b", "--master-port", "29500").dry_run
 
@@ -117,7 +117,7 @@ def test_an_env_file_that_cannot_be_read_is_named(tmp_path: Path):
 def test_how_long_a_node_may_be_silent_can_be_said_for_hosts_too():
     conf = "keep_alive_interval=10,keep_alive_max_attempt=3,timeout=90,is_host=1"
     found = config("--hosts", "a,b", "--rdzv-conf", conf)
-    assert (found.lost_after_s, found.join_timeout_s) == (30.0, 90.0)
-    assert any("is_host (the launcher starts all nodes" in text for _, text in found.notices)
-    with pytest.raises(UsageError, match="silent for 1 s cannot be counted as lost"):
+    assert (found.timeouts.lost_after_s, found.timeouts.join_s) == (30.0, 90.0)
+    assert any("is_host (the launcher starts all nodes" in notice.text for notice in found.notices)
+    with pytest.raises(UsageError, match="1 s without an answer are too few"):
         config("--hosts", "a,b", "--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=1")

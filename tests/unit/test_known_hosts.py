@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from ddplaunch.launcher.known_hosts import KnownHosts, host_names
+from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
 
 ED, RSA = "ssh-ed25519", "ssh-rsa"
 
@@ -53,7 +53,7 @@ def test_what_a_line_says_of_a_key(tmp_path, line, names, result):
 
 def test_the_place_of_the_line_is_told(tmp_path):
     check = known(tmp_path, f"a {ED} K\n\ngpu1 {ED} other\n").check(["gpu1"], ED, "K")
-    assert check.place == f"{tmp_path}/known_hosts:3"
+    assert check.location == f"{tmp_path}/known_hosts:3"
 
 
 def test_the_types_known_for_a_host_are_told_in_order(tmp_path):

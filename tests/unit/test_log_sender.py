@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch import logs, protocol
-from ddplaunch.agent.events import LauncherGone, Signalled
-from ddplaunch.agent.log_sender import LogSender, find
-from ddplaunch.agent.outbox import Outbox
-from ddplaunch.logs import WINDOW_BYTES, LogChunk, LogsFound, LogsSent, LogsWanted, cost, is_safe
+from ddplaunch.agent.events import LauncherLost, SignalReceived
+from ddplaunch.agent.launcher_channel import Outbox
+from ddplaunch.agent.log_sender import LogSender, find_logs
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.records import FROM_AGENT, Notice, Ping, Pong
+from ddplaunch.protocol import log_transfer, wire
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Ping, Pong
+from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent, cost, is_safe
 
 # Names.
 
@@ -93,19 +93,19 @@ class Launcher:
     def serve(self) -> None:
         """Want a window at first, then what has come."""
         came = wanted = 0
-        while (received := protocol.read_record(self._stream, FROM_AGENT)) is not None:
+        while (received := wire.read_record(self._stream, FROM_AGENT)) is not None:
             record, data = received
             self.records.append(record)
             match record:
                 case LogsFound():
                     wanted += WINDOW_BYTES
-                    self.mailbox.post(LogsWanted(WINDOW_BYTES))
+                    self.mailbox.post(GrantLogBytes(WINDOW_BYTES))
                 case LogChunk(path=path):
                     came += cost(record)
                     assert came <= wanted
                     self.files[path] = self.files.get(path, b"") + data
                     wanted += cost(record)
-                    self.mailbox.post(LogsWanted(cost(record)))
+                    self.mailbox.post(GrantLogBytes(cost(record)))
                 case Notice(text="the end"):
                     return
 
@@ -137,7 +137,7 @@ def write(folder: Path, path: str, data: bytes) -> bytes:
 
 
 def test_every_file_of_every_attempt_comes_as_it_is(launcher: Launcher, tmp_path: Path) -> None:
-    sizes = (0, 1, logs.CHUNK_BYTES, logs.CHUNK_BYTES + 1, 3_000_000)
+    sizes = (0, 1, log_transfer.CHUNK_BYTES, log_transfer.CHUNK_BYTES + 1, 3_000_000)
     there = {
         path: write(tmp_path, path, os.urandom(size))
         for attempt, size in enumerate(sizes)
@@ -164,14 +164,14 @@ def test_there_may_be_too_many_and_none(launcher: Launcher, tmp_path: Path, monk
     monkeypatch.setattr("ddplaunch.agent.log_sender.MAX_FILES", 2)
     for number in range(5):
         write(tmp_path, f"attempt_0/{number}/stdout.log", b"")
-    assert [len(find(tmp_path)[0]), find(tmp_path)[1]] == [2, 3]
-    assert find(tmp_path / "missing") == ({}, 0)
+    assert [len(find_logs(tmp_path)[0]), find_logs(tmp_path)[1]] == [2, 3]
+    assert find_logs(tmp_path / "missing") == ({}, 0)
     assert launcher.take_all(tmp_path / "missing") == {}
 
 
 def test_pings_are_answered_while_nothing_is_wanted(launcher: Launcher, tmp_path: Path) -> None:
     write(tmp_path, "attempt_0/0/stdout.log", b"x" * 1_000_000)
-    for event in (Ping(5.0), LogsWanted(70_000), Ping(5.0), LogsWanted(0)):
+    for event in (Ping(5.0), GrantLogBytes(70_000), Ping(5.0), GrantLogBytes(0)):
         launcher.mailbox.post(event)
     launcher.sender.prepare(tmp_path, threading.Event())
     launcher.sender.send()
@@ -182,7 +182,7 @@ def test_pings_are_answered_while_nothing_is_wanted(launcher: Launcher, tmp_path
     assert sum(map(len, launcher.files.values())) <= 70_000
 
 
-@pytest.mark.parametrize("event", [LauncherGone(), Signalled(15)])
+@pytest.mark.parametrize("event", [LauncherLost(), SignalReceived(15)])
 def test_nobody_is_waited_for_who_is_gone(launcher: Launcher, tmp_path: Path, event: object) -> None:
     launcher.sender.prepare(tmp_path, threading.Event())
     launcher.mailbox.post(event)

@@ -6,50 +6,29 @@ import pytest
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.handles import AgentLost
-from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.remote import NodeFacts
-
-
-class Handle:
-    """An agent that only hears."""
-
-    def __init__(self) -> None:
-        self.is_ended = False
-
-    def send(self, record: object) -> None: ...
-
-    def end_input(self) -> None:
-        self.is_ended = True
-
-    def close(self) -> int:
-        return 0
-
-
-class Starter:
-    is_remote = True
-
-    def __init__(self, *hosts: str) -> None:
-        self.hosts = hosts
-
-    def start(self, index: int) -> Handle:
-        return Handle()
-
-    def spec(self, index: int) -> None: ...
-
-    def sweep(self, index: int) -> Handle:
-        return Handle()
+from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.transport.handle import AgentLost
+from ddplaunch.transport.remote_start import NodeFacts
+from tests.support.fake_agents import FakeTransport
 
 
 def connected(nodes: Nodes, *versions: str) -> None:
     for node, torch in zip(nodes.all, versions, strict=True):
-        nodes.connected(node, NodeFacts(torch=torch))
-    nodes.meet()
+        nodes.on_agent_connected(node, NodeFacts(torch=torch))
+    nodes.announce_rendezvous()
 
 
 def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[str]]:
     said: list[str] = []
-    nodes = Nodes(Starter(*hosts), min_nodes, max_nodes, None, Attempts(), lambda text, _level: said.append(text))
+    nodes = Nodes(
+        FakeTransport(*hosts),
+        lambda *_: None,
+        min_nodes,
+        max_nodes,
+        None,
+        Attempts(),
+        lambda text, _level: said.append(text),
+    )
     nodes.start()
     return nodes, said
 
@@ -57,24 +36,24 @@ def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[st
 def test_nodes_with_one_torch_all_take_part():
     nodes, _ = started(3, 3, "a", "b", "c")
     connected(nodes, "2.13", "2.13", "2.13")
-    assert nodes.seats == [0, 1, 2]
+    assert nodes.participants == [0, 1, 2]
 
 
 def test_a_node_with_another_torch_is_left_out_and_said():
     nodes, said = started(2, 3, "a", "b", "c")
     connected(nodes, "2.13", "2.12", "2.13")
-    assert nodes.seats == [0, 2]
+    assert nodes.participants == [0, 2]
     assert nodes.all[1].handle.is_ended
-    assert said == ["b cannot be used: torch 2.12, and 2.13 on most hosts; the job does without it"]
+    assert said == ["b cannot be used: torch 2.12, and 2.13 on most hosts; the job runs without it"]
 
 
 def test_a_spare_takes_its_place():
     nodes, said = started(2, 2, "a", "b", "c")
     connected(nodes, "2.13", "2.12")
-    nodes.connected(nodes.all[2], NodeFacts(torch="2.13"))
-    nodes.meet()
-    assert nodes.seats == [0, 2]
-    assert "c takes the place of b" in said
+    nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))
+    nodes.announce_rendezvous()
+    assert nodes.participants == [0, 2]
+    assert "c replaces b" in said
 
 
 def test_without_enough_others_all_are_told_in_one_table():
@@ -83,21 +62,31 @@ def test_without_enough_others_all_are_told_in_one_table():
         connected(nodes, "2.13", "2.12", "2.13")
 
 
-def lost(nodes: Nodes, *indices: int) -> None:
-    for index in indices:
-        with pytest.raises(LaunchError):
-            nodes.lost(nodes.all[index], "gone", may_go_on=False)
-
-
 def test_the_run_is_over_when_all_nodes_are_whatever_their_order():
     nodes, _ = started(3, 3, "a", "b", "c")
     connected(nodes, "2.13", "2.13", "2.13")
-    assert nodes.sweep_deadline == float("inf")
-    lost(nodes, 1)
-    assert nodes.sweep_deadline < float("inf")
+    nodes.sweep(nodes.all[1])
     for node in (nodes.all[2], nodes.all[0]):
-        assert not nodes.are_over
-        node.state = "ended"
-    assert not nodes.are_over, "a sweep goes on"
-    nodes.swept(nodes.all[1], AgentLost())
-    assert nodes.are_over
+        assert not nodes.all_finished
+        node.state = NodeState.DONE
+    assert not nodes.all_finished, "a sweep goes on"
+    nodes.on_sweep_event(nodes.all[1], AgentLost())
+    assert nodes.all_finished
+
+
+def test_a_sweep_is_given_up_when_its_time_is_over():
+    nodes, _ = started(2, 2, "a", "b")
+    assert nodes.run_due(0.0) == float("inf")
+    nodes.sweep(nodes.all[1])
+    deadline = nodes.run_due(0.0)
+    assert deadline == nodes.all[1].sweep_deadline
+    assert nodes.all[1].state is NodeState.SWEEPING
+    assert nodes.run_due(deadline) == float("inf")
+    assert nodes.all[1].state is NodeState.LOST
+
+
+def test_a_node_that_cannot_be_swept_is_lost_at_once():
+    nodes, _ = started(2, 2, "a", "b")
+    nodes._transport.sweep = lambda index: None
+    nodes.sweep(nodes.all[0])
+    assert nodes.all[0].state is NodeState.LOST

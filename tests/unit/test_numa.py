@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.agent.numa import cpus_for
+from ddplaunch.system.numa import cpus_for
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -145,7 +145,7 @@ def test_a_node_of_which_no_cpu_is_allowed_is_refused(machine: Machine) -> None:
 
 
 def test_more_workers_than_cores_cannot_be_exclusive(machine: Machine) -> None:
-    with pytest.raises(ValueError, match="2 workers are to share a NUMA node's 1 cores"):
+    with pytest.raises(ValueError, match="2 workers cannot share the 1 cores of a NUMA node"):
         cpus_for("exclusive", 0, GPUS, frozenset({0, 17}), str(machine.sysroot))
 
 
@@ -157,5 +157,5 @@ def test_the_file_that_is_missing_is_named(machine: Machine) -> None:
 def test_a_machine_that_tells_no_caches_has_no_core_complexes(tmp_path: Path) -> None:
     write(tmp_path / "bus/pci/devices" / GPUS[0] / "numa_node", "0")
     write(tmp_path / "devices/system/node/node0/cpulist", "0-3")
-    with pytest.raises(ValueError, match="sysfs names no cache of CPU"):
+    with pytest.raises(ValueError, match="sysfs has no cache of CPU"):
         cpus_for("core-complex", 0, GPUS[:1], ALL, str(tmp_path))

@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from ddplaunch import cli
-from ddplaunch.config import LaunchConfig, Meeting, Remote
-from ddplaunch.errors import UsageError
-from ddplaunch.hosts import Host, parse_hosts
-from ddplaunch.injection import parse
-from ddplaunch.launcher import agent_process, remote
-from ddplaunch.launcher.plan import Plan, banner, plan
-from ddplaunch.launcher.plan_counts import has_driver
-from ddplaunch.launcher.plan_page import as_json, page
+from ddplaunch.cli import main
+from ddplaunch.cluster.hosts import Host, parse_hosts
+from ddplaunch.commands.plan import plan
+from ddplaunch.commands.plan_environment import has_driver
+from ddplaunch.commands.plan_model import Plan
+from ddplaunch.commands.plan_page import as_json, page
+from ddplaunch.config import LaunchConfig, RemoteConfig, RendezvousConfig
+from ddplaunch.errors import StartNotice, UsageError
+from ddplaunch.fault_spec import parse
+from ddplaunch.launcher.display.messages import dry_run_banner
+from ddplaunch.transport import agent_process, remote_start
+from tests.support.configs import launch_config
 
 HOSTS = parse_hosts("gpu[1-2]")
 CPUS = len(os.sched_getaffinity(0))
@@ -32,17 +35,25 @@ def plain_environment(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def config(**fields: Any) -> LaunchConfig:
     nodes = len(fields["hosts"]) if "hosts" in fields else 1
-    return LaunchConfig(**{"script": __file__, "min_nodes": nodes, "max_nodes": nodes, **fields})
+    return launch_config(**{"script": __file__, "min_nodes": nodes, "max_nodes": nodes, **fields})
 
 
-def rehearsal(nodes: int, **fields: Any) -> LaunchConfig:
+def dry_run(nodes: int, **fields: Any) -> LaunchConfig:
     return config(dry_run=True, min_nodes=nodes, max_nodes=nodes, **fields)
 
 
-def meeting(**fields: Any) -> Meeting:
-    places: dict[str, Any] = {"hosts": ("node1",), "port": 29400, "serves": None, "local_addr": None, "interface": None}
+def meeting(**fields: Any) -> RendezvousConfig:
+    places: dict[str, Any] = {
+        "hosts": ("node1",),
+        "port": 29400,
+        "is_server": None,
+        "local_addr": None,
+        "interface": None,
+    }
     times: dict[str, Any] = {"join_timeout_s": 600.0, "last_call_s": 30.0, "lost_after_s": 5.0}
-    return Meeting(**{"token": "x", "min_nodes": 2, "max_nodes": 2, "node_rank": None, **places, **times, **fields})
+    return RendezvousConfig(
+        **{"token": "x", "min_nodes": 2, "max_nodes": 2, "node_rank": None, **places, **times, **fields}
+    )
 
 
 def warned(**fields: Any) -> str:
@@ -75,7 +86,7 @@ def test_what_only_a_node_knows_is_said_to_be_unknown():
     found = plan(config(hosts=HOSTS))
     assert [(node.workers, node.gpus, node.counted) for node in found.nodes] == [(None, None, "one per GPU")] * 2
     assert (found.world_size, found.ranks) == (None, ())
-    assert found.depends_on == "how many GPUs each node finds"
+    assert found.depends_on == "the number of GPUs of each node"
     assert not {"RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "OMP_NUM_THREADS"} & found.environ.keys()
     assert "one per GPU" in page(found)
 
@@ -106,8 +117,8 @@ def test_devices_hidden_by_the_environment_are_left_to_the_agent(monkeypatch: py
     assert plan(config()).nodes[0].gpus is None
 
 
-def test_a_dry_run_pretends_what_its_workers_need():
-    found = plan(rehearsal(2, nproc_per_node=3, gpus_per_proc=2))
+def test_a_dry_run_simulates_what_its_workers_need():
+    found = plan(dry_run(2, nproc_per_node=3, gpus_per_proc=2))
     assert [(node.host, node.ranks) for node in found.nodes] == [("node0", (0, 2)), ("node1", (3, 5))]
     assert {node.gpus for node in found.nodes} == {tuple("012345")}
     assert every(found, "CUDA_VISIBLE_DEVICES") == ["0,1", "2,3", "4,5"] * 2
@@ -115,26 +126,28 @@ def test_a_dry_run_pretends_what_its_workers_need():
 
 
 def test_a_dry_run_of_hosts_has_their_slots_and_the_real_runs_command():
-    found = plan(rehearsal(2, hosts=parse_hosts("gpu1:slots=3,gpu2"), nproc_per_node=1))
+    found = plan(dry_run(2, hosts=parse_hosts("gpu1:slots=3,gpu2"), nproc_per_node=1))
     assert [node.workers for node in found.nodes] == [3, 1]
-    assert [(node.reached, node.command) for node in found.nodes] == [(h, (remote.COMMAND,)) for h in ("gpu1", "gpu2")]
+    assert [(node.reached, node.command) for node in found.nodes] == [
+        (h, (remote_start.COMMAND,)) for h in ("gpu1", "gpu2")
+    ]
 
 
 def test_nodes_of_an_allocation_are_started_through_srun():
-    notices = ((1, "SLURM job 7"), (0, "warning: beware"))
-    found = plan(config(hosts=HOSTS, max_nodes=2, min_nodes=2, remote=Remote(by_srun=True), notices=notices))
+    notices = (StartNotice("detail", "SLURM job 7"), StartNotice("warning", "beware"))
+    found = plan(config(hosts=HOSTS, max_nodes=2, min_nodes=2, remote=RemoteConfig(by_srun=True), notices=notices))
     assert (found.starts, found.nodes[0].command[0], found.warnings[0]) == ("through srun", "srun", "beware")
     assert "started through srun" in page(found)
 
 
 def test_one_of_several_nodes_knows_its_own_ranks_if_it_has_a_number():
-    found = plan(config(meeting=meeting(node_rank=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
+    found = plan(config(rendezvous=meeting(node_rank=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.nodes[0].ranks, found.starts) == (8, (4, 7), "this node of several")
     assert every(found, "RANK") == ["4", "5", "6", "7"]
 
 
 def test_who_comes_first_is_not_known_before():
-    found = plan(config(meeting=meeting(), max_nodes=2, min_nodes=2, nproc_per_node=4))
+    found = plan(config(rendezvous=meeting(), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.ranks, found.depends_on) == (8, (), "the order in which the nodes arrive")
     assert found.environ["WORLD_SIZE"] == "8"
     assert "by arrival" in page(found)
@@ -148,14 +161,14 @@ def test_an_agent_here_is_started_by_the_command_of_the_launcher():
     assert (node.command, node.reached, node.directory) == (agent_process.COMMAND, "", "/")
 
 
-def test_nothing_says_yet_how_the_nodes_of_a_rehearsal_are_reached():
-    found = plan(rehearsal(2))
+def test_nothing_says_yet_how_the_nodes_of_a_dry_run_are_reached():
+    found = plan(dry_run(2))
     assert [node.command for node in found.nodes] == [(), ()]
     assert "--hosts names the nodes" in page(found)
 
 
 def test_a_host_is_reached_as_options_say():
-    reach = Remote(user="ada", port=2222, python="/opt/python", setup="module load cuda")
+    reach = RemoteConfig(user="ada", port=2222, python="/opt/python", setup="module load cuda")
     node = plan(config(hosts=(Host("gpu1", user="eve"),), remote=reach)).nodes[0]
     assert (node.reached, node.python, node.setup) == ("eve@gpu1:2222", "/opt/python", "module load cuda")
 
@@ -178,9 +191,9 @@ def test_the_workers_command_is_what_it_would_be_typed_as(fields: dict[str, Any]
 
 
 def test_the_hosts_have_a_python_of_their_own():
-    given = Remote(python="/opt/python")
+    given = RemoteConfig(python="/opt/python")
     assert plan(config(hosts=HOSTS, nproc_per_node=1, remote=given)).command[0] == "/opt/python"
-    assert plan(rehearsal(2, hosts=HOSTS, nproc_per_node=1, remote=given)).command[0] == "/opt/python"
+    assert plan(dry_run(2, hosts=HOSTS, nproc_per_node=1, remote=given)).command[0] == "/opt/python"
 
 
 def test_workers_are_forked_unless_asked_otherwise():
@@ -191,7 +204,7 @@ def test_workers_are_forked_unless_asked_otherwise():
 
 
 def test_what_is_common_is_said_once():
-    found = plan(rehearsal(2, nproc_per_node=2, run_id="job1", max_restarts=3))
+    found = plan(dry_run(2, nproc_per_node=2, run_id="job1", max_restarts=3))
     assert found.environ["WORLD_SIZE"] == "4"
     assert found.environ["TORCHELASTIC_MAX_RESTARTS"] == "3"
     assert found.environ["TORCHELASTIC_RUN_ID"] == "job1"
@@ -201,7 +214,7 @@ def test_what_is_common_is_said_once():
 
 
 def test_secrets_are_masked_wherever_they_are_shown():
-    given = Remote(environ=(("API_TOKEN", "hunter2"), ("URL", "http://me:hunter2@host/"), ("PLAIN", "1")))
+    given = RemoteConfig(environ=(("API_TOKEN", "hunter2"), ("URL", "http://me:hunter2@host/"), ("PLAIN", "1")))
     found = plan(config(hosts=HOSTS, nproc_per_node=1, remote=given))
     assert found.given == ("API_TOKEN=***", "PLAIN=1", "URL=http://***@host/")
     assert "hunter2" not in page(found) + as_json(found)
@@ -257,14 +270,15 @@ def test_what_will_keep_the_run_from_starting():
     assert "there is no missing.py in" in warned(script="missing.py")
     assert "no missing.py" not in warned(script="missing.py", hosts=HOSTS)
     assert "--chdir /nowhere is not a folder here" in warned(chdir="/nowhere")
-    assert "--gpus must say which GPUs" in warned(dry_run=True, nproc_per_node="gpu")
-    assert "cannot be rehearsed in a program" in warned(dry_run=True, entry="program")
+    assert "--gpus must name the GPUs" in warned(dry_run=True, nproc_per_node="gpu")
+    assert "cannot be simulated in a program" in warned(dry_run=True, entry="program")
 
 
 def test_what_has_no_effect():
-    assert warned(hosts=HOSTS, rehearse_compile=True) == "--rehearse-compile has no effect without --dry-run"
-    said = warned(dry_run=True, numa_binding="node", remote=Remote(setup="x"))
-    assert "without effect in a dry run: --numa-binding, --remote-setup" in said
+    assert warned(hosts=HOSTS, compile_on_cpu=True) == "--rehearse-compile has an effect only with --dry-run"
+    said = warned(dry_run=True, numa_binding="node", remote=RemoteConfig(setup="x"))
+    for option in ("--numa-binding", "--remote-setup"):
+        assert f"{option} has an effect only without --dry-run" in said
     assert "--ranks-filter 9: the ranks are 0 to 1" in warned(
         hosts=HOSTS, nproc_per_node=1, show_ranks=frozenset({1, 9})
     )
@@ -279,8 +293,8 @@ def test_spares_and_elastic_nodes_do_not_survive_a_workers_failure():
 
 def test_devices_of_this_shell_stay_here(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
-    assert "not passed on to the hosts: CUDA_VISIBLE_DEVICES" in warned(hosts=HOSTS)
-    given = Remote(environ=(("CUDA_VISIBLE_DEVICES", "0"),))
+    assert "not forwarded to the hosts: CUDA_VISIBLE_DEVICES" in warned(hosts=HOSTS)
+    given = RemoteConfig(environ=(("CUDA_VISIBLE_DEVICES", "0"),))
     assert warned(hosts=HOSTS, remote=given) == ""
 
 
@@ -303,7 +317,7 @@ def test_alike_nodes_are_one_row():
 
 
 def test_a_row_per_rank_where_they_are_few():
-    shown = page(plan(rehearsal(2, nproc_per_node=2)))
+    shown = page(plan(dry_run(2, nproc_per_node=2)))
     assert re.findall(r"^  (node\d) +(\d) +(\d) +(\d)", shown, re.MULTILINE) == [
         ("node0", "0", "0", "0"),
         ("node0", "1", "1", "0"),
@@ -319,7 +333,7 @@ def test_nothing_of_the_users_can_move_the_cursor():
 
 
 def test_what_is_injected_is_told():
-    found = plan(rehearsal(1, nproc_per_node=2, injections=(parse("kill rank=1 after=5s"),)))
+    found = plan(dry_run(1, nproc_per_node=2, injections=(parse("kill rank=1 after=5s"),)))
     assert "  - kill rank 1" in page(found)
 
 
@@ -330,15 +344,15 @@ def test_json_has_every_rank():
 
 
 def test_the_banner_of_a_dry_run_says_what_it_is():
-    assert banner(rehearsal(1)).startswith("dry run: 1 pretended node on this machine's CPU, gloo")
-    assert "2 pretended nodes" in banner(rehearsal(2, hosts=parse_hosts("gpu[1-3]")))
+    assert dry_run_banner(dry_run(1)).startswith("dry run: 1 simulated node on this machine's CPU, gloo")
+    assert "2 simulated nodes" in dry_run_banner(dry_run(2, hosts=parse_hosts("gpu[1-3]")))
 
 
 # The command.
 
 
 def ask(*argv: str) -> object:
-    return cli.command.main([*argv, __file__], prog_name="ddplaunch", standalone_mode=False)
+    return main.command.main([*argv, __file__], prog_name="ddplaunch", standalone_mode=False)
 
 
 def test_the_option_shows_the_plan_in_place_of_a_run(capsys: pytest.CaptureFixture[str]):
@@ -354,10 +368,10 @@ def test_json_without_a_plan_is_refused():
 
 
 def test_a_command_that_would_be_refused_has_no_plan():
-    with pytest.raises(UsageError, match="nothing says where the nodes meet"):
+    with pytest.raises(UsageError, match="neither hosts nor a rendezvous endpoint is given"):
         ask("--plan", "--nnodes", "2")
 
 
-def test_a_rehearsals_page_says_how_the_real_run_reaches_its_hosts():
+def test_a_dry_runs_page_says_how_the_real_run_reaches_its_hosts():
     hosts = (Host("gpu1"), Host("gpu2"))
-    assert "on each node  over SSH: exec /bin/sh -c" in page(plan(rehearsal(2, hosts=hosts)))
+    assert "on each node  over SSH: exec /bin/sh -c" in page(plan(dry_run(2, hosts=hosts)))

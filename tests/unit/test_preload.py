@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ast
+import gc
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.worker.preload import ALWAYS, early_variable, modules_for
+from ddplaunch.worker.preload import ALWAYS, early_variable, import_error, modules_for, without_collection
 from tests.support.runs import PROGRAMS
 
 
@@ -75,7 +76,7 @@ def test_a_variable_set_for_torchs_import_is_found(source: str, name: str) -> No
 
 
 def test_the_test_programs_are_parsed() -> None:
-    for script in PROGRAMS.glob("*.py"):
+    for script in PROGRAMS.rglob("*.py"):
         assert modules_for(script.read_bytes())[:2] == ALWAYS
 
 
@@ -108,3 +109,32 @@ def test_no_statement_is_too_strange(expression: str, statement: str) -> None:
     except SyntaxError:
         assert modules_for(source) == ALWAYS
     assert early_variable(source, {}) in ("", "OMP_NUM_THREADS")
+
+
+@pytest.fixture
+def collector():
+    thresholds = gc.get_threshold()
+    yield
+    gc.set_threshold(*thresholds)
+    gc.unfreeze()
+
+
+def test_nothing_is_collected_in_the_block_and_what_is_made_there_is_frozen(collector):
+    thresholds, frozen = gc.get_threshold(), gc.get_freeze_count()
+    with without_collection():
+        assert gc.get_threshold()[0] == 0
+        made = [[] for _ in range(1000)]
+    assert gc.get_freeze_count() >= frozen + len(made)
+    assert gc.get_threshold() == thresholds
+    assert gc.isenabled()
+
+
+def test_what_a_module_sets_is_kept(collector):
+    with without_collection():
+        gc.set_threshold(12345)
+    assert gc.get_threshold()[0] == 12345
+
+
+def test_a_module_that_cannot_be_imported_is_told_with_its_last_lines():
+    assert import_error("json") == ""
+    assert "No module named 'no_such_module'" in import_error("no_such_module")

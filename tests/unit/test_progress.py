@@ -10,16 +10,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher import progress
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.console import Console
-from ddplaunch.launcher.gathering import Gathering
-from ddplaunch.launcher.line_style import Style
+from ddplaunch.launcher.display import progress
+from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.display.line_prefix import Style
+from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.progress import Progress
-from ddplaunch.launcher.remote import NodeFacts
-from ddplaunch.records import Output
-from tests.unit.test_collected import Starter
+from ddplaunch.launcher.run import ConnectionProgress
+from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.transport.remote_start import NodeFacts
+from tests.support.fake_agents import FakeTransport
 
 STALL_S = 10.0
 STYLE = Style("", "[${host}:${rank}] ", {"stdout": False, "stderr": False}, lambda _: "")
@@ -65,7 +65,7 @@ def test_progress_is_rewritten_and_goes_when_there_is_something_to_say(terminal:
     assert terminal.shown() == b"1 of 2"
     terminal.console.progress("2 of 2")
     assert terminal.shown() == ERASE + b"2 of 2"
-    terminal.console.say("ours")
+    terminal.console.show("ours")
     assert terminal.shown() == ERASE + b"ours\n"
     terminal.console.progress("again")
     assert terminal.shown() == b"again"
@@ -74,7 +74,7 @@ def test_progress_is_rewritten_and_goes_when_there_is_something_to_say(terminal:
     terminal.console.progress("behind half a line")
     assert terminal.shown() == b"\nbehind half a line"
     terminal.console.progress("")
-    terminal.console.say("end")
+    terminal.console.show("end")
     assert terminal.shown() == ERASE + b"end\n"
 
 
@@ -103,7 +103,7 @@ def test_what_is_quick_is_not_told(terminal: Terminal) -> None:
     told = Progress(terminal.console, is_quiet=False)
     told.show(lambda: pytest.fail("too early"))
     told.end()
-    terminal.console.say("end")
+    terminal.console.show("end")
     assert terminal.shown() == b"end\n"
 
 
@@ -123,7 +123,7 @@ def test_the_times_are_those_of_a_patient_reader(tmp_path: Path, monkeypatch: py
     times = [100.0, 104.9, 105.0, 105.1, 114.9, 115.0, 124.9]
     monkeypatch.setattr(progress, "time", SimpleNamespace(monotonic=lambda: times[0]))
     said: list[str] = []
-    console = type("Lines", (), {"has_progress": False, "say": lambda _, text: said.append(text)})()
+    console = type("Lines", (), {"has_progress": False, "show": lambda _, text: said.append(text)})()
     told = Progress(console, is_quiet=False)
     while times:
         told.show(lambda: str(times[0]))
@@ -140,33 +140,22 @@ def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
 # Who is missing.
 
 
-class Telling:
-    def __init__(self, console: Console) -> None:
-        self.progress = Progress(console, is_quiet=False)
-        self.ready: list[dict[str, int]] = []
-
-    def nodes_ready(self, by_host: dict[str, int]) -> None:
-        self.ready.append(by_host)
-
-
-class Injector:
-    def check(self, local_world_sizes: tuple[int, ...]) -> None: ...
-
-
 def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
-    nodes = Nodes(Starter(*(f"gpu{n}" for n in range(1, 65))), 64, 64, None, Attempts(), lambda *_: None)
+    nodes = Nodes(
+        FakeTransport(*(f"gpu{n}" for n in range(1, 65))), lambda *_: None, 64, 64, None, Attempts(), lambda *_: None
+    )
     nodes.start()
-    gathering = Gathering(nodes, Telling(terminal.console), Injector())
+    connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
     for _ in range(2):
-        gathering.act()
+        connecting.run_due(0.0)
     assert terminal.shown() == b"ddplaunch: connecting: 0 of 64 nodes, waiting for gpu[1-64]"
     for node in nodes.all[:60]:
-        nodes.connected(node, NodeFacts())
-    gathering.act()
+        nodes.on_agent_connected(node, NodeFacts())
+    connecting.run_due(0.0)
     assert terminal.shown() == ERASE + b"ddplaunch: connecting: 60 of 64 nodes, waiting for gpu[61-64]"
     for node in nodes.all[60:]:
-        nodes.connected(node, NodeFacts())
-    assert gathering.act() == float("inf")
+        nodes.on_agent_connected(node, NodeFacts())
+    assert connecting.run_due(0.0) == float("inf")
     assert terminal.shown() == ERASE
 
 
@@ -178,13 +167,10 @@ def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, mon
     assert terminal.shown() == b"ddplaunch: xxxxxxxx"
 
 
-def test_all_are_told_to_be_ready_once(terminal: Terminal) -> None:
-    nodes = Nodes(Starter("a", "b"), 2, 2, None, Attempts(), lambda *_: None)
+def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
+    nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(), lambda *_: None)
     nodes.start()
-    telling = Telling(terminal.console)
-    gathering = Gathering(nodes, telling, Injector())
-    gathering.ready(1, 3)
-    assert telling.ready == []
-    gathering.ready(0, 2)
-    gathering.ready(0, 2)
-    assert telling.ready == [{"a": 2, "b": 3}]
+    connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
+    assert connecting.on_agent_ready(1, 3) is None
+    assert connecting.on_agent_ready(0, 2) == {"a": 2, "b": 3}
+    assert connecting.on_agent_ready(0, 2) is None

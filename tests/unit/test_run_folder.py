@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch import run_folder
 from ddplaunch.errors import UsageError
+from ddplaunch.system import run_folder
 
 ROOT = Path(run_folder.__file__).parents[2]
 
-CREATE = "import sys, pathlib; from ddplaunch.run_folder import create, prune;"
+CREATE = "import sys, pathlib; from ddplaunch.system.run_folder import create, prune;"
 """Locks are held by processes, so other runs are other processes here."""
 
 

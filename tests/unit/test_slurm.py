@@ -8,9 +8,9 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.slurm import lint, parse_counts, parse_node_list, read_allocation, read_step
 from ddplaunch.errors import UsageError
-from ddplaunch.host_ranges import fold
-from ddplaunch.slurm import lint, parse_counts, parse_node_list, read_allocation, read_step
 
 JOB = {
     "SLURM_JOB_ID": "1234",
@@ -51,7 +51,7 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
 def test_a_task_knows_its_step_and_not_its_job():
     step = read_step({**STEP, "SLURM_RESTART_COUNT": "3"})
     assert step is not None
-    assert (step.job_id, step.step_id, step.restarts) == ("1234", "2", 3)
+    assert (step.job_id, step.step_id, step.requeue_count) == ("1234", "2", 3)
     assert step.hosts == ("gpu2", "gpu3", "gpu4")
     assert (step.node_id, step.rank, step.local_rank, step.tasks_per_node) == (1, 1, 0, (1, 1, 1))
     assert step.reserved_ports == ()
@@ -61,7 +61,7 @@ def test_a_task_knows_its_step_and_not_its_job():
 def test_restarts_are_none_where_slurm_does_not_count_them():
     step = read_step(STEP)
     assert step is not None
-    assert step.restarts == 0
+    assert step.requeue_count == 0
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_one_component_of_a_heterogeneous_job_is_noticed():
 
 def test_a_step_of_one_job_in_the_variables_of_another_is_noticed():
     environ = {**STEP, "SLURM_JOB_NODELIST": "gpu[3-9]"}
-    assert "of another job" in " ".join(lint(environ, read_step(environ)))
+    assert "belongs to another job" in " ".join(lint(environ, read_step(environ)))
 
 
 def test_ranks_that_alternate_between_nodes_are_noticed():

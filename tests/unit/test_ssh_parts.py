@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.hosts import Host
-from ddplaunch.launcher import ssh_config
-from ddplaunch.launcher.failures import Unreachable
-from ddplaunch.launcher.shared import Shared
-from ddplaunch.launcher.ssh_config import ConfigError, SshSettings, parse_jumps, resolve
-from ddplaunch.launcher.ssh_connections import Gate
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import RemoteConfig
+from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.ssh import config
+from ddplaunch.transport.ssh.config import ConfigError, parse_jumps, resolve
+from ddplaunch.transport.ssh.connections import LoginLimiter
+from ddplaunch.transport.ssh.once import OncePerKey
 from tests.support.processes import wait_until
 
 
@@ -21,8 +22,8 @@ from tests.support.processes import wait_until
 def reader(request, monkeypatch):
     """Both ways to read the files must agree."""
     if request.param == "paramiko":
-        monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
-    elif not ssh_config.shutil.which("ssh"):
+        monkeypatch.setattr(config.shutil, "which", lambda _: None)
+    elif not config.shutil.which("ssh"):
         pytest.skip("no ssh")
 
 
@@ -50,14 +51,14 @@ Host proxied
 def test_the_files_are_read_as_ssh_reads_them(tmp_path):
     path = tmp_path / "config"
     path.write_text(CONFIG)
-    config = resolve(Host("gpu1"), SshSettings(config=str(path)))
+    config = resolve(Host("gpu1"), RemoteConfig(config=str(path)))
     assert (config.name, config.hostname, config.user, config.port) == ("gpu1", "gpu1.cluster", "worker", 2200)
     assert config.identity_files == (os.path.expanduser("~/keys/worker"),)
     assert config.jumps == (Host("fd00::1", "me", 2222), Host("second"))
     assert config.known_hosts == (Path("/k/one"), Path("/k/two"))
     assert (config.host_key_alias, config.accept_new) == ("cluster", True)
     assert (config.agent, config.identities_only) == ("", True)
-    config = resolve(Host("proxied"), SshSettings(config=str(path)))
+    config = resolve(Host("proxied"), RemoteConfig(config=str(path)))
     assert config.proxy_command == "nc proxied 22 % someone"
     assert (config.identity_files, config.accept_new) == ((), False)
 
@@ -67,7 +68,7 @@ def test_what_is_given_with_the_host_or_as_an_option_comes_first(tmp_path):
     path = tmp_path / "config"
     path.write_text(CONFIG.replace("%r", "mine"))
     given = str(path)
-    settings = SshSettings(config=str(path), user="option", port=7, identity=given, accept_new=True)
+    settings = RemoteConfig(config=str(path), user="option", port=7, identity=given, accept_new=True)
     config = resolve(Host("gpu1", "host", 2020), settings)
     assert (config.user, config.port) == ("host", 2020)
     assert config.identity_files == (given, os.path.expanduser("~/keys/mine"))
@@ -78,9 +79,9 @@ def test_what_is_given_with_the_host_or_as_an_option_comes_first(tmp_path):
 @pytest.mark.usefixtures("reader")
 def test_a_file_that_is_not_there_is_an_error(tmp_path):
     with pytest.raises(ConfigError, match="config"):
-        resolve(Host("gpu1"), SshSettings(config=str(tmp_path / "config")))
+        resolve(Host("gpu1"), RemoteConfig(config=str(tmp_path / "config")))
     with pytest.raises(ConfigError, match="--ssh-identity"):
-        resolve(Host("gpu1"), SshSettings(identity=str(tmp_path / "key")))
+        resolve(Host("gpu1"), RemoteConfig(identity=str(tmp_path / "key")))
 
 
 @pytest.mark.parametrize("text", ["", "a,,b", "a:b", "me@", "-oX", "a b", "[fd00::1"])
@@ -95,7 +96,7 @@ def test_a_jump_may_be_a_uri():
 
 def test_a_shared_value_is_made_once_and_so_is_its_failure():
     made: list[int] = []
-    shared: Shared[int] = Shared(is_good=lambda value: value > 1)
+    shared: OncePerKey[int] = OncePerKey(is_good=lambda value: value > 1)
 
     def make() -> int:
         made.append(1)
@@ -117,7 +118,7 @@ def test_a_shared_value_is_made_once_and_so_is_its_failure():
 
 
 def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_well():
-    gate = Gate(8)
+    gate = LoginLimiter(8)
     inside, release = [], threading.Event()
 
     def enter() -> None:
@@ -140,7 +141,7 @@ def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_
 
     def hang_up() -> None:
         with gate:
-            raise Unreachable("TCP", "hung up", is_dropped=True)
+            raise Unreachable("TCP", "hung up", is_overload=True)
 
     for _ in range(5):
         with pytest.raises(Unreachable):
@@ -161,8 +162,8 @@ def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_
 
 
 def test_a_port_that_is_none_is_told_without_ssh_too(tmp_path, monkeypatch):
-    monkeypatch.setattr(ssh_config.shutil, "which", lambda _: None)
+    monkeypatch.setattr(config.shutil, "which", lambda _: None)
     path = tmp_path / "config"
     path.write_text("Host gpu1\n  Port abc\n")
     with pytest.raises(ConfigError, match="Port abc: not a port"):
-        resolve(Host("gpu1"), SshSettings(config=str(path)))
+        resolve(Host("gpu1"), RemoteConfig(config=str(path)))

@@ -32,12 +32,12 @@ NO_PID = 4_194_304 + 1
 
 @pytest.fixture
 def sleeper() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has the mark ``SLEEPER=yes``, handles SIGUSR1, ignores SIGUSR2 and has said so."""
+    """A process that has the mark ``SLEEPER=`` and our pid, handles SIGUSR1, ignores SIGUSR2 and has said so."""
     program = (
         "import signal as s; s.signal(10, print); s.signal(12, s.SIG_IGN); print(flush=True); s.pause(); s.pause()"
     )
     command = [sys.executable, "-S", "-c", program, "an argument"]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "SLEEPER": "yes"})
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, env={**os.environ, "SLEEPER": str(os.getpid())})
     assert process.stdout
     process.stdout.readline()
     yield process
@@ -68,8 +68,9 @@ def test_a_living_process_is_seen(sleeper: subprocess.Popen[bytes]) -> None:
     assert sleeper.pid in children(os.getpid())
     assert command_line(sleeper.pid).endswith("an argument")
     assert 1 < peak_mb(sleeper.pid) < 500
-    assert pids_with("SLEEPER=yes") == [sleeper.pid]
-    assert pids_with("SLEEPER=no") == pids_with("SLEEPER") == pids_with("LEEPER=yes") == []
+    mark = f"SLEEPER={os.getpid()}"
+    assert pids_with(mark) == [sleeper.pid]
+    assert pids_with("SLEEPER=no") == pids_with("SLEEPER") == pids_with(mark[1:]) == []
 
 
 def test_handled_and_ignored_signals_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
@@ -82,7 +83,7 @@ def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:
     wait_until(lambda: state(sleeper.pid) == "Z")
     assert not is_alive(sleeper.pid)
     assert sleeper.pid not in children(os.getpid())
-    assert pids_with("SLEEPER=yes") == []
+    assert pids_with(f"SLEEPER={os.getpid()}") == []
     assert command_line(sleeper.pid) == ""
 
 

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
-from ddplaunch import environ, protocol
-from ddplaunch.agent.placement import Placement, place
+from ddplaunch.agent.workers.placement import Placement, place_workers
+from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.config import WorkerConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.launcher import srun
-from ddplaunch.model import AgentSpec, Round
-from ddplaunch.task import Task
-from tests.unit.test_environ import SPEC
+from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.results import Round
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.transport import srun
+from tests.unit.test_environment_of_workers import SPEC
 
-TASK = Task(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
-OF_TASK = replace(SPEC, nproc_per_node=1, task=TASK)
+TASK = ScheduledTask(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
+OF_TASK = replace(SPEC, workers=WorkerConfig(nproc_per_node=1), task=TASK)
 ROUND = Round(
     attempt=0,
-    restarts=0,
+    restart_count=0,
     node_rank=6,
     nnodes=12,
     first_rank=6,
@@ -30,20 +33,24 @@ ROUND = Round(
 )
 
 
-def placed(visible: str, **fields: object) -> Placement:
-    return place(replace(OF_TASK, **fields), {"CUDA_VISIBLE_DEVICES": visible})
+def placed(visible: str, **fields: Any) -> Placement:
+    return place_workers(
+        replace(OF_TASK, workers=replace(OF_TASK.workers, **fields)), {"CUDA_VISIBLE_DEVICES": visible}
+    )
 
 
 def test_the_workers_environment_is_the_tasks():
-    worker = environ.worker_environ({}, OF_TASK, ROUND, 0, "")
+    worker = environment.worker_environ({}, OF_TASK, ROUND, 0, "")
     names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_RANK")
     assert [worker[name] for name in names] == ["6", "2", "12", "4", "1", "3", "6"]
-    alone = environ.worker_environ({}, replace(OF_TASK, virtual_local_rank=True), ROUND, 0, "")
+    alone = environment.worker_environ(
+        {}, replace(OF_TASK, workers=WorkerConfig(virtual_local_rank=True)), ROUND, 0, ""
+    )
     assert (alone["LOCAL_RANK"], alone["RANK"]) == ("0", "6")
 
 
 def test_the_record_survives_the_wire():
-    assert protocol.decode(protocol.encode(OF_TASK), (AgentSpec,)) == OF_TASK
+    assert wire.decode(wire.encode(OF_TASK), (AgentSpec,)) == OF_TASK
 
 
 def test_devices_are_the_tasks_share_of_the_node_or_what_the_scheduler_left_it():

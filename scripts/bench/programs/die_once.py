@@ -1,4 +1,4 @@
-"""All ranks write when they are ready; in the first attempt rank 1 then dies. Needs TIMES, a folder."""
+"""Every rank writes the time of its all-reduce to the folder TIMES; in the first attempt rank 1 then kills itself."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""Imports torch, says so by a file in READY, and waits."""
+"""Imports torch, creates a file in the folder READY, and sleeps."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""``many_nodes.py stay|raise FOLDER``: leaves ``ready.<attempt>.<rank>``, then idles, or the last rank raises."""
+"""``many_nodes.py stay|raise FOLDER``: creates ``ready.<attempt>.<rank>``; then idles, or the last rank raises."""
 
 import sys
 import time
@@ -19,7 +19,7 @@ def main() -> None:
         time.sleep(1)
         (folder / "raised.part").write_text(str(time.time()))
         (folder / "raised.part").rename(folder / "raised")
-        raise RuntimeError("as asked")
+        raise RuntimeError("injected")
     while mode == "raise":
         time.sleep(3600)
     while True:

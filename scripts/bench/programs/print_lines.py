@@ -1,4 +1,4 @@
-"""Prints as many lines as asked for, each with its rank and number."""
+"""``print_lines.py COUNT``: prints COUNT lines, each with the rank and the number of the line."""
 
 import os
 import sys

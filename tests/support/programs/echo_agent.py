@@ -3,12 +3,12 @@
 import os
 import sys
 
-from ddplaunch import protocol
-from ddplaunch.records import Notice
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import Notice
 
 
 def say(text):
-    os.write(1, protocol.encode(Notice(text)))
+    os.write(1, wire.encode(Notice(text)))
 
 
 def main():

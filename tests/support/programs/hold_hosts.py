@@ -4,15 +4,15 @@ import queue
 import sys
 import threading
 
-from ddplaunch.hosts import Host
-from ddplaunch.launcher.handles import AgentConnected
-from ddplaunch.launcher.ssh import SshHandle
-from ddplaunch.launcher.ssh_config import SshSettings
-from ddplaunch.launcher.ssh_connections import Connections
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import RemoteConfig
+from ddplaunch.transport.handle import AgentConnected
+from ddplaunch.transport.ssh.connections import Connections
+from ddplaunch.transport.ssh.handle import SshHandle
 from tests.support.connecting import echo_start
 
 events = queue.SimpleQueue()
-connections = Connections(SshSettings(config=sys.argv[1]))
+connections = Connections(RemoteConfig(config=sys.argv[1]))
 handles = [SshHandle(Host(name), echo_start(), connections, events.put, lambda *_: None) for name in sys.argv[2:]]
 
 

@@ -1,4 +1,4 @@
-"""All-reduces over gloo until the file ``END`` is there: ``rounds.py END``."""
+"""All-reduces over gloo until the file ``END`` is there: ``rounds.py END``. With the stub of torch, ranks only meet."""
 
 import os
 import sys
@@ -8,15 +8,32 @@ import torch
 import torch.distributed as dist
 
 
+def is_over() -> bool:
+    return os.path.exists(sys.argv[1])
+
+
 def main() -> None:
-    dist.init_process_group("gloo")
+    rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    is_stub = torch.__version__ == "stub"
+    if is_stub:
+        store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]))
+        store.add("here", 1)
+        while store.add("here", 0) < size:
+            time.sleep(0.01)
+    else:
+        dist.init_process_group("gloo")
+        assert (rank, size) == (dist.get_rank(), dist.get_world_size())
     logs = os.path.dirname(os.environ["TORCHELASTIC_ERROR_FILE"])
     number = int(logs.split("attempt_")[1].split("/")[0])
-    print(f"rank {dist.get_rank()} of {dist.get_world_size()} in round {number}", flush=True)
+    print(f"rank {rank} of {size} in round {number}", flush=True)
+    if is_stub:
+        while not is_over():
+            time.sleep(0.01)
+        return
     while True:
-        is_over = torch.tensor([float(os.path.exists(sys.argv[1]))])
-        dist.all_reduce(is_over)
-        if is_over:
+        all_over = torch.tensor([float(is_over())])
+        dist.all_reduce(all_over)
+        if all_over:
             break
         time.sleep(0.01)
     dist.destroy_process_group()

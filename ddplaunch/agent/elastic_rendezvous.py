@@ -1,0 +1,294 @@
+"""Rendezvous of several nodes: joins, waits for rounds, reports failures, and waits for the verdict of all nodes.
+
+Runs in the agent, main thread only. The node's member of the rendezvous is another process, to which a
+``RendezvousClient`` sends. A launcher that assigns the rendezvous replaces a lost rendezvous by another.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import FromMember, LauncherLost
+from ddplaunch.agent.rendezvous_client import RendezvousClient
+from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import AttemptEnded, EndpointOpen, JoinRendezvous, Notice, RendezvousUnreachable
+from ddplaunch.protocol.rendezvous import (
+    AllNodesLeft,
+    ListenForStore,
+    MemberReady,
+    NodeEnded,
+    NodeJoined,
+    NoFreeSlot,
+    RendezvousLost,
+    RoundFormed,
+    RoundVerdict,
+    StopRound,
+    StoreListens,
+    StoreNotFound,
+    WaitingNodes,
+    WorkerFailed,
+)
+from ddplaunch.protocol.results import AttemptResult, SetParticipants
+from ddplaunch.system import network
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ddplaunch.agent.rendezvous import AgentCallbacks
+    from ddplaunch.protocol.results import Outcome, Round
+    from ddplaunch.protocol.specs import AgentSpec
+
+_CLOSE_S = 2.0
+_LEAVE_S = 0.2
+_VERDICT_S = 30.0
+_NEVER = float("inf")
+
+
+class ElasticRendezvous:
+    """One node's part in a rendezvous of several nodes."""
+
+    def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
+        self._spec = spec
+        self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
+        self._local_world_size = local_world_size
+        self._callbacks = callbacks
+        self._next_config = spec.rendezvous
+        self._client: RendezvousClient | None = None
+        self._listener: socket.socket | None = None
+        self._round: Round | None = None
+        self._next_attempt = 0
+        self._stopped_attempt = -1
+        self._verdict: RoundVerdict | None = None
+        self._all_left = False
+
+    @property
+    def stop_reason(self) -> str | None:
+        if self._lost_reason is not None:
+            return self._lost_reason
+        is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
+        return "another node stopped the round" if is_stopped else None
+
+    @property
+    def _lost_reason(self) -> str | None:
+        client = self._client
+        if self._launcher_assigns_rendezvous and self._next_config and client:
+            return "the rendezvous has moved"
+        if client is None or client.lost_reason is None:
+            return None
+        return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._lost_reason is not None
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        client = self._client
+        if not client or not (name := network.interface_of(client.address)):
+            return {}
+        names = {"GLOO_SOCKET_IFNAME": name}
+        if client.config.local_addr:
+            names["NCCL_SOCKET_IFNAME"] = f"={name}"
+        return names
+
+    # Before a round.
+
+    def next_round(self) -> tuple[Round, socket.socket | None] | None:
+        while not self._callbacks.is_stopping():
+            deadline = time.monotonic() + self._join_timeout_s()
+            client = self._client if self._client and not self._is_lost else self._connect(deadline)
+            if client is None or client.index is None:
+                continue
+            self._round = self._verdict = None
+            self._join(client)
+            self._wait_for(lambda: bool(self._round or self._verdict), partial(client.join_deadline, deadline))
+            if self._verdict and not self._round:
+                self._finish_as_spare(client, self._verdict)
+                return None
+            if self._round and not self._callbacks.is_stopping():
+                listener, self._listener = self._listener, None
+                self._next_attempt = self._round.attempt + 1
+                return self._round, listener
+        return None
+
+    def _join(self, client: RendezvousClient) -> None:
+        host, size = self._spec.host, self._local_world_size
+        client.send(NodeJoined(client.index or 0, host, size, client.server_address, self._next_attempt))
+
+    def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
+        """Report the end of a run in which this spare has never taken part.
+
+        Raises:
+            LaunchError: this node is not a spare: the run had ended before this node joined.
+        """
+        if not client.is_spare:
+            raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
+        self._leave()
+        self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
+        result = AttemptResult(verdict.attempt, _outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause)
+        self._callbacks.send(AttemptEnded(result))
+
+    def _join_timeout_s(self) -> float:
+        config = self._next_config or (self._client.config if self._client else None)
+        return config.join_timeout_s if config else _NEVER
+
+    def _connect(self, deadline: float) -> RendezvousClient | None:
+        """Connect to the next rendezvous, once it is known. None if this node must stop before."""
+        if self._client:
+            self._client.close()
+            self._client = None
+        self._callbacks.wait(lambda: self._next_config is not None or self._callbacks.is_stopping(), _NEVER)
+        config, self._next_config = self._next_config, None
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+        if config is None:
+            return None
+        self._all_left, self._stopped_attempt = False, -1
+        self._client = client = RendezvousClient(self._spec.host, config)
+        if client.is_server and self._launcher_assigns_rendezvous:
+            self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
+        client.connect(self._spec.max_restarts, self._callbacks.start_member, self._callbacks.post)
+        deadline = min(deadline, time.monotonic() + config.join_timeout_s)
+        self._wait_for(lambda: client.index is not None, deadline)
+        return client
+
+    def _wait_for(self, done: Callable[[], bool], deadline: float | Callable[[], float]) -> None:
+        """Wait until ``done``, the rendezvous is lost, or this node must stop.
+
+        Raises:
+            LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
+        """
+        is_in_time = self._callbacks.wait(lambda: done() or self._is_lost or self._callbacks.is_stopping(), deadline)
+        client = self._client
+        if client is None or (self._launcher_assigns_rendezvous and self._is_lost):
+            return
+        if self._is_lost or not is_in_time:
+            raise LaunchError(*(client.unreachable_error() if self._is_lost else client.too_few_error()), RENDEZVOUS)
+
+    # After a round.
+
+    def finish_round(self, result: AttemptResult) -> AttemptResult:
+        if self._client and self._client.has_left:
+            return replace(result, outcome="stopped", will_restart=True)
+        is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
+        if self._client:
+            index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
+            self._client.send(NodeEnded(index, result.attempt, failed, is_stopping, cause))
+        verdict = self._await_verdict(result.outcome == "succeeded")
+        if verdict is None:
+            return self._without_verdict(result, is_stopping)
+        if not verdict.will_restart:
+            self._leave()
+        was_stopped = result.outcome == "stopped" and (is_stopping or verdict.will_restart)
+        outcome = "stopped" if was_stopped else _outcome(verdict)
+        reason = result.reason or verdict.reason
+        return replace(result, outcome=outcome, will_restart=verdict.will_restart, reason=reason, cause=verdict.cause)
+
+    def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
+        lost_reason = self._lost_reason
+        if lost_reason is None or is_stopping:
+            return replace(result, reason=self.stop_reason or result.reason)
+        if self._launcher_assigns_rendezvous:
+            return replace(result, outcome="stopped", will_restart=True, reason=lost_reason)
+        return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
+
+    def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
+        """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
+        lost_after_s = self._client.config.lost_after_s if self._client else 0.0
+        limit_s = self._spec.timeouts.shutdown_s + lost_after_s + _VERDICT_S
+        deadline = _NEVER if succeeded else time.monotonic() + limit_s
+        may_stop_early = succeeded or self._launcher_assigns_rendezvous
+        self._callbacks.wait(
+            lambda: self._has_verdict_or_is_lost() or (may_stop_early and self._callbacks.is_stopping()), deadline
+        )
+        if self._launcher_assigns_rendezvous and self._callbacks.is_stopping():  # The launcher stops all nodes.
+            self._callbacks.wait(self._has_verdict_or_is_lost, time.monotonic() + _CLOSE_S)
+        return self._verdict
+
+    def _has_verdict_or_is_lost(self) -> bool:
+        return self._verdict is not None or self._is_lost
+
+    def report_failure(self) -> None:
+        if self._round and self._client and self._client.index is not None:
+            self._client.send(WorkerFailed(self._client.index, self._round.attempt))
+
+    def close(self) -> None:
+        """Leave the run unless it has ended: otherwise only missing heartbeats would show the loss to other nodes."""
+        client = self._client
+        if client and client.index is not None and not self._is_lost and self._verdict is None:
+            client.leave()
+            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + _LEAVE_S)
+
+    def _leave(self) -> None:
+        """Leave the run; the node that serves the store stays until all other nodes have received the verdict."""
+        client = self._client
+        if client and client.is_server:
+            self._callbacks.wait(lambda: self._all_left or self._is_lost, time.monotonic() + _CLOSE_S)
+        elif client:
+            client.leave()
+
+    # Events.
+
+    def handle_event(self, event: object) -> None:
+        match event:
+            case FromMember(token=token, record=record) if self._client and self._client.config.token == token:
+                self._handle_record(self._client, record)
+            case JoinRendezvous(rendezvous=config):
+                self._next_config = config
+            case SetParticipants() if self._client:
+                self._client.send(event)
+            case LauncherLost() if self._client:  # A NodeEnded with ``stopped`` would end the run on all nodes.
+                self._client.leave()
+
+    def _handle_record(self, client: RendezvousClient, record: object) -> None:
+        match record:
+            case MemberReady():
+                client.on_ready(record)
+            case WaitingNodes():
+                self._on_waiting_nodes(client, record)
+            case NoFreeSlot(hosts=hosts):
+                client.is_spare = True
+                self._callbacks.send(Notice(client.spare_message(hosts)))
+            case StoreNotFound(reason=reason):
+                self._send_notice(client.search_message(reason))
+            case ListenForStore(attempt=attempt, address=address):
+                self._listener = self._listener or client.listen(address)
+                client.send(StoreListens(attempt, client.address, self._listener.getsockname()[1]))
+            case RoundFormed(round=formed):
+                self._round, client.is_spare = formed, False
+            case StopRound(attempt=attempt):
+                self._stopped_attempt = attempt
+            case RoundVerdict():
+                self._verdict = record
+            case AllNodesLeft():
+                self._all_left = True
+            case RendezvousLost():
+                self._on_lost(client, record)
+
+    def _on_waiting_nodes(self, client: RendezvousClient, event: WaitingNodes) -> None:
+        client.waiting_nodes = event
+        # If one launcher has all nodes, the message of one node is enough.
+        if event.missing and (client.is_server or not self._launcher_assigns_rendezvous):
+            self._send_notice(client.waiting_message())
+
+    def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
+        if client.lost_reason is None:
+            client.lost_reason = event.reason
+            if self._launcher_assigns_rendezvous:
+                self._callbacks.send(RendezvousUnreachable(client.config.token, event.reason))
+        if event.refused:
+            raise LaunchError(f"{client.endpoint}: {event.reason}", "Give each run a different --rdzv-id.", RENDEZVOUS)
+
+    def _send_notice(self, text: str) -> None:
+        """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
+        self._callbacks.send(Notice(text, 1 if self._launcher_assigns_rendezvous else 0))
+
+
+def _outcome(verdict: RoundVerdict) -> Outcome:
+    return "stopped" if verdict.stopped else "failed" if verdict.failed else "succeeded"

@@ -1,0 +1,214 @@
+"""The agent's channel to its launcher: sends records and output, reads the launcher's records, detects missing pings.
+
+Runs in the agent, in three daemon threads: ``outbox`` writes, ``launcher`` reads, ``pings`` measures the time between
+pings. Received records become events in the agent's mailbox. Must not act on them.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections import deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import LauncherLost
+from ddplaunch.agent.workers.output import count_lines
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.log_transfer import LogChunk
+
+_QUEUE_BYTES = 16 << 20
+_ENTRY_BYTES = 512
+"""Memory of a queue entry besides its data, so that the limit also holds for millions of short entries."""
+
+_FULL_WAIT_S = 0.1
+_DRAIN_STEP_S = 0.1
+_WRITE_BYTES = 16 << 10
+
+_PIECE_BYTES = 64 << 10
+"""A record waits while one piece is written: half a second on a slow link."""
+
+
+class Outbox:
+    """Sends records and output to the launcher, by a queue and a thread. Any thread may call it.
+
+    Records overtake output. Output above a limit is dropped and its lines are counted.
+    """
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._changed = threading.Condition()
+        self._records: deque[bytes] = deque()
+        self._output: deque[tuple[Output | LogChunk, bytes]] = deque()
+        self._queued_bytes = 0
+        self._written = 0
+        self._writing = False
+        self._stalled = False
+        self._broken = False
+        threading.Thread(target=self._write_all, name="outbox", daemon=True).start()
+
+    def send(self, record: object) -> None:
+        """Queue a record; never blocks."""
+        with self._changed:
+            self._records.append(wire.encode(record))
+            self._changed.notify_all()
+
+    def send_output(self, header: Output, data: bytes) -> bool:
+        """Queue output behind its header; False if it was dropped because the launcher reads too slowly.
+
+        When the queue is full, waits for up to ``_FULL_WAIT_S``; the next wait is possible once half of the queue is
+        written.
+        A header without data, which only reports lost lines, is always queued.
+        """
+        with self._changed:
+            if self._queued_bytes > _QUEUE_BYTES and not self._stalled and data:
+                self._stalled = not self._changed.wait_for(self._has_room, _FULL_WAIT_S)
+            self._stalled = self._stalled and self._queued_bytes > _QUEUE_BYTES // 2
+            if self._broken or (self._stalled and data):
+                return False
+            self._queue(header, data)
+            return True
+
+    def send_file(self, header: LogChunk, data: bytes) -> None:
+        """Queue a piece of a file; never blocks or drops it. The caller limits how many pieces are queued."""
+        with self._changed:
+            self._queue(header, data)
+
+    def _queue(self, header: Output | LogChunk, data: bytes) -> None:
+        self._output.append((header, data))
+        self._queued_bytes += len(data) + _ENTRY_BYTES
+        self._changed.notify_all()
+
+    def drain(self, stall_s: float, between: Callable[[], object] = lambda: None) -> None:
+        """Wait until the queue is empty, for at most ``stall_s`` without progress and ``10 * stall_s`` in all.
+
+        After that, drops output that is still queued, and queues the number of lost lines before any later record.
+        Calls ``between`` about ten times a second.
+        """
+        start = now = moved = time.monotonic()
+        written = self._written
+        while now < min(moved + stall_s, start + 10 * stall_s) and not self._is_written(_DRAIN_STEP_S):
+            between()
+            now = time.monotonic()
+            if written != self._written:
+                written, moved = self._written, now
+        with self._changed:
+            self._drop_output()
+
+    def _is_written(self, timeout_s: float) -> bool:
+        with self._changed:
+            return self._changed.wait_for(self._is_empty, timeout_s)
+
+    def _drop_output(self) -> None:
+        lost: dict[tuple[int, str], Output] = {}
+        for header, data in self._output:
+            if not isinstance(header, Output):
+                continue
+            key = (header.rank, header.stream)
+            lines = header.lost_lines + count_lines(data) + (lost[key].lost_lines if key in lost else 0)
+            lost[key] = replace(header, nbytes=0, lost_lines=lines)
+        self._records.extend(wire.encode(header) for header in lost.values())
+        self._output.clear()
+        self._queued_bytes = 0
+        self._changed.notify_all()
+
+    def _has_room(self) -> bool:
+        return self._queued_bytes <= _QUEUE_BYTES or self._broken
+
+    def _is_empty(self) -> bool:
+        return self._broken or not (self._records or self._output or self._writing)
+
+    # The thread.
+
+    def _write_all(self) -> None:
+        try:
+            while True:
+                view = memoryview(self._next())
+                while view:  # A pipe accepts a write or blocks: progress shows only in small writes.
+                    view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
+                    self._written += 1
+        except OSError:  # The launcher has ended; the end of stdin reports that.
+            with self._changed:
+                self._broken = True
+                self._changed.notify_all()
+
+    def _next(self) -> bytes:
+        with self._changed:
+            self._writing = False
+            self._written += 1
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._records or self._output)
+            self._writing = True
+            if self._records:
+                return self._records.popleft()
+            header, data = self._next_piece()
+            return wire.encode(header) + data
+
+    def _next_piece(self) -> tuple[Output | LogChunk, bytes]:
+        """The next output; a long one is cut after a line, so that a record can overtake the rest."""
+        header, data = self._output.popleft()
+        self._queued_bytes -= len(data) + _ENTRY_BYTES
+        cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
+        if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output):
+            return header, data
+        self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0), data[cut:]))
+        self._queued_bytes += len(data) - cut + _ENTRY_BYTES
+        return replace(header, nbytes=cut), data[:cut]
+
+
+class Inbox:
+    """Posts the launcher's records, and LauncherLost at the end of the stream or of the pings.
+
+    Only a launcher on another machine sends pings, because the loss of the network does not end the stream. An invalid
+    record is reported to the launcher and ends the stream.
+
+    Attributes:
+        is_closed: set before LauncherLost is posted.
+    """
+
+    def __init__(self, stream: BinaryIO, mailbox: Mailbox[object], send: Callable[[object], None]) -> None:
+        """Start the thread that reads ``stream``; nothing else may read it."""
+        self.is_closed = threading.Event()
+        self._stream, self._mailbox, self._send = stream, mailbox, send
+        self._pings: queue.SimpleQueue[float] | None = None
+        threading.Thread(target=self._read_all, name="launcher", daemon=True).start()
+
+    def _read_all(self) -> None:
+        try:
+            while (received := wire.read_record(self._stream, TO_AGENT)) is not None:
+                record = received[0]
+                if isinstance(record, Ping):
+                    self._reset_timer(record.lost_after_s)
+                self._mailbox.post(record)
+        except (OSError, wire.CutOff):
+            pass
+        except wire.ProtocolError as error:
+            self._send(Notice(f"the launcher sent an invalid record, so the agent stops its workers: {error}", -1))
+        self._close()
+
+    def _reset_timer(self, lost_after_s: float) -> None:
+        if self._pings is None:
+            self._pings = queue.SimpleQueue()
+            threading.Thread(target=self._time_pings, args=(self._pings,), name="pings", daemon=True).start()
+        self._pings.put(lost_after_s)
+
+    def _time_pings(self, pings: queue.SimpleQueue[float]) -> None:
+        lost_after_s = pings.get()
+        try:
+            while True:
+                lost_after_s = pings.get(timeout=lost_after_s)
+        except queue.Empty:
+            self._close()
+
+    def _close(self) -> None:
+        self.is_closed.set()
+        self._mailbox.post(LauncherLost())

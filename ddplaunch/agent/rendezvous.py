@@ -1,0 +1,130 @@
+"""Interface between an agent and its rendezvous, and the rendezvous of a single node.
+
+A rendezvous opens one round per attempt and obtains the verdict of all nodes on it. Runs in the agent, main thread
+only. Must not start or stop workers, and must not import ``elastic_rendezvous``, which only several nodes need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Protocol
+
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
+from ddplaunch.protocol.results import Round
+from ddplaunch.system.network import listen
+
+if TYPE_CHECKING:
+    import socket
+
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+class Rendezvous(Protocol):
+    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``will_restart``."""
+
+    def next_round(self) -> tuple[Round, socket.socket | None] | None:
+        """Wait for the next round. None at the end of the run.
+
+        Returns:
+            The round and, on the first node, the bound socket of the workers' store.
+
+        Raises:
+            LaunchError: this node cannot join the other nodes.
+        """
+
+    def finish_round(self, result: AttemptResult) -> AttemptResult:
+        """Report this node's ``result`` of the round and wait for the verdict.
+
+        Returns:
+            ``result`` with the verdict's outcome, restart and cause. ``reason`` is set if the restart policy forbids a
+            restart.
+        """
+
+    @property
+    def stop_reason(self) -> str | None:
+        """Why this node's workers must stop because of other nodes; None while they may run."""
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Default environment variables of the next round's workers; the user's variables take precedence."""
+
+    def report_failure(self) -> None:
+        """Report to the other nodes at once that this node stops its workers."""
+
+    def handle_event(self, event: object) -> None:
+        """Handle an event of the agent's mailbox that the agent does not handle."""
+
+    def close(self) -> None:
+        """Leave the rendezvous if this node still takes part in it."""
+
+
+@dataclass(frozen=True)
+class AgentCallbacks:
+    """Functions of the agent for a rendezvous of several nodes.
+
+    Attributes:
+        wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
+        is_stopping: whether this node must stop.
+        start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
+            socket), and close them in this process.
+        send: send a record to the launcher.
+        post: post an event to the agent's mailbox; any thread may call it.
+    """
+
+    wait: Callable[[Callable[[], bool], float | Callable[[], float]], bool]
+    is_stopping: Callable[[], bool]
+    start_member: Callable[[list[int]], None]
+    send: Callable[[object], None]
+    post: Callable[[object], None]
+
+
+class SingleNodeRendezvous:
+    """Rendezvous of a single node: a round opens at once, and this node decides on restarts."""
+
+    stop_reason = None
+
+    def __init__(self, spec: AgentSpec, local_world_size: int, restart_forbidden: Callable[[], bool]) -> None:
+        self._spec = spec
+        self._local_world_size = local_world_size
+        self._restart_forbidden = restart_forbidden
+        self._attempt = -1
+        self._causes: tuple[WorkerExit | None, ...] = ()
+
+    def next_round(self) -> tuple[Round, socket.socket]:
+        """As ``Rendezvous.next_round``. Raises a LaunchError if the store cannot listen at its address and port."""
+        self._attempt += 1
+        address = self._spec.master_addr or "127.0.0.1"
+        # Bound here, so that no other process gets the port.
+        listener = listen(self._spec.host, address, self._spec.master_port or 0)
+        round_ = Round(
+            attempt=self._attempt,
+            restart_count=self._attempt,
+            node_rank=0,
+            nnodes=1,
+            first_rank=0,
+            local_world_size=self._local_world_size,
+            world_size=self._local_world_size,
+            master_addr=address,
+            master_port=listener.getsockname()[1],
+        )
+        return round_, listener
+
+    def finish_round(self, result: AttemptResult) -> AttemptResult:
+        self._causes = (*self._causes, first_failure.first_failure(result.exits))[-MAX_IDENTICAL_FAILURES:]
+        has_restarts = result.attempt < self._spec.max_restarts
+        may_restart = result.outcome == "failed" and has_restarts and not self._restart_forbidden()
+        why_not = reason_not_to_restart(self._causes) if may_restart else ""
+        return replace(result, will_restart=may_restart and not why_not, reason=result.reason or why_not)
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        return {}
+
+    def report_failure(self) -> None: ...
+
+    def handle_event(self, event: object) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,190 @@
+"""Details of a worker's exit: its error file, a kill for lack of memory, its last lines; and their limits.
+
+Runs in the agent, after a worker has ended. Must not raise, block or trust a file that a worker wrote: type, size and
+structure are checked.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.results import WorkerError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+
+    from ddplaunch.protocol.results import Certainty, StreamName, WorkerExit
+
+_MAX_TOTAL_CHARS = 2 << 20
+"""Limit of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per
+character."""
+
+_SHORT_MESSAGE_CHARS = 200
+
+_TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
+"""Numbers of last lines: of a worker that failed and was not stopped, and of any other worker."""
+
+_MAX_FILE_BYTES = 4 << 20
+_MAX_MESSAGE_CHARS = 20_000
+_MAX_TRACEBACK_CHARS = 200_000
+
+
+# Limits of one record.
+
+
+def shorten(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
+    """``exits`` in their order, with up to ``_MAX_TOTAL_CHARS`` of errors and last lines, likely causes first."""
+    remaining_chars = _MAX_TOTAL_CHARS
+    kept: dict[int, WorkerExit] = {}
+    for exit_ in (*first_failure.failures(exits), *exits):
+        if exit_.rank not in kept:
+            error = exit_.error
+            chars = sum(map(len, exit_.tail)) + (len(error.message) + len(error.traceback) if error else 0)
+            if chars > remaining_chars:
+                short = error and replace(error, message=error.message[:_SHORT_MESSAGE_CHARS], traceback="")
+                exit_ = replace(exit_, error=short, tail=())
+            remaining_chars -= min(chars, remaining_chars)
+            kept[exit_.rank] = exit_
+    return tuple(kept[exit_.rank] for exit_ in exits)
+
+
+def main_log(folder: Path | None, logged: Collection[StreamName]) -> str | None:
+    """Path of the log file to open first; None where no log is kept."""
+    return f"{folder}/{'stderr' if 'stderr' in logged else 'stdout'}.log" if folder and logged else None
+
+
+def last_lines(tails: Mapping[StreamName, bytes], *, is_needed: bool) -> tuple[str, ...]:
+    """A worker's last lines of stderr, or of stdout if stderr is empty; fewer unless they are needed."""
+    text = tails.get("stderr") or tails.get("stdout") or b""
+    lines = text.decode("utf-8", "replace").splitlines()
+    return tuple(line for line in lines if line.strip())[-_TAIL_LINES if is_needed else -_SHORT_TAIL_LINES :]
+
+
+# The error file.
+
+
+def read_error_file(path: Path) -> WorkerError | None:
+    """The exception recorded in torch's schema (torch.distributed.elastic.multiprocessing.errors); None without a file.
+
+    If the file cannot be read or parsed, ``message`` is the reason: the worker has failed in any case.
+    A FIFO does not block.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        return _unreadable(error)
+    try:
+        return _read_error(fd)
+    except OSError as error:
+        return _unreadable(error)
+    finally:
+        os.close(fd)
+
+
+def _unreadable(error: OSError) -> WorkerError:
+    return WorkerError(f"(its error file cannot be read: {error.strerror})", "", 0.0)
+
+
+def _read_error(fd: int) -> WorkerError:
+    status = os.fstat(fd)
+    if not stat.S_ISREG(status.st_mode):
+        return WorkerError("(its error file is not a regular file)", "", 0.0)
+    if status.st_size > _MAX_FILE_BYTES:
+        return WorkerError(f"(its error file has {status.st_size} bytes, which is too many)", "", status.st_mtime)
+    with os.fdopen(fd, "rb", closefd=False) as file:
+        return _parse_error(file.read(_MAX_FILE_BYTES), status.st_mtime)
+
+
+def _parse_error(text: bytes, time_s: float) -> WorkerError:
+    try:
+        message = json.loads(text)["message"]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return WorkerError("(its error file cannot be parsed)", "", time_s)
+    if isinstance(message, str):
+        return WorkerError(message[:_MAX_MESSAGE_CHARS], "", time_s)
+    if not isinstance(message, dict):
+        return WorkerError("(its error file cannot be parsed)", "", time_s)
+    headline = str(message.get("message", ""))[:_MAX_MESSAGE_CHARS]
+    return WorkerError(headline, _callstack(message.get("extraInfo")), time_s)
+
+
+def _callstack(extra: Any) -> str:
+    # The end of a traceback names the exception.
+    return str(extra.get("py_callstack", ""))[-_MAX_TRACEBACK_CHARS:] if isinstance(extra, dict) else ""
+
+
+# Kills for lack of memory. The kernel's log, which names the victim, is readable for root only.
+
+
+@dataclass(frozen=True)
+class OomCounters:
+    """Number of processes killed for lack of memory so far; compare two readings.
+
+    Attributes:
+        machine: kills on the whole machine (``oom_kill`` in /proc/vmstat, Linux 4.13), also for limits of cgroups and
+            in other users' containers.
+        cgroup: kills in the agent's cgroup, with cgroup v2 also in the cgroups below it.
+    """
+
+    machine: int = 0
+    cgroup: int = 0
+
+    @classmethod
+    def read(cls, root: str = "/") -> OomCounters:
+        """The counters now; a counter that is missing or unreadable is 0.
+
+        Read them after a worker's exit was seen: the kernel counts a kill before it sends the signal
+        (``__oom_kill_process`` in mm/oom_kill.c).
+        """
+        base = Path(root)
+        return cls(machine=_oom_kill(_text(base / "proc/vmstat")), cgroup=_cgroup_kills(base))
+
+
+def killed_for_memory(before: OomCounters, after: OomCounters) -> Certainty:
+    """Whether the kernel killed a process of this run for lack of memory between the two readings.
+
+    A kill in the agent's cgroup is one of this run; a kill elsewhere on the machine may be another user's.
+    """
+    if after.cgroup > before.cgroup:
+        return "yes"
+    return "perhaps" if after.machine > before.machine else "no"
+
+
+def _cgroup_kills(base: Path) -> int:
+    own = _own_cgroups(_text(base / "proc/self/cgroup"))
+    v1 = _cgroup_file(base / "sys/fs/cgroup/memory", own.get("memory"), "memory.oom_control")
+    v2 = _cgroup_file(base / "sys/fs/cgroup", own.get(""), "memory.events")
+    return _oom_kill(v1) + _oom_kill(v2)  # The memory controller is in one of the two hierarchies.
+
+
+def _own_cgroups(text: str) -> dict[str, str]:
+    """Controller -> path, from lines such as ``4:cpu,memory:/job``; v2's line ``0::/job`` is the controller ``""``."""
+    lines = [line.split(":", 2) for line in text.splitlines() if line.count(":") >= 2]
+    return {controller: path for _, controllers, path in lines for controller in controllers.split(",")}
+
+
+def _cgroup_file(mount: Path, path: str | None, name: str) -> str:
+    # If a container shares the host's cgroup namespace, the path is the host's, but the container's cgroup is mounted.
+    candidates = [] if path is None else [mount / path.lstrip("/") / name, mount / name]
+    return next(filter(None, map(_text, candidates)), "")
+
+
+def _oom_kill(text: str) -> int:
+    found = re.search(r"^oom_kill ([0-9]+)$", text, re.MULTILINE)
+    return int(found[1]) if found else 0
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

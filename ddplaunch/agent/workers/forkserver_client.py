@@ -1,0 +1,211 @@
+"""Client of the forkserver: requests processes, with their descriptors; the answers become events.
+
+Runs in the agent, main thread only; a daemon thread per forkserver posts its answers, and ForkserverExited at its end.
+Must not follow a worker after its start (see ``worker_group``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddplaunch.agent.events import AttemptFailure, ForkserverExited
+from ddplaunch.agent.workers.start_plan import StartPlan, forkserver_spec, import_error
+from ddplaunch.protocol import environment, first_failure, wire
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.protocol.specs import (
+    FROM_FORKSERVER,
+    ForkserverReady,
+    ForkserverSpec,
+    ImportFailed,
+    WorkerSpec,
+    WorkerStarted,
+)
+from ddplaunch.system import cgroup, processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.specs import AgentSpec
+    from ddplaunch.system.limits import Limits
+
+
+FORKSERVER_MODULE = "ddplaunch.worker.forkserver"
+"""Started by its name: the agent must not import the worker package. A test checks that the module exists."""
+
+_START = f"{IMPORT_PACKAGE}; from {FORKSERVER_MODULE} import main; main()()"
+
+_COMMAND_LINE_BYTES = 4096
+"""Limit of a worker's command line in ps; a longer command line is cut."""
+
+STORE, MEMBER = -1, -2
+"""Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
+
+
+class ForkserverClient:
+    """Starts the processes of all attempts through a forkserver; starts another forkserver after one has ended.
+
+    Attributes:
+        plan: how workers are started; by exec after the forkserver has reported that it must not fork.
+        is_ready: the forkserver has finished its imports.
+    """
+
+    def __init__(
+        self,
+        spec: AgentSpec,
+        plan: StartPlan,
+        env: Mapping[str, str],
+        open_files: Limits,
+        post: Callable[[object], None],
+    ) -> None:
+        self.plan = plan
+        self.is_ready = False
+        self._spec = spec
+        self._env = env
+        self._open_files = open_files
+        self._post = post
+        self._forkserver: ForkserverProcess | None = None
+        self._cgroup: Path | None = None
+        self._pending: dict[str, int] = {}
+
+    def ensure_forkserver(self, send: Callable[[Notice], None]) -> None:
+        """Start a forkserver if none runs; ForkserverReady or ImportFailed will be posted."""
+        if self._forkserver is None:
+            self.is_ready = False
+            spec = forkserver_spec(self._spec, self.plan)
+            self._forkserver = ForkserverProcess(spec, self._env, self._open_files, self._post)
+            self._cgroup, reason = cgroup.create(self._env[environment.RUN_ID])
+            if reason:
+                send(Notice(f"the workers on {self._spec.host} run without a cgroup: {reason}", 1))
+
+    @property
+    def is_starting(self) -> bool:
+        """Whether a requested process has not been reported as started."""
+        return bool(self._pending)
+
+    def start(self, spec: WorkerSpec, fds: Sequence[int], local_rank: int) -> None:
+        """Request a worker, or a helper (STORE, MEMBER). Closes ``fds``, so that a pipe can end."""
+        if self._forkserver:
+            self._pending[spec.tag] = local_rank
+            is_worker = local_rank >= 0
+            self._forkserver.send(replace(spec, cgroup=str(self._cgroup or "")) if is_worker else spec, fds)
+        for fd in fds:
+            os.close(fd)
+
+    def start_store(self, round_: Round, listener: socket.socket) -> None:
+        """Request the process that serves the workers' store on ``listener``."""
+        fds = [os.open(os.devnull, os.O_RDWR), os.dup(2), os.dup(2), os.dup(listener.fileno())]
+        self.start(WorkerSpec(tag=f"{round_.attempt}/store", how="store"), fds, STORE)
+
+    def on_started(self, event: WorkerStarted) -> int | None:
+        """The local rank or helper that has started; None if its request was dropped by ``close_forkserver``."""
+        return self._pending.pop(event.tag, None)
+
+    def handle_event(self, event: ForkserverReady | ImportFailed | ForkserverExited) -> AttemptFailure | Notice | None:
+        """Handle an answer. Returns why no worker can be started, or a message for the user.
+
+        Raises:
+            LaunchError: torch or a module of --preload cannot be imported.
+        """
+        if isinstance(event, ImportFailed):
+            raise import_error(self._spec.host, event.module, event.error)
+        if isinstance(event, ForkserverExited):
+            return self._on_exited(event.pid)
+        self.is_ready = True
+        if event.no_fork_reason and self.plan.how != "exec":
+            self.plan = StartPlan("exec", reason=event.no_fork_reason)
+        return Notice(f"workers are started by exec: {self.plan.reason}", 1) if self.plan.reason else None
+
+    def _on_exited(self, pid: int) -> AttemptFailure | Notice | None:
+        if self._forkserver is None or self._forkserver.pid != pid:  # ``close_forkserver`` has killed it.
+            return None
+        was_needed = self.is_starting or not self.is_ready
+        returncode = self.close_forkserver()
+        text = f"the forkserver on {self._spec.host} ended by {first_failure.describe(returncode)}"
+        if was_needed:
+            return AttemptFailure(f"the workers could not be started: {text}", returncode)
+        return Notice(f"{text}; the workers continue", 1)
+
+    def close_forkserver(self) -> int:
+        """Kill the forkserver and drop all requests; the processes that it forked continue. Returns its returncode."""
+        self._pending.clear()
+        forkserver, self._forkserver = self._forkserver, None
+        return forkserver.close() if forkserver else 0
+
+    def sweep(self, excluded: frozenset[int]) -> tuple[int, ...]:
+        """Kill the workers, their descendants and all other children except the forkserver and ``excluded``.
+
+        Returns the pids that SIGKILL has not ended.
+        """
+        if self._cgroup:
+            cgroup.kill(self._cgroup)
+        return processes.sweep(excluded | ({self._forkserver.pid} if self._forkserver else set()))
+
+    def close(self) -> tuple[int, ...]:
+        """Kill every child of this process. Returns the pids that SIGKILL has not ended."""
+        self.close_forkserver()
+        unkillable = self.sweep(frozenset())
+        if self._cgroup:
+            cgroup.remove(self._cgroup, time.monotonic() + (0 if unkillable else processes.SWEEP_S))
+        return unkillable
+
+
+class ForkserverProcess:
+    """One forkserver process."""
+
+    def __init__(
+        self, spec: ForkserverSpec, env: Mapping[str, str], open_files: Limits, post: Callable[[object], None]
+    ) -> None:
+        """Start the forkserver with the limit ``open_files``: the agent may have raised its own limit."""
+        self._socket, theirs = socket.socketpair()
+        padding = " " * _COMMAND_LINE_BYTES
+        self._process = subprocess.Popen(
+            [sys.executable, "-u", "-c", _START, PACKAGE_ROOT, str(theirs.fileno()), padding],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=dict(env),
+            pass_fds=(theirs.fileno(),),
+        )
+        theirs.close()
+        self.pid = self._process.pid
+        with contextlib.suppress(ProcessLookupError):
+            resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
+        # Duplicated before the thread runs: the socket may be closed by then.
+        stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
+        threading.Thread(target=self._read_all, args=(stream, post), name="forkserver", daemon=True).start()
+        self.send(spec, ())
+
+    def close(self) -> int:
+        """Kill and reap the forkserver; the processes that it forked continue. Returns its returncode."""
+        self._socket.close()
+        self._process.kill()
+        try:
+            return self._process.wait(processes.SWEEP_S)
+        except subprocess.TimeoutExpired:  # In uninterruptible sleep; the next sweep reports its pid.
+            return -signal.SIGKILL
+
+    def send(self, record: object, fds: Sequence[int]) -> None:
+        """Send a ForkserverSpec or a WorkerSpec with its descriptors, which the caller may close after the call."""
+        body = wire.encode(record)
+        # A forkserver that has ended is reported by ForkserverExited.
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], list(fds))
+            self._socket.sendall(body)
+
+    def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
+        with stream, contextlib.suppress(OSError, wire.ProtocolError):
+            while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
+                post(received[0])
+        post(ForkserverExited(self.pid))

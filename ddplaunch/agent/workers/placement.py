@@ -1,0 +1,144 @@
+"""Placement of a node's workers: how many run, with which devices, CPUs and environment.
+
+Runs in the agent, before the first attempt and once per worker of an attempt. It reads this machine's devices; it
+must not start a process or load torch or CUDA.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.workers.start_plan import StartPlan, worker_argv
+from ddplaunch.config import FakeGpuConfig
+from ddplaunch.errors import UsageError
+from ddplaunch.protocol import environment, stack_dump
+from ddplaunch.protocol.specs import WorkerSpec
+from ddplaunch.system import devices, numa
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.agent.workers.worker import Worker
+    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting."""
+
+    local_world_size: int
+    device_variable: str
+    devices: tuple[tuple[str, ...], ...] | None
+    cpus: tuple[frozenset[int], ...] | None
+    shared_environ: dict[str, str]
+    fake_gpus: FakeGpuConfig | None = None
+
+
+def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
+    """Assign the node's devices and CPUs to its workers.
+
+    Raises:
+        UsageError: too many workers for the chosen devices, an unknown device, or no GPU where one is required.
+    """
+    try:
+        visible = _simulated_gpus(spec) if spec.fake_gpus else devices.visible_devices(inherited, spec.workers.gpus)
+        nproc = devices.resolve_nproc(spec.workers.nproc_per_node, visible, spec.workers.gpus_per_proc)
+        if spec.fake_gpus:
+            visible = visible or tuple(map(str, range(nproc * max(1, spec.workers.gpus_per_proc))))
+        assigned = _assign_task(spec, visible) if spec.task else _assign_devices(spec, visible, nproc)
+        cpus = _bind_cpus(spec, visible, nproc)
+    except ValueError as error:
+        raise UsageError(f"{error} (on {spec.host})") from None
+    # The run tag is unique among the runs on a machine, the run id is not.
+    run_tag = inherited.get(environment.RUN_ID, spec.run_id)
+    shared = environment.shared_environ(
+        inherited, run_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
+    )
+    fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
+    variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)
+    return Placement(nproc, variable, assigned, cpus, shared, fake_gpus)
+
+
+def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
+    """The GPUs of --gpus in a dry run; None: as many as the workers need."""
+    if spec.workers.gpus is None and spec.workers.nproc_per_node in ("gpu", "auto", "xpu"):
+        raise ValueError(
+            f"--nproc-per-node {spec.workers.nproc_per_node}: give the GPUs of a node, for example --gpus 0,1,2,3"
+        )
+    return spec.workers.gpus
+
+
+def _gpu_count(visible: tuple[str, ...]) -> int:
+    """Number of GPUs of a simulated node on which the GPUs ``visible`` exist: an index may exceed their number."""
+    return max(len(visible), *(int(name) + 1 for name in visible if name.isdigit()), 0)
+
+
+def _assign_devices(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[tuple[str, ...], ...] | None:
+    if spec.workers.virtual_local_rank:
+        # As in torchrun: device LOCAL_RANK unless the user chose devices.
+        names = tuple(map(str, range(nproc))) if visible is None else visible
+        return tuple(devices.devices_of(local_rank, names, 1, nproc) for local_rank in range(nproc))
+    if spec.workers.gpus_per_proc:
+        return tuple(devices.devices_of(i, visible or (), spec.workers.gpus_per_proc, nproc) for i in range(nproc))
+    return (spec.workers.gpus,) * nproc if spec.workers.gpus else None
+
+
+def _assign_task(spec: AgentSpec, visible: tuple[str, ...] | None) -> tuple[tuple[str, ...], ...] | None:
+    """Devices of the only worker: those that the scheduler assigned, or its share of the node's devices."""
+    per_worker = 1 if spec.workers.virtual_local_rank else spec.workers.gpus_per_proc
+    if spec.task is None or not per_worker:
+        return _assign_devices(spec, visible, 1)
+    names = tuple(map(str, range(spec.task.local_world_size))) if visible is None else visible
+    if len(names) == per_worker:
+        return (names,)
+    return (devices.devices_of(spec.task.local_rank, names, per_worker, spec.task.local_world_size),)
+
+
+def _workers_on_shared_cpus(spec: AgentSpec) -> int:
+    """Number of the node's workers that share the CPUs of this process, where each has an agent; otherwise 0."""
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return 0 if spec.task is None or is_bound else spec.task.local_world_size
+
+
+def _bind_cpus(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
+    if spec.workers.numa_binding is None or spec.fake_gpus:
+        return None
+    per_worker = max(1, spec.workers.gpus_per_proc)
+    if not visible or nproc * per_worker > len(visible):
+        raise ValueError(
+            f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
+        )
+    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
+    allowed = frozenset(os.sched_getaffinity(0))
+    return tuple(numa.cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
+
+
+def worker_spec(
+    spec: AgentSpec,
+    plan: StartPlan,
+    placement: Placement,
+    round_: Round,
+    worker: Worker,
+    defaults: Mapping[str, str],
+) -> WorkerSpec:
+    """The WorkerSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
+    local_rank = worker.local_rank
+    shared = {**defaults, **placement.shared_environ}
+    env = environment.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
+    if spec.timeouts.hang_s is not None and plan.bootstrap:
+        env[stack_dump.VARIABLE] = str(worker.stacks_file or "/dev/stderr")
+    if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
+        env.pop(placement.device_variable, None)
+    if placement.devices is not None:
+        env[placement.device_variable] = ",".join(placement.devices[local_rank])
+    return WorkerSpec(
+        tag=f"{round_.attempt}/{local_rank}",
+        how=plan.how,
+        argv=worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank, placement.fake_gpus),
+        env=env,
+        cpus=placement.cpus[local_rank] if placement.cpus else None,
+        fake_gpus=placement.fake_gpus,
+    )

@@ -1,0 +1,170 @@
+"""How this node's workers start: checks the program, chooses fork or exec, and builds command lines.
+
+Runs in the agent, before the first attempt and once per worker. Must not start a process (see ``forkserver_client``).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import sys
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ddplaunch.config import NO_LOGS
+from ddplaunch.errors import LaunchError
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.protocol.specs import ForkserverSpec
+from ddplaunch.system import run_folder
+from ddplaunch.system.run_folder import working_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.config import FakeGpuConfig
+    from ddplaunch.protocol.specs import AgentSpec, Program
+
+EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
+"""Started by its path: the agent must not import the worker package. A test checks that the file exists."""
+
+
+@dataclass(frozen=True)
+class StartPlan:
+    """How workers are started.
+
+    Attributes:
+        bootstrap: an exec'd interpreter runs ``worker.bootstrap`` first, which records exceptions.
+        reason: why workers are exec'd without --start-method spawn; empty otherwise.
+    """
+
+    how: Literal["script", "module", "exec"]
+    bootstrap: bool = True
+    reason: str = ""
+
+
+def with_local_defaults(spec: AgentSpec) -> AgentSpec:
+    """``spec`` with the path of this node's interpreter, and of the run folder if the node must create it.
+
+    A folder that cannot be created is reported when a worker's log is opened in it.
+    """
+    if not spec.program.python:
+        spec = replace(spec, program=replace(spec.program, python=sys.executable))
+    log_dir = spec.output.log_dir
+    if not spec.run_dir_name or log_dir == NO_LOGS:
+        return spec
+    base = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
+    if log_dir is None:
+        run_folder.prune(base)
+    return replace(spec, run_dir=str(run_folder.share(base, spec.run_dir_name, spec.host)))
+
+
+def check_program(program: Program, host: str, path_variable: str) -> None:
+    """Check for errors that would make every worker fail.
+
+    Raises:
+        LaunchError: the script, program or interpreter is missing or not usable on ``host``.
+    """
+    working_folder()  # Without a working folder, torch cannot be imported.
+    if program.entry == "program":
+        if shutil.which(program.path, path=path_variable) is None:
+            raise LaunchError(
+                f"{program.path}: no such program on {host}, or it is not executable",
+                "With --no-python give a path, or a program that is in PATH, and check its x permission.",
+            )
+        return
+    if shutil.which(program.python, path=path_variable) is None:
+        raise LaunchError(f"{program.python}: no such interpreter on {host}", "Check PYTHON_EXEC.")
+    if program.entry == "script":
+        _check_script(program.path, host)
+
+
+def _check_script(path: str, host: str) -> None:
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, "__main__.py")):
+            return
+        raise LaunchError(f"{path}: is a directory on {host}", "Give the script itself, or a package with -m.")
+    try:
+        # O_NONBLOCK: opening a FIFO without a writer would block.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        os.close(fd)
+    except FileNotFoundError:
+        raise LaunchError(
+            f"{path}: no such file on {host}",
+            f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
+    if not is_file:
+        raise LaunchError(
+            f"{path}: is not a regular file on {host}", "Every worker reads the script: save it to a file."
+        )
+
+
+def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
+    """Fork where possible; otherwise exec, with the reason.
+
+    Raises:
+        LaunchError: a dry run with simulated GPUs, and the program cannot be forked or bootstrapped.
+    """
+    entry, path = spec.program.entry, spec.program.path
+    reason = ""
+    if not spec.same_python:
+        reason = f"{spec.program.python} is not the interpreter that runs ddplaunch"
+    elif entry == "script" and not _is_plain_script(path):
+        reason = f"{path} is not a plain script"
+    if entry == "program" or reason:
+        if spec.fake_gpus:
+            why = "--no-python" if entry == "program" else reason
+            raise LaunchError(f"--dry-run cannot simulate GPUs in {path}: {why}", "Give a Python script or -m.")
+        return StartPlan("exec", bootstrap=False, reason="" if entry == "program" else reason)
+    if spec.workers.start_method == "spawn":
+        return StartPlan("exec")
+    injected = [name for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID") if env.get(name)]
+    if injected:
+        return StartPlan("exec", reason=f"{injected[0]} is set: the profiler must load at process start")
+    return StartPlan("module" if entry == "module" else "script")
+
+
+def _is_plain_script(path: str) -> bool:
+    """Whether the forkserver can run ``path``; a folder, an archive or a compiled file needs a new interpreter."""
+    try:
+        return b"\0" not in Path(path).read_bytes()
+    except OSError:
+        return False
+
+
+def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: FakeGpuConfig | None) -> tuple[str, ...]:
+    """The worker's ``WorkerSpec.argv`` for ``plan.how``."""
+    program = spec.program
+    local_rank_argument = (f"--local-rank={local_rank}",) if spec.workers.pass_local_rank else ()
+    script = (program.path, *local_rank_argument, *program.args)
+    if plan.how != "exec" or program.entry == "program":
+        return script
+    bootstrap: tuple[str, ...] = (EXEC_WORKER,) if plan.bootstrap else ()
+    if plan.bootstrap and fake_gpus:
+        bootstrap += (f"--fake-gpus={fake_gpus.gpus},{int(fake_gpus.compile_on_cpu)}",)
+    module_flag = ("-m",) if program.entry == "module" else ()
+    return (program.python, "-u", *bootstrap, *module_flag, *script)
+
+
+def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
+    """The forkserver's first record, for ``plan``."""
+    forks, path = plan.how != "exec", spec.program.path
+    return ForkserverSpec(
+        run_id=spec.run_id,
+        agent_pid=os.getpid(),
+        imports=forks,
+        preload=spec.workers.preload if forks else (),
+        script=path if plan.how == "script" else "",
+        script_dir=os.path.dirname(os.path.realpath(path)) if plan.how == "script" else working_folder(),
+    )
+
+
+def import_error(host: str, module: str, error: str) -> LaunchError:
+    """The error for the user if the forkserver cannot import ``module``."""
+    torch = f"Install torch for {sys.executable}, or run ddplaunch from the environment that has it."
+    hint = torch if module.split(".")[0] == "torch" else "Remove it from --preload, or install it."
+    return LaunchError(f"{host}: {module} cannot be imported\n{error}", hint)

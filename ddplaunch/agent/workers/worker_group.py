@@ -1,0 +1,254 @@
+"""The workers of one attempt on this node: pipes, log files, signals and exits.
+
+Runs in the agent, main thread only; pumps have one thread per stream. Must not start a process (see
+``forkserver_client``) or decide when the attempt ends (see ``agent``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file, shorten
+from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
+from ddplaunch.agent.workers.worker import Worker
+from ddplaunch.protocol.launcher_agent import AttemptStarted, FaultInjected, InjectFault, Notice, Output
+from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
+from ddplaunch.system import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.protocol.specs import AgentSpec
+
+_STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
+
+
+class WorkerGroup:
+    """All workers of one attempt. ``finish`` is the last call."""
+
+    def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
+        """Create the workers' log folders; no worker runs yet."""
+        self._spec = spec
+        self._round = round_
+        self._outbox = outbox
+        self._stopped_s: float | None = None
+        self._stopped_time_s = 0.0
+        self._copies: dict[StreamName, LogFile] = {}
+        self._warned = threading.Lock()
+        self._attempt_dir = Path(spec.run_dir) / f"attempt_{round_.attempt}" if spec.run_dir else None
+        self.workers = [self._worker(local_rank) for local_rank in range(round_.local_world_size)]
+
+    def _worker(self, local_rank: int) -> Worker:
+        log_dir = self._attempt_dir / str(local_rank) if self._attempt_dir else None
+        if log_dir:
+            try:
+                for folder in (log_dir.parent.parent, log_dir.parent, log_dir):
+                    folder.mkdir(exist_ok=True, mode=0o700)
+            except OSError as error:
+                self._warn_once(f"{log_dir}: {error.strerror}")
+                log_dir = None
+        return Worker(self._round.first_rank + local_rank, local_rank, log_dir)
+
+    def _warn_once(self, text: str) -> None:
+        """Warn once for the whole group: a full disk affects every file."""
+        if self._warned.acquire(blocking=False):  # Never released; the pumps' threads call this too.
+            self._outbox.send(Notice(f"{text}; the job goes on, but its logs on {self._spec.host} are incomplete", -1))
+
+    # Starting.
+
+    def open_streams(self, worker: Worker) -> list[int]:
+        """Three descriptors for the worker's stdin, stdout and stderr; the caller must close them."""
+        is_lone = self._round.world_size == 1
+        terminal = {"stdout": self._spec.stdout_fd, "stderr": self._spec.stderr_fd} if is_lone else {}
+        fds = [_duplicate(self._spec.stdin_fd)]
+        for name in _STREAMS:
+            terminal_fd = terminal.get(name)
+            fds.append(os.dup(terminal_fd) if terminal_fd is not None else self._pump(worker, name))
+        return fds
+
+    def _pump(self, worker: Worker, name: StreamName) -> int:
+        reader, writer = output_pipe()
+        output = self._spec.output
+        filters = output.duplicate_stdout_filters if name == "stdout" else output.duplicate_stderr_filters
+        stream = Stream(
+            header=Output(self._spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
+            send=self._outbox.send_output if self._is_shown(worker, name) else None,
+            log=LogFile(worker.log_dir / f"{name}.log", self._warn_once) if worker.log_dir else None,
+            filters=tuple(os.fsencode(text) for text in filters),
+            copy=self._copy(name) if filters else None,
+            copy_prefix=f"[{self._spec.workers.role}{worker.local_rank}]:".encode(),
+        )
+        worker.pumps.append(Pump(reader, stream, f"{name}[{worker.local_rank}]"))
+        return writer
+
+    def _is_shown(self, worker: Worker, name: StreamName) -> bool:
+        output, local_rank = self._spec.output, worker.local_rank
+        return (
+            (output.tee.covers(local_rank, name) or not output.redirects.covers(local_rank, name))
+            and (output.show_ranks is None or worker.rank in output.show_ranks)
+            and (output.show_local_ranks is None or local_rank in output.show_local_ranks)
+        )
+
+    def _copy(self, name: StreamName) -> LogFile | None:
+        if name not in self._copies and self._attempt_dir:
+            self._copies[name] = LogFile(self._attempt_dir / f"filtered_{name}.log", self._warn_once)
+        return self._copies.get(name)
+
+    def on_started(self, local_rank: int, pid: int, exited: Callable[[], None]) -> None:
+        """The worker runs as ``pid``, a child of this process. A daemon thread calls ``exited`` when it has ended."""
+        worker = self.workers[local_rank]
+        worker.pid, worker.started_s = pid, time.monotonic()
+        processes.watch_exit(pid, str(worker.rank), exited)
+
+    def report_started(self) -> None:
+        """Report to the launcher that all workers run."""
+        round_, pids = self._round, tuple(worker.pid for worker in self.workers)
+        started = AttemptStarted(
+            attempt=round_.attempt,
+            world_size=round_.world_size,
+            master_addr=round_.master_addr,
+            master_port=round_.master_port,
+            pids=pids,
+            node_rank=round_.node_rank,
+            first_rank=round_.first_rank,
+        )
+        self._outbox.send(started)
+
+    @property
+    def attempt(self) -> int:
+        """Number of the attempt."""
+        return self._round.attempt
+
+    @property
+    def streams(self) -> tuple[Stream, ...]:
+        """The output streams of all workers."""
+        return tuple(pump.stream for worker in self.workers for pump in worker.pumps)
+
+    # Faults and signals.
+
+    def request_stacks(self) -> None:
+        """Make all workers write their Python stacks, as far as they can."""
+        for worker in self.workers:
+            worker.request_stacks()
+
+    def inject(self, order: InjectFault) -> None:
+        """Inject a fault into one worker, and report whether it still ran."""
+        is_current = order.attempt == self._round.attempt
+        happened = is_current and self.workers[order.local_rank].inject(order)
+        self._outbox.send(FaultInjected(order.number, happened))
+
+    def signal(self, signum: int) -> None:
+        """Send ``signum`` to every running worker, not to its children, which may have no handler for SIGUSR1."""
+        for worker in self.workers:
+            if worker.is_running:
+                processes.signal_process(worker.pid, signum)
+
+    # Stopping and exits.
+
+    def on_exited(self, local_rank: int) -> None:
+        """Kill the rest of the worker's process group, then reap the worker: until then its pid cannot be reused."""
+        worker = self.workers[local_rank]
+        worker.ended_s, worker.ended_time_s = time.monotonic(), time.time()
+        worker.end_throttle()
+        processes.signal_group(worker.pid, signal.SIGKILL)
+        worker.returncode = worker.reported_returncode(processes.reap(worker.pid))
+
+    def stop(self, signum: int) -> None:
+        """Send ``signum`` to every running worker's process group; a stopped group is continued so that it reacts.
+
+        A worker gets each signal once, however often this is called: a second SIGINT would interrupt its clean-up.
+        SIGUSR1 and SIGUSR2 go to the worker alone: they would kill its children before it has written a checkpoint.
+        """
+        is_user_signal = signum in (signal.SIGUSR1, signal.SIGUSR2)
+        send = processes.signal_process if is_user_signal else processes.signal_group
+        self._record_stop_time()
+        for worker in self.workers:
+            if worker.is_running and signum not in worker.stop_signals:
+                worker.stop_signals.add(signum)
+                send(worker.pid, signum)
+                processes.signal_group(worker.pid, signal.SIGCONT)
+
+    def kill(self) -> None:
+        """SIGKILL every running worker's process group."""
+        self._record_stop_time()
+        for worker in self.workers:
+            if worker.is_running:
+                worker.stop_signals.add(signal.SIGKILL)
+                processes.signal_group(worker.pid, signal.SIGKILL)
+
+    def _record_stop_time(self) -> None:
+        if self._stopped_s is None:
+            self._stopped_s, self._stopped_time_s = time.monotonic(), time.time()
+
+    @property
+    def all_ended(self) -> bool:
+        return not any(worker.is_running for worker in self.workers)
+
+    @property
+    def any_failed(self) -> bool:
+        return any(worker.returncode for worker in self.workers)
+
+    def running_pids(self) -> tuple[int, ...]:
+        """Pids of the workers that run; after ``kill`` and a wait, those that SIGKILL has not ended."""
+        return tuple(worker.pid for worker in self.workers if worker.is_running)
+
+    def finish(self, deadline: float, out_of_memory: Certainty, stop_requested: bool) -> tuple[WorkerExit, ...]:
+        """Drain the pumps, close the files, and return how the workers ended, by local rank.
+
+        Args:
+            deadline: ``time.monotonic()`` from which further output is ignored.
+            out_of_memory: whether the kernel killed processes for memory during the attempt.
+            stop_requested: the launcher, a signal or the loss of the launcher stopped the run.
+        """
+        for pump in (pump for worker in self.workers for pump in worker.pumps):
+            pump.join(deadline)
+        for copy in self._copies.values():
+            copy.close()
+        return shorten([self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid])
+
+    def _exit(self, worker: Worker, out_of_memory: Certainty, stop_requested: bool) -> WorkerExit:
+        error = read_error_file(worker.error_file) if worker.error_file else None
+        returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
+        ended_time_s = worker.ended_time_s or time.time()
+        stopped = self._was_stopped(worker, error, stop_requested)
+        killed_by_others = returncode == -signal.SIGKILL and signal.SIGKILL not in worker.stop_signals
+        tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
+        return WorkerExit(
+            rank=worker.rank,
+            local_rank=self._spec.task.local_rank if self._spec.task else worker.local_rank,
+            host=self._spec.host,
+            pid=worker.pid,
+            returncode=returncode,
+            stopped=stopped,
+            time_s=error.time_s if error and error.time_s else ended_time_s,
+            duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
+            error=error,
+            out_of_memory=out_of_memory if killed_by_others else "no",
+            tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
+            log_file=main_log(worker.log_dir, tails),
+            whereabouts=worker.whereabouts(),
+        )
+
+    def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool) -> bool:
+        """Whether the worker ran until it was stopped, and had recorded no exception by then."""
+        if self._stopped_s is None or (worker.ended_s or self._stopped_s) < self._stopped_s:
+            return False
+        # The kernel closes a dying process's sockets before its end is visible, so a peer's failure can come first.
+        signum = -(worker.returncode or 0)
+        if signum > 0 and signum not in worker.stop_signals and not stop_requested:
+            return False
+        return error is None or not 0 < error.time_s < self._stopped_time_s
+
+
+def _duplicate(fd: int | None) -> int:
+    if fd is not None:
+        with contextlib.suppress(OSError):  # The user closed it: `<&-`.
+            return os.dup(fd)
+    return os.open(os.devnull, os.O_RDWR)

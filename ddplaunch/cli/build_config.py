@@ -1,0 +1,280 @@
+"""Builds a ``LaunchConfig`` from the options' texts; torchrun's options have torchrun's meaning.
+
+Runs in the launcher, once per command. Independent of click; starts nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.cli import host_options, scheduler_options, values
+from ddplaunch.cli.rendezvous_options import SEARCH_TIMEOUT_S, RendezvousConf, parse_rdzv_conf
+from ddplaunch.config import (
+    Entry,
+    LaunchConfig,
+    OutputConfig,
+    RemoteConfig,
+    RendezvousConfig,
+    TimeoutConfig,
+    WorkerConfig,
+)
+from ddplaunch.errors import OptionError, StartNotice, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.fault_spec import FaultSpec
+
+
+def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchConfig:
+    """Build the configuration of a run.
+
+    Args:
+        options: every option by its name in ``OPTIONS``, as text or bool, and ``script`` and ``script_args``.
+        environ: environment with the variables that torchrun reads besides ``PET_*``, and those of schedulers.
+
+    Raises:
+        UsageError: an invalid value or combination.
+    """
+    return _config(scheduler_options.apply_scheduler(options, environ), environ)
+
+
+def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str, str]) -> LaunchConfig:
+    options = completed.options
+    hosts = host_options.select_hosts(options, environ, completed.hosts)
+    min_nodes, max_nodes = values.parse_nnodes(str(len(hosts) or 1) if options["nnodes"] is None else options["nnodes"])
+    launcher_starts_nodes = bool(hosts or options["dry_run"])
+    _check_supported(options)
+    _check_rendezvous(options, max_nodes)
+    conf = parse_rdzv_conf(
+        "" if options["standalone"] else options["rdzv_conf"],
+        is_static=options["rdzv_backend"] == "static",
+        launcher_starts_nodes=launcher_starts_nodes,
+    )
+    ignored = (StartNotice("warning", conf.ignored),) if conf.ignored and max_nodes > 1 else ()
+    master_addr, master_port = _static_store(options)
+    has_own_rendezvous = max_nodes > 1 and not launcher_starts_nodes
+    return LaunchConfig(
+        script=options["script"],
+        script_args=tuple(options["script_args"]),
+        entry=_entry(options),
+        python=environ.get("PYTHON_EXEC") or None,
+        chdir=options["chdir"] or None,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        run_id=None if options["rdzv_id"] == "none" else options["rdzv_id"],
+        max_restarts=values.parse_whole(options["max_restarts"], "--max-restarts"),
+        signals=(
+            *values.parse_signals(options["signals_to_handle"]),
+            *(completed.job.requeue_on if completed.job else ()),
+        ),
+        workers=_workers(options),
+        output=_output(options, environ),
+        timeouts=_timeouts(options, environ, conf if launcher_starts_nodes else None),
+        rendezvous=_rendezvous(completed, conf, min_nodes, max_nodes) if has_own_rendezvous else None,
+        hosts=hosts,
+        remote=_remote(completed, environ, hosts),
+        master_addr=master_addr,
+        master_port=master_port,
+        local_addr=_local_addr(options),
+        interface=options["interface"] or None,
+        dry_run=options["dry_run"],
+        compile_on_cpu=options["rehearse_compile"],
+        injections=_injections(options, max_nodes) if options["inject"] else (),
+        task=completed.task,
+        job=completed.job,
+        notices=(*completed.notices, *ignored),
+    )
+
+
+def _workers(options: Mapping[str, Any]) -> WorkerConfig:
+    return WorkerConfig(
+        nproc_per_node=values.parse_nproc(options["nproc_per_node"]),
+        gpus=values.parse_gpus(options["gpus"]),
+        gpus_per_proc=values.parse_whole(options["gpus_per_proc"], "--gpus-per-proc"),
+        virtual_local_rank=options["virtual_local_rank"],
+        pass_local_rank=options["pass_local_rank"],
+        role=options["role"],
+        start_method="spawn" if options["start_method"] == "spawn" else "forkserver",
+        preload=values.parse_preload(options["preload"]),
+        numa_binding=options["numa_binding"],
+    )
+
+
+def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputConfig:
+    return OutputConfig(
+        log_dir=options["log_dir"] or None,
+        collect_logs=options["collect_logs"],
+        redirects=values.parse_streams(options["redirects"], "--redirects"),
+        tee=values.parse_streams(options["tee"], "--tee"),
+        show_ranks=values.parse_ranks(options["ranks_filter"], "--ranks-filter"),
+        show_local_ranks=values.parse_ranks(options["local_ranks_filter"], "--local-ranks-filter"),
+        duplicate_stdout_filters=values.parse_needles(options["duplicate_stdout_filters"]),
+        duplicate_stderr_filters=values.parse_needles(options["duplicate_stderr_filters"]),
+        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        events="console" if options["event_log_handler"] == "console" else "null",
+        verbosity=options["verbose"] - options["quiet"],
+    )
+
+
+def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RendezvousConf | None) -> TimeoutConfig:
+    """``conf`` is None where the settings of the rendezvous apply to this node only."""
+    hang = options["hang_timeout"]
+    timeouts = TimeoutConfig(
+        shutdown_s=_shutdown_timeout_s(options, environ),
+        hang_s=None if hang is None else values.parse_seconds(hang, "--hang-timeout"),
+    )
+    return replace(timeouts, join_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
+
+
+def _local_addr(options: Mapping[str, Any]) -> str | None:
+    return None if options["local_addr"] is None else values.parse_host(options["local_addr"], "--local-addr")
+
+
+def connection_options(
+    options: Mapping[str, Any], environ: Mapping[str, str]
+) -> tuple[tuple[Host, ...], RemoteConfig, float]:
+    """For ``--ps`` and ``--kill``: the other machines, how to connect to them, and the grace period in seconds.
+
+    Raises:
+        UsageError: as ``build_config``.
+    """
+    hosts = host_options.select_hosts(options, environ)
+    remote = host_options.remote(options, environ, forwards=bool(hosts))
+    if not hosts and remote != RemoteConfig(connect_timeout_s=remote.connect_timeout_s):
+        raise UsageError("options of hosts have an effect only with --hosts or --hostfile")
+    return hosts, remote, _shutdown_timeout_s(options, environ)
+
+
+def _injections(options: Mapping[str, Any], max_nodes: int) -> tuple[FaultSpec, ...]:
+    """The faults to inject. Checks their ranks if --nproc-per-node is a number; otherwise the launcher checks them."""
+    from ddplaunch import fault_spec
+
+    faults = tuple(fault_spec.parse(text) for text in options["inject"])
+    nproc = values.parse_nproc(options["nproc_per_node"])
+    if isinstance(nproc, int):
+        fault_spec.check(faults, max_nodes * nproc, max_nodes)
+    return faults
+
+
+def _remote(
+    completed: scheduler_options.CompletedOptions, environ: Mapping[str, str], hosts: tuple[Host, ...]
+) -> RemoteConfig:
+    options = completed.options
+    forwards = bool(hosts or options["export"] or options["env_file"])
+    return replace(host_options.remote(options, environ, forwards=forwards), by_srun=completed.by_srun)
+
+
+def _check_supported(options: Mapping[str, Any]) -> None:
+    """Reject options that are not supported, and invalid values of options without effect."""
+    if options["verbose"] and options["quiet"]:
+        raise UsageError("--verbose and --quiet exclude each other")
+    if values.parse_seconds(options["monitor_interval"], "--monitor-interval") <= 0:
+        raise OptionError("--monitor-interval", options["monitor_interval"], "must be above 0")
+    # torchrun's dynamic_rendezvous logs messages between its agents; ddplaunch has no such messages.
+    if options["event_log_handler"] not in ("null", "console", "dynamic_rendezvous"):
+        raise OptionError("--event-log-handler", options["event_log_handler"], "must be null or console")
+    if options["logs_specs"] is not None:
+        raise UsageError(
+            "--logs-specs: not supported, torch's LogsSpecs plug-ins run inside torchrun's agent",
+            "Use --log-dir, --redirects, --tee and --ranks-filter; the files have torchrun's names.",
+        )
+
+
+def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
+    if options["standalone"]:
+        if max_nodes > 1:
+            message = f"--standalone means one node, and --nnodes is {options['nnodes']}"
+            raise UsageError(message, "", ("--standalone", "--nnodes"))
+        return
+    _check_backend(options["rdzv_backend"])
+    if options["rdzv_endpoint"]:
+        values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+    node_rank = values.parse_whole(options["node_rank"] or "0", "--node-rank")
+    if not 0 <= node_rank < max_nodes:
+        raise OptionError("--node-rank", node_rank, f"must be between 0 and {max_nodes - 1} with --nnodes {max_nodes}")
+
+
+def _rendezvous(
+    completed: scheduler_options.CompletedOptions, conf: RendezvousConf, min_nodes: int, max_nodes: int
+) -> RendezvousConfig | None:
+    """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint."""
+    options, scheduler = completed.options, completed.endpoint
+    static = options["rdzv_backend"] == "static"
+    endpoint = _endpoint(options, 29500 if static else 29400)
+    if endpoint is None:
+        return None
+    node_rank = None if options["node_rank"] is None else int(options["node_rank"])
+    is_server = (node_rank or 0) == 0 if static else conf.is_host
+    return RendezvousConfig(
+        token=(scheduler.token if scheduler else None) or options["rdzv_id"] or "none",
+        min_nodes=max_nodes if static else min_nodes,
+        max_nodes=max_nodes,
+        node_rank=node_rank or 0 if static else node_rank,
+        hosts=(endpoint[0],),
+        port=endpoint[1],
+        other_ports=scheduler.ports[1:] if scheduler else (),
+        is_server=is_server,
+        local_addr=_local_addr(options),
+        interface=options["interface"],
+        join_timeout_s=conf.join_timeout_s,
+        search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
+        last_call_s=conf.last_call_s,
+        lost_after_s=conf.lost_after_s,
+    )
+
+
+def _endpoint(options: Mapping[str, Any], default_port: int) -> tuple[str, int] | None:
+    if options["rdzv_endpoint"]:
+        host, port = values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+        return host, default_port if port is None else port
+    if options["master_addr"] is None or options["rdzv_backend"] != "static":
+        return None
+    port_text = options["master_port"]
+    port = default_port if port_text is None else values.parse_whole(port_text, "--master-port")
+    return values.parse_host(options["master_addr"], "--master-addr"), port
+
+
+def _check_backend(name: str) -> None:
+    if name in ("etcd", "etcd-v2"):
+        raise OptionError(
+            "--rdzv-backend",
+            name,
+            "ddplaunch does not use etcd",
+            "Use --rdzv-backend c10d: one of the nodes serves the rendezvous, and nothing needs to be installed.",
+        )
+    if name not in ("static", "c10d"):
+        raise OptionError("--rdzv-backend", name, "must be static or c10d", "torchrun's plug-ins are not supported.")
+
+
+def _static_store(options: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Address and port of the workers' store, if torchrun's static backend fixes them; otherwise None."""
+    port = None if options["master_port"] is None else values.parse_whole(options["master_port"], "--master-port")
+    if options["standalone"] or options["rdzv_backend"] != "static":
+        return None, None
+    if options["rdzv_endpoint"]:
+        host, port = values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+        if port is None:
+            raise OptionError("--rdzv-endpoint", options["rdzv_endpoint"], "the static backend needs a port too")
+        return host, port
+    if port is None:
+        return None, None
+    return values.parse_host(options["master_addr"] or "127.0.0.1", "--master-addr"), port
+
+
+def _entry(options: Mapping[str, Any]) -> Entry:
+    if options["run_path"]:
+        return "script"
+    if options["module"] and options["no_python"]:
+        message = "--module and --no-python exclude each other: a program is not a module"
+        raise UsageError(message, "", ("--module", "--no-python"))
+    return "module" if options["module"] else "program" if options["no_python"] else "script"
+
+
+def _shutdown_timeout_s(options: Mapping[str, Any], environ: Mapping[str, str]) -> float:
+    if options["shutdown_timeout"] is not None:
+        return values.parse_seconds(options["shutdown_timeout"], "--shutdown-timeout")
+    name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+    return values.parse_seconds(environ.get(name) or "30", name)

@@ -1,0 +1,89 @@
+"""Options about other machines: which hosts, how the launcher connects to them, and the variables of their workers.
+
+Runs in the launcher. Reads the hostfile and the env file; starts nothing.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.cli import values
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE
+from ddplaunch.config import RemoteConfig
+from ddplaunch.errors import OptionError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.cluster.hosts import Host
+
+_ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "standalone")
+"""Options for one launcher per node; they contradict hosts, on which one launcher starts all nodes."""
+
+
+def select_hosts(
+    options: Mapping[str, Any], environ: Mapping[str, str], scheduler_hosts: tuple[Host, ...] = ()
+) -> tuple[Host, ...]:
+    """The machines on which this launcher starts all nodes; empty if it starts only one, on this machine.
+
+    ``scheduler_hosts`` are used if neither the options nor the environment names hosts.
+
+    Raises:
+        UsageError: invalid hosts, or hosts together with an endpoint, which the launcher would not use.
+    """
+    given = [options[name] for name in ("hosts", "hostfile", "include", "exclude")]
+    has_host_options = given != [None] * 4
+    if not (has_host_options or scheduler_hosts or environ.get(HOSTS_VARIABLE) or environ.get(HOSTFILE_VARIABLE)):
+        return ()
+    option = next((f"--{name.replace('_', '-')}" for name in _ENDPOINT_OPTIONS if options[name]), "")
+    if option and not options["dry_run"]:
+        if has_host_options:
+            hint = "With hosts, the launcher assigns the endpoint; without hosts, start ddplaunch on every node."
+            raise UsageError(f"--hosts and {option} exclude each other", hint, (option,))
+        return ()
+    if options["master_port"] is not None and not options["dry_run"]:
+        hint = "Every attempt has a new port on the first node; it must be open to the other nodes."
+        raise UsageError("--master-port has no effect where hosts are named", hint, ("--master-port",))
+    from ddplaunch.cluster import host_filter
+
+    hosts, hostfile, include, exclude = given
+    return host_filter.resolve(environ, hosts, hostfile, include, exclude, scheduler_hosts)
+
+
+def remote(options: Mapping[str, Any], environ: Mapping[str, str], *, forwards: bool) -> RemoteConfig:
+    """How to connect to the hosts; with ``forwards`` also the variables of the workers, here and on the hosts.
+
+    Raises:
+        UsageError: an invalid value, or an env file that cannot be read.
+    """
+    port = options["ssh_port"]
+    timeout_s = values.parse_seconds(options["connect_timeout"], "--connect-timeout")
+    if timeout_s <= 0:
+        raise OptionError("--connect-timeout", options["connect_timeout"], "must be above 0")
+    return RemoteConfig(
+        user=options["ssh_user"],
+        port=None if port is None else values.parse_whole(port, "--ssh-port"),
+        identity=options["ssh_identity"],
+        config=options["ssh_config"],
+        accept_new=options["ssh_accept_new"],
+        connect_timeout_s=timeout_s,
+        python=options["remote_python"],
+        setup=options["remote_setup"] or "",
+        environ=_forwarded(options, environ) if forwards else (),
+    )
+
+
+def _forwarded(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    from ddplaunch.protocol import env_forwarding
+
+    return tuple(env_forwarding.forwarded(environ, options["export"], _env_file_text(options["env_file"])).items())
+
+
+def _env_file_text(path: str | None) -> str | None:
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:
+        raise OptionError("--env-file", path, getattr(error, "strerror", None) or "is not UTF-8 text") from None

@@ -1,0 +1,205 @@
+"""The command line: parses options, then starts a run or another command, and exits with its exit code.
+
+Runs in the launcher. ``options`` declares the options, ``parser`` parses them and prints the help page, and
+``build_config`` applies them. Must not interpret arguments after the script.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import click
+
+from ddplaunch.cli.build_config import build_config, connection_options
+from ddplaunch.cli.options import OPTIONS
+from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option, complete_files
+from ddplaunch.config import LaunchConfig
+from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
+from ddplaunch.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+INTERRUPTED = 130
+
+EXAMPLES = """Start, watch and stop the workers of a PyTorch DDP job, in place of torchrun.
+
+\b
+Examples:
+  ddplaunch train.py --lr 1e-3            one worker per GPU (1 without GPUs)
+  ddplaunch --nproc-per-node 4 -m pkg.train
+  ddplaunch --gpus 2,3 --max-restarts 3 train.py --resume
+  ddplaunch --hosts 'gpu[1-4]' train.py   four machines, over SSH
+  ddplaunch --dry-run --nnodes 2 --nproc-per-node 8 train.py  # here, on CPU"""
+
+AFTER_OPTIONS = {
+    "Exit codes": (
+        ("0", "all workers succeeded"),
+        ("2", "wrong usage"),
+        (
+            "80-89",
+            "ddplaunch's own: 80 a bug, 81 --check warns, 82 not ready to run, 83 no rendezvous, 84 node lost, "
+            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout)",
+        ),
+        ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
+        ("others", "exit code of the worker that failed first"),
+    ),
+    "More": (
+        ("spelling", "_ and - are the same in options; unique beginnings of options are enough"),
+        (
+            "environment",
+            "PET_<NAME> sets torchrun's option of that name: PET_NPROC_PER_NODE=4; PYTHON_EXEC, "
+            "TORCH_ELASTIC_SHUTDOWN_TIMEOUT and TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE work as with torchrun",
+        ),
+        (
+            "shell completion",
+            "_DDPLAUNCH_COMPLETE=bash_source ddplaunch prints the script to source (or zsh_source, fish_source)",
+        ),
+    ),
+}
+
+
+_DECLARED = [option for options in OPTIONS.values() for option in options]
+
+_UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": complete_files}
+ARGUMENTS = (
+    click.Argument(["script"], metavar="SCRIPT", required=False, default="", **_UNPROCESSED),
+    click.Argument(["script_args"], metavar="[ARGS]...", nargs=-1, **_UNPROCESSED),
+)
+
+
+def _to_config(**options: object) -> LaunchConfig:
+    try:
+        return build_config(options, os.environ)
+    except UsageError as error:
+        origin = _origin(click.get_current_context(), error.options)
+        raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
+
+
+def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, **options: object) -> LaunchConfig | int:
+    """The configuration of the run; or run another command, and return its exit code."""
+    if check:
+        return _check(plan or json or ps or kill is not None, options)
+    if ps or kill is not None:
+        return _ps_or_kill(ps, kill, plan, options)
+    if json and not plan:
+        raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
+    config = _to_config(**options)
+    if not plan:
+        return config
+    from ddplaunch.commands import plan_page
+    from ddplaunch.commands.plan import plan as plan_of
+
+    planned = plan_of(config)
+    click.echo(plan_page.as_json(planned) if json else plan_page.page(planned))
+    return 0
+
+
+def _check(is_combined: bool, options: dict[str, Any]) -> int:
+    """Run --check. A given script must exist; it is not run."""
+    if is_combined:
+        raise UsageError("--check cannot be combined with --plan, --json, --ps or --kill")
+    from ddplaunch.commands import check
+
+    if not options["script"]:
+        options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
+    return check.check(_to_config(**options), click.echo, (lambda _: None) if options["quiet"] else _print)
+
+
+def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, Any]) -> int:
+    name = "--ps" if ps else "--kill"
+    if ps + plan + (kill is not None) > 1:
+        raise UsageError(f"{name} cannot be combined with {'--plan' if plan else '--kill'}")
+    if options["script"]:
+        raise UsageError(
+            f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
+        )
+    hosts, remote, grace_s = connection_options(options, os.environ)
+    from ddplaunch.commands import ps as ps_command
+
+    report = (lambda _: None) if options["quiet"] else _print
+    if kill is None:
+        ps_command.ps(hosts, remote, click.echo, report)
+    else:
+        ps_command.kill(kill, grace_s, hosts, remote, report)
+    return 0
+
+
+def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
+    """A hint that names the variables which set the options ``names``; empty if none did."""
+    inherited = ctx.meta.get(INHERITED, ()) if ctx else ()
+    variables = [option.pet for option in _DECLARED if option.long_name in inherited and option.long_name in names]
+    return f"Set in the environment: {', '.join(variables)}." if variables else ""
+
+
+command = GroupedCommand("ddplaunch", _dispatch, OPTIONS, ARGUMENTS, EXAMPLES, AFTER_OPTIONS)
+
+
+def main(argv: Sequence[str] | None = None) -> NoReturn:
+    """Run the command line ``argv`` (without the program's name; None for this process's own) and exit.
+
+    A traceback is shown only for a bug in ddplaunch.
+    """
+    sys.exit(_exit_code(argv))
+
+
+def _exit_code(argv: Sequence[str] | None) -> int:
+    try:
+        return _run(argv)
+    except LaunchError as error:
+        _print_error(error.message, error.hint)
+        return error.exit_code
+    except click.ClickException as error:
+        _print_error(*_describe(error))
+        return USAGE
+    except (KeyboardInterrupt, click.Abort):
+        return INTERRUPTED
+    except Exception:
+        _print_bug()
+        return INTERNAL
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    config = command.main(argv, prog_name="ddplaunch", standalone_mode=False)
+    if not isinstance(config, LaunchConfig):  # --help, --version or another command
+        return int(config)
+    if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
+        _print(
+            "warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported; "
+            "--hang-timeout ends a job without output"
+        )
+    if config.job and config.job.requeue_on:
+        from ddplaunch.launcher import slurm_requeue
+
+        if problem := slurm_requeue.check_requeue(config.job):
+            _print(f"warning: {problem}")
+    from ddplaunch.launcher.launch import launch
+
+    return launch(config).exit_code
+
+
+def _describe(error: click.ClickException) -> tuple[str, str]:
+    if not isinstance(error, click.BadParameter) or not isinstance(error.param, Option):
+        return error.format_message(), ""
+    name = error.param.long_name
+    return f"{name}: {error.message.rstrip('.')}", _origin(error.ctx, [name])
+
+
+def _print(text: str) -> None:
+    # A closed stderr must not change the exit code.
+    with contextlib.suppress(OSError):
+        print(f"ddplaunch: {escape(text)}", file=sys.stderr, flush=True)
+
+
+def _print_error(message: str, hint: str) -> None:
+    _print(f"error: {message}" + (f"\n  hint: {hint}" if hint else ""))
+
+
+def _print_bug() -> None:
+    import traceback
+
+    _print(f"internal error\n{traceback.format_exc()}")
+    _print("this is a bug in ddplaunch: please report it with the lines above and the output of `ddplaunch --version`")

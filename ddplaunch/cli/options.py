@@ -1,0 +1,237 @@
+"""All options of the command line, by the headings of the help page; ``build_config`` applies their values.
+
+A new option needs an entry here, a field in ``config`` and its line in ``build_config``.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import get_args
+
+import click
+
+from ddplaunch.cli.parser import Option, flag
+from ddplaunch.config import NumaBinding
+
+STOP_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+
+
+def _print_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+    if is_set and not ctx.resilient_parsing:
+        click.echo(version_line())
+        ctx.exit()
+
+
+def version_line() -> str:
+    """Versions for a bug report, read without importing torch."""
+    from importlib import metadata
+
+    from ddplaunch.version import __version__
+
+    try:
+        torch = metadata.version("torch")
+    except metadata.PackageNotFoundError:
+        torch = "not installed"
+    return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
+
+
+OPTIONS: dict[str, tuple[Option, ...]] = {
+    "Workers": (
+        Option(
+            "--nproc-per-node",
+            "N",
+            "Workers per node: a number, auto, cpu, gpu or xpu. Default: one per GPU, or one.",
+        ),
+        flag("-m --module", "SCRIPT is a module; run it as 'python -m' does."),
+        flag("--no-python", "SCRIPT is a program; execute it directly."),
+        flag("--run-path", "SCRIPT is a script, even with -m or --no-python."),
+        Option(
+            "--start-method",
+            "METHOD",
+            "forkserver, fork: import torch once, then fork; spawn: an interpreter per worker. Default: forkserver.",
+            "forkserver",
+            type=click.Choice(["forkserver", "spawn", "fork"]),
+        ),
+        Option("--preload", "A,B", "Modules to import before forking, besides torch.", pet=False),
+        flag(
+            "--pass-local-rank", "Give the script --local-rank=N, for old torch.distributed.launch scripts.", pet=False
+        ),
+        flag("--use-env", "Option of torch.distributed.launch; has no effect.", pet=False, hidden=True),
+        Option("--role", "NAME", "The workers' ROLE_NAME. Default: default.", "default"),
+    ),
+    "Devices": (
+        Option("--gpus", "2,4,7", "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.", pet=False),
+        Option("--gpus-per-proc", "K", "Each worker sees K GPUs of the node. Default: all.", "0", pet=False),
+        flag("--virtual-local-rank", "Each worker sees one GPU, with LOCAL_RANK=0."),
+        Option(
+            "--numa-binding",
+            "HOW",
+            "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no binding.",
+            pet=False,
+            type=click.Choice(get_args(NumaBinding)),
+        ),
+    ),
+    "Restarts and stopping": (
+        Option("--max-restarts", "N", "After a failure start all workers again, at most N times. Default: 0.", "0"),
+        Option(
+            "--shutdown-timeout",
+            "S",
+            "Seconds from SIGTERM to SIGKILL; the whole stop takes at most about 10 s more. Default: 30.",
+        ),
+        Option(
+            "--hang-timeout",
+            "S",
+            "End the job as hung when no worker has written a line for S seconds. Default: never.",
+            pet=False,
+        ),
+        Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
+        Option(
+            "--requeue-on",
+            "USR1,TERM",
+            "In a SLURM job these signals also stop the run, and SLURM then requeues the job. Default: none.",
+            "",
+            pet=False,
+        ),
+        Option("--monitor-interval", "S", "Accepted, without effect: ddplaunch does not poll.", "0.1"),
+    ),
+    "Output and logs": (
+        Option(
+            "--log-dir",
+            "DIR",
+            "Parent of the run folder, which has the logs; /dev/null: no files. Default: $XDG_STATE_HOME/ddplaunch.",
+            type=click.Path(file_okay=False, readable=False),
+        ),
+        Option(
+            "-r --redirects",
+            "WHAT",
+            "Streams to keep off the console: 1 stdout, 2 stderr, 3 both; by local rank: 0:1,7:3. Default: 0, none.",
+            "0",
+        ),
+        Option(
+            "-t --tee",
+            "WHAT",
+            "Streams to show on the console even if redirected; values as of --redirects. Default: 0.",
+            "0",
+        ),
+        Option("--ranks-filter", "0,4-7", "Ranks shown on the console. Default: all.", "", pet=False),
+        Option("--local-ranks-filter", "0,4-7", "Local ranks shown on the console. Default: all.", ""),
+        Option(
+            "--duplicate-stdout-filters",
+            "A,B",
+            "Copy stdout lines with A or B to filtered_stdout.log. Default: none.",
+            "",
+        ),
+        Option(
+            "--duplicate-stderr-filters",
+            "A,B",
+            "Copy stderr lines with A or B to filtered_stderr.log; ',,' is a comma. Default: none.",
+            "",
+        ),
+        flag(
+            "--collect-logs",
+            "At the end copy the log files of all nodes to this machine. Default: the last lines of failed workers.",
+            pet=False,
+        ),
+        Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
+        Option("--logs-specs", "NAME", "Not supported (plug-ins of torchrun's agent).", pet=False),
+        flag("-v --verbose", "Show more messages.", pet=False),
+        flag("-q --quiet", "Show only errors and the failure page.", pet=False),
+    ),
+    "Nodes and rendezvous": (
+        Option("--nnodes", "N|MIN:MAX", "Nodes of the job. Default: all named hosts, else 1."),
+        Option(
+            "--cluster",
+            "WORD",
+            "Scheduler whose variables give the node rank and the endpoint: auto, none, slurm, openmpi, mpich, pals, "
+            "jsrun, lsf, pbs or kubernetes. Default: auto.",
+            "auto",
+            pet=False,
+        ),
+        flag("--standalone", "One node, like --nnodes 1; ignore endpoint options."),
+        Option("--rdzv-id", "ID", "Run id: the name of the run. Default: a new one."),
+        Option(
+            "--rdzv-backend",
+            "NAME",
+            "Which node serves the rendezvous. static: node rank 0; c10d: the node of the endpoint. Default: static.",
+            "static",
+        ),
+        Option(
+            "--rdzv-endpoint", "HOST:PORT", "Endpoint of the rendezvous. Default port: 29400; with static 29500.", ""
+        ),
+        Option(
+            "--rdzv-conf",
+            "K=V,...",
+            "Settings of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval, is_host, ...",
+            "",
+        ),
+        Option("--node-rank", "N", "Number of this node. Default: 0; with c10d, by arrival."),
+        Option("--master-addr", "HOST", "With static: address of node rank 0."),
+        Option("--master-port", "PORT", "With static: port of node rank 0; on one node, of the workers' store."),
+        Option(
+            "--local-addr",
+            "HOST",
+            "Address at which other nodes reach this one. Default: the one on the way to the endpoint.",
+        ),
+    ),
+    "Hosts (started over SSH)": (
+        Option("--hosts", "gpu[1-4],USER@HOST:PORT", "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.", pet=False),
+        Option("--hostfile", "FILE", "File with a host per line. Default: DDPLAUNCH_HOSTFILE.", pet=False),
+        Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host.", pet=False),
+        Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these.", pet=False),
+        Option(
+            "-x --export",
+            "NAME[=VALUE]",
+            "Forward a variable to the workers; 'PRE*': all with this prefix.",
+            pet=False,
+            multiple=True,
+        ),
+        Option("--env-file", "FILE", "Forward the variables in FILE to the workers; a NAME=VALUE per line.", pet=False),
+        Option(
+            "--chdir", "DIR", "Working directory of the workers on every node. Default: the current one.", pet=False
+        ),
+        Option("--interface", "NAME", "Network interface between the nodes. Default: detected.", pet=False),
+        Option("--remote-python", "PATH", "Python interpreter on the hosts. Default: the path of this one.", pet=False),
+        Option("--remote-setup", "TEXT", "Shell text to run first on the hosts, like 'module load cuda'.", pet=False),
+        Option("--ssh-user", "NAME", "Login name, like ssh -l.", pet=False),
+        Option("--ssh-port", "PORT", "Port of the SSH server, like ssh -p.", pet=False),
+        Option("--ssh-identity", "FILE", "File of the private key, like ssh -i.", pet=False),
+        Option("--ssh-config", "FILE", "SSH configuration file, like ssh -F.", pet=False),
+        flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", pet=False),
+        Option("--connect-timeout", "S", "Seconds for one attempt to connect. Default: 15.", "15", pet=False),
+    ),
+    "Before a run": (
+        flag(
+            "--check",
+            "Test this machine, or --hosts: versions, GPUs, limits, network speed; run no script.",
+            pet=False,
+        ),
+    ),
+    "Earlier runs (yours, here and on --hosts)": (
+        flag("--ps", "List runs that have processes, and whether their launcher is alive.", pet=False),
+        Option("--kill", "RUN_ID", "End all processes of a run: SIGTERM, --shutdown-timeout, SIGKILL.", pet=False),
+    ),
+    "Dry run": (
+        flag(
+            "--dry-run",
+            "Run the job on this machine's CPU, with simulated nodes and GPUs; scripts stay unchanged.",
+            pet=False,
+        ),
+        flag(
+            "--rehearse-compile",
+            "With --dry-run: torch.compile compiles for the CPU. Default: it returns the model unchanged.",
+            pet=False,
+        ),
+        flag("--plan", "Show the plan of the run: nodes, ranks, GPUs, environment; start nothing.", pet=False),
+        flag("--json", "With --plan: print JSON.", pet=False),
+        Option(
+            "--inject",
+            "'kill rank=3 after=5s'",
+            "With --dry-run: inject a fault and report how the job handled it; '' lists the faults.",
+            pet=False,
+            multiple=True,
+        ),
+    ),
+    "Other": (
+        flag("--version", "Show versions.", pet=False, is_eager=True, expose_value=False, callback=_print_version),
+    ),
+}

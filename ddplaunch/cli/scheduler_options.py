@@ -1,0 +1,196 @@
+"""Completes the options from the environment of the scheduler that started ddplaunch.
+
+Runs in the launcher. The user's options take precedence. Besides the environment, reads the allowed CPUs and the host
+name of this machine, and whether stdin is a terminal.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ddplaunch.cli import values
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
+from ddplaunch.cluster.schedulers import SchedulerInfo
+from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.errors import OptionError, StartNotice, UsageError
+
+PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
+"""Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""
+
+_ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")
+"""Options that give the node rank or the rendezvous endpoint."""
+
+
+@dataclass(frozen=True)
+class CompletedOptions:
+    """The user's options, completed from the scheduler's environment.
+
+    Attributes:
+        options: the user's values; the scheduler's values where the user gave none.
+        hosts: the nodes of the scheduler, for one launcher that starts all nodes; empty if the user names hosts.
+        endpoint: the scheduler that gives the rendezvous endpoint; None if the user gives it, or none is needed.
+        task: the only worker of this launcher, if the scheduler started a process for every worker.
+        notices: the detected scheduler, and probable mistakes.
+        by_srun: srun starts the agents on ``hosts``.
+        job: the SLURM job that contains this process, if any.
+    """
+
+    options: Mapping[str, Any]
+    hosts: tuple[Host, ...] = ()
+    endpoint: SchedulerInfo | None = None
+    task: ScheduledTask | None = None
+    notices: tuple[StartNotice, ...] = ()
+    by_srun: bool = False
+    job: SlurmJob | None = None
+
+
+def apply_scheduler(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
+    """Detect a scheduler in ``environ`` and complete the options from it.
+
+    Raises:
+        UsageError: the variables cannot be read, or contradict the options.
+    """
+    completed, scheduler = CompletedOptions(options), None
+    if options["cluster"] != "auto" or any(name.startswith(PREFIXES) for name in environ):
+        selects_nodes = _names_hosts_or_endpoint(options, environ)
+        scheduler = _detect(options, environ, selects_nodes)
+        if scheduler is not None:
+            completed = _complete(scheduler, options, environ, selects_nodes)
+    return _with_job(completed, scheduler, environ)
+
+
+def _names_hosts_or_endpoint(options: Mapping[str, Any], environ: Mapping[str, str]) -> bool:
+    """Whether the user names hosts or an endpoint, so that the scheduler's hosts and endpoint are not used."""
+    hosts = any(options[name] is not None for name in ("hosts", "hostfile"))
+    inherited = any(environ.get(name) for name in (HOSTS_VARIABLE, HOSTFILE_VARIABLE))
+    return bool(hosts or inherited or options["dry_run"] or any(options[name] for name in _ENDPOINT_OPTIONS))
+
+
+def _detect(options: Mapping[str, Any], environ: Mapping[str, str], selects_nodes: bool) -> SchedulerInfo | None:
+    from ddplaunch.cluster import schedulers
+
+    try:
+        return schedulers.detect(environ, options["cluster"])
+    except UsageError:
+        if selects_nodes and options["cluster"] == "auto":
+            return None
+        raise
+
+
+def _with_job(
+    completed: CompletedOptions, scheduler: SchedulerInfo | None, environ: Mapping[str, str]
+) -> CompletedOptions:
+    """Add the SLURM job that contains this process, whichever program in it started ddplaunch."""
+    options, job = completed.options, None
+    requeue_on = values.parse_requeue_signals(options["requeue_on"])
+    if "SLURM_JOB_ID" in environ and options["cluster"] != "none":
+        from ddplaunch.cluster import slurm
+
+        job = slurm.read_job(environ)
+    if job is None:
+        if requeue_on:
+            hint = "Leave it out, or start the job with sbatch, and without `--cluster none`."
+            raise OptionError("--requeue-on", options["requeue_on"], "this is not a job of SLURM", hint)
+        return completed
+    is_first = not (scheduler and scheduler.index)
+    notices = completed.notices
+    if job.requeue_count and is_first:
+        notices += (StartNotice("info", f"SLURM restart {job.requeue_count} of this job ({job.id})"),)
+    job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and is_first)
+    return replace(completed, job=job, notices=notices)
+
+
+def _complete(
+    scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str], selects_nodes: bool
+) -> CompletedOptions:
+    if selects_nodes:
+        from ddplaunch.cluster import scheduler_checks
+
+        has_endpoint = any(options[name] for name in _ENDPOINT_OPTIONS)
+        warnings = scheduler_checks.lint(scheduler, environ, has_endpoint=has_endpoint)
+        text = f"{scheduler.description}; not used, because options select the nodes"
+        return CompletedOptions(options, notices=_notices(text, warnings if scheduler.kind == "allocation" else ()))
+    if scheduler.kind in ("hosts", "allocation"):
+        return _with_hosts(scheduler, options, environ)
+    if options["include"] is not None or options["exclude"] is not None:
+        return CompletedOptions(options)
+    return _with_endpoint(scheduler, options, environ)
+
+
+def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
+    """For one launcher that starts all nodes of the scheduler."""
+    from ddplaunch.cluster.schedulers import read_hosts
+
+    hosts = read_hosts(scheduler)
+    notices = _notices(scheduler.description, scheduler.warnings)
+    if len(hosts) == 1 and (_is_here(hosts[0].name) or environ.get("SLURMD_NODENAME") == hosts[0].name):
+        return CompletedOptions(options, notices=notices)
+    return CompletedOptions(options, hosts=hosts, notices=notices, by_srun=scheduler.kind == "allocation")
+
+
+def _with_endpoint(
+    scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str]
+) -> CompletedOptions:
+    """For one of several launchers, which the scheduler started on every node or for every worker."""
+    from ddplaunch.cluster import scheduler_checks
+
+    nproc = values.parse_nproc(options["nproc_per_node"])
+    nnodes = None if options["nnodes"] is None else values.parse_nnodes(options["nnodes"])
+    scheduler_checks.check_counts(scheduler, nproc, nnodes)
+    if scheduler.task and options["numa_binding"]:
+        hint = f"{scheduler.name} binds its tasks itself, or start one task per node."
+        raise UsageError(f"--numa-binding: {scheduler.name} started a task for every worker", hint)
+    workers = 1 if scheduler.task else nproc if isinstance(nproc, int) else None
+    cpus = len(os.sched_getaffinity(0))
+    warnings = scheduler_checks.lint(scheduler, environ, workers=workers, cpus=cpus, terminal=_is_terminal())
+    notices = _notices(scheduler.description, () if scheduler.index else warnings)
+    if scheduler.task:
+        options = {**options, "nproc_per_node": "1"}
+    agents = scheduler.agents or (nnodes[1] if nnodes else 1)
+    if agents == 1:
+        return CompletedOptions(options, task=scheduler.task, notices=notices)
+    scheduler = replace(scheduler, agents=agents, ports=_ports(scheduler, options))
+    error = scheduler_checks.needs_endpoint(scheduler)
+    if error:
+        raise error
+    options = {**options, **_endpoint_options(scheduler, options)}
+    return CompletedOptions(options, endpoint=scheduler, task=scheduler.task, notices=notices)
+
+
+def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The endpoint and this node's rank, as torchrun's options."""
+    host = scheduler.first_host or ""
+    conf = f"is_host={'true' if scheduler.is_server else 'false'}"
+    return {
+        "nnodes": str(scheduler.agents) if scheduler.task or options["nnodes"] is None else options["nnodes"],
+        "node_rank": None if scheduler.index is None else str(scheduler.index),
+        "rdzv_backend": options["rdzv_backend"].replace("static", "c10d"),
+        "rdzv_endpoint": f"{f'[{host}]' if ':' in host else host}:{scheduler.ports[0]}",
+        "rdzv_conf": ",".join(filter(None, (conf, options["rdzv_conf"]))),
+        "rdzv_id": scheduler.token if options["rdzv_id"] in (None, "none") else options["rdzv_id"],
+    }
+
+
+def _ports(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> tuple[int, ...]:
+    """The port that the user gave, otherwise all ports of the scheduler's endpoint."""
+    if options["master_port"] is None:
+        return scheduler.ports
+    return (values.parse_endpoint(f"host:{options['master_port']}", "--master-port")[1] or 0,)
+
+
+def _notices(description: str, warnings: tuple[str, ...]) -> tuple[StartNotice, ...]:
+    return (StartNotice("detail", description), *(StartNotice("warning", text) for text in warnings))
+
+
+def _is_here(name: str) -> bool:
+    return name.split(".")[0] == socket.gethostname().split(".")[0]
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and sys.stdin.isatty()

@@ -1,0 +1,215 @@
+"""Parsers: the text of an option -> its value. Run in the launcher; pure. Each raises OptionError for invalid text."""
+
+from __future__ import annotations
+
+import math
+import re
+import signal
+
+from ddplaunch.config import Streams
+from ddplaunch.errors import OptionError
+
+MAX_RANK = 1_000_000
+
+
+def parse_whole(text: str, option: str) -> int:
+    """A whole number.
+
+    Raises:
+        OptionError: anything else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(option, text, "must be a whole number") from None
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """A time in seconds, of either sign.
+
+    Raises:
+        OptionError: not a number, or not a finite one.
+    """
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not math.isfinite(seconds):
+        raise OptionError(option, text, "must be a number of seconds")
+    return seconds
+
+
+def parse_nproc(text: str | None) -> int | str | None:
+    """A number, or the text unchanged; ``WorkerConfig`` checks the words."""
+    try:
+        return text if text is None else int(text)
+    except ValueError:
+        return text
+
+
+def parse_nnodes(text: str) -> tuple[int, int]:
+    """``N`` or ``MIN:MAX`` as a pair.
+
+    Raises:
+        OptionError: anything else, or not 0 < MIN <= MAX.
+    """
+    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    if not match:
+        raise OptionError("--nnodes", text, "must be N or MIN:MAX")
+    low, high = int(match[1]), int(match[2] or match[1])
+    if not 0 < low <= high:
+        raise OptionError("--nnodes", text, "must be 0 < MIN <= MAX")
+    return low, high
+
+
+def parse_streams(text: str, option: str) -> Streams:
+    """Torchrun's ``-r``/``-t`` grammar: ``0``..``3``, or ``LOCAL_RANK:MASK,...`` (ranks of any length).
+
+    Raises:
+        OptionError: anything else, or a local rank named twice.
+    """
+    if re.fullmatch(r"[0-3]", text):
+        return Streams(default=int(text))
+    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
+        raise OptionError(option, text, "must be 0, 1, 2 or 3, or a list like 0:1,12:3 (local rank:mask)")
+    pairs = tuple((int(rank), int(mask)) for rank, mask in (part.split(":") for part in text.split(",")))
+    if len(dict(pairs)) < len(pairs):
+        raise OptionError(option, text, "names a local rank twice")
+    return Streams(by_local_rank=pairs)
+
+
+def parse_ranks(text: str, option: str) -> frozenset[int] | None:
+    """``0,4-7`` as a set of ranks; an empty text means no filter.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if not text.strip():
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= MAX_RANK:
+            raise OptionError(option, text, "must be ranks like 0,4-7")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)
+
+
+_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+"""SIGKILL and SIGSTOP cannot be caught; SIGCHLD arrives whenever a child process ends."""
+
+
+def parse_signals(text: str) -> tuple[str, ...]:
+    """Comma-separated signal names, as torchrun's ``--signals-to-handle``.
+
+    Raises:
+        OptionError: an unknown name, or a signal that cannot be caught.
+    """
+    names = tuple(filter(None, (name.strip().upper() for name in text.split(","))))
+    for name in names or ("an empty list",):
+        if name not in signal.Signals.__members__ or signal.Signals[name] in _UNCATCHABLE:
+            raise OptionError("--signals-to-handle", text, f"{name} is not a signal that can be handled")
+    return names
+
+
+_REQUEUE_SIGNALS = ("SIGUSR1", "SIGUSR2", "SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
+"""Agents handle these signals too, because SLURM may send them to the steps of a job only."""
+
+
+def parse_requeue_signals(text: str) -> tuple[str, ...]:
+    """Comma-separated signal names, with or without SIG as in sbatch's ``--signal``; empty: none.
+
+    Raises:
+        OptionError: another signal.
+    """
+    words = tuple(word.strip().upper() for word in text.split(",") if word.strip())
+    names = tuple(word if word.startswith("SIG") else f"SIG{word}" for word in words)
+    for word, name in zip(words, names, strict=True):
+        if name not in _REQUEUE_SIGNALS:
+            known = ", ".join(signal_name[3:] for signal_name in _REQUEUE_SIGNALS)
+            raise OptionError("--requeue-on", text, f"{word} must be one of {known}")
+    return names
+
+
+def parse_needles(text: str) -> tuple[str, ...]:
+    """Comma-separated texts of the duplicate filters; ``,,`` is a comma in a text."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
+
+
+def parse_names(text: str, option: str, pattern: str, what: str) -> tuple[str, ...]:
+    """Comma-separated unique names that match ``pattern``; ``what`` describes the pattern in the error message.
+
+    Raises:
+        OptionError: anything else.
+    """
+    names = tuple(name.strip() for name in text.split(","))
+    for name in names:
+        if not re.fullmatch(pattern, name):
+            raise OptionError(option, text, f"must be {what}")
+        if names.count(name) > 1:
+            raise OptionError(option, text, f"names {name} twice")
+    return names
+
+
+def parse_gpus(text: str | None) -> tuple[str, ...] | None:
+    """Device ids as in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs and MIG slices.
+
+    Raises:
+        OptionError: anything else, none, or one named twice.
+    """
+    pattern = r"\d+|(GPU|MIG)-[\w/-]+"
+    return None if text is None else parse_names(text, "--gpus", pattern, "device ids like 2,4,7")
+
+
+def parse_preload(text: str | None) -> tuple[str, ...]:
+    """Names of modules to import once, in order.
+
+    Raises:
+        OptionError: not a module's name, none, or one named twice.
+    """
+    pattern = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
+    return () if text is None else parse_names(text, "--preload", pattern, "modules like numpy,datasets")
+
+
+def parse_host(text: str, option: str) -> str:
+    """A host name or an address; IPv6 brackets are removed.
+
+    Raises:
+        OptionError: anything else.
+    """
+    host = text.strip()
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+    # "%" is not in torchrun's pattern: it separates the zone of a link-local address (fe80::1%eth0).
+    if not re.fullmatch(r"[\w.:%-]+", host):
+        raise OptionError(option, text, "must be a host name, an IPv4 address or an IPv6 address")
+    return host
+
+
+def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
+    """``HOST[:PORT]`` or ``[IPV6]:PORT`` as torchrun reads it: the last colon outside brackets starts the port.
+
+    Raises:
+        OptionError: anything else.
+    """
+    match = re.fullmatch(r"(\[[^]]*\]|.*?)(?::([^]:]*))?", text.strip())
+    host, port = (match[1], match[2]) if match else ("", None)
+    if port is not None and not (re.fullmatch(r"[0-9]{1,5}", port) and int(port) < 65536):
+        raise OptionError(option, text, "the port must be a number between 0 and 65535")
+    return parse_host(host, option), None if port is None else int(port)
+
+
+def parse_rdzv_conf(text: str) -> dict[str, str]:
+    """``KEY=VALUE,...`` as a dict; a later value replaces an earlier one.
+
+    Raises:
+        OptionError: an empty key or value.
+    """
+    conf: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else ():
+        key, _, value = (piece.strip() for piece in part.partition("="))
+        if not key or not value:
+            raise OptionError("--rdzv-conf", text, "must be a list like join_timeout=600,last_call_timeout=30")
+        conf[key] = value
+    return conf

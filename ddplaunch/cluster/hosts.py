@@ -1,0 +1,206 @@
+"""Hosts as users write them: text -> ``Host`` values. Used in the launcher. Pure.
+
+A list is ``HOST,HOST,...``; a host is ``[USER@]NAME[:PORT][:slots=N]``. NAME is a DNS name, an ssh alias, an IPv4
+address, or an IPv6 address in brackets. Other brackets hold number ranges: ``gpu[1-4,7]``, ``gpu[01-12]``.
+``:N`` is always ssh's port, never a number of slots as in Open MPI and horovod.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostlist import MAX_HOSTS, MAX_NAME, NAME, expand
+from ddplaunch.errors import UsageError
+from ddplaunch.text import is_device_id, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sized
+
+HOSTS_VARIABLE = "DDPLAUNCH_HOSTS"
+HOSTFILE_VARIABLE = "DDPLAUNCH_HOSTFILE"
+
+EXAMPLE = "Write hosts like gpu1,gpu[2-4],admin@gpu5:2222,[fd00::1]:22,gpu6:slots=4."
+
+MAX_SLOTS_PER_HOST = 4096
+"""More slots are probably a typing mistake: the kernel's default limit of pids is 32,768."""
+
+_FIRST_SSH_PORT = 22
+"""No sshd listens on a lower port: ``gpu1:8`` is Open MPI's notation for 8 slots."""
+
+
+@dataclass(frozen=True)
+class Host:
+    """A machine as the user named it.
+
+    Every field is safe as a program's argument: it is neither an option nor shell syntax.
+
+    Attributes:
+        name: DNS name, ssh alias, IPv4 address, or IPv6 address without its brackets.
+        user: login name; None for the one of ssh's configuration.
+        port: ssh's port; None for the one of ssh's configuration.
+        slots: number of workers; None if not given.
+        devices: ids of the devices that workers may use; None for all.
+
+    Raises:
+        UsageError: an invalid value; the message does not name the host.
+    """
+
+    name: str
+    user: str | None = None
+    port: int | None = None
+    slots: int | None = None
+    devices: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        _check_name(self.name)
+        if self.user is not None:
+            _check_text(self.user, "user name", r"[^A-Za-z0-9_.+-]")
+        if self.port is not None and not 1 <= self.port <= 65535:
+            raise UsageError("the port must be between 1 and 65535")
+        if self.slots is not None and not 1 <= self.slots <= MAX_SLOTS_PER_HOST:
+            raise UsageError(f"slots must be between 1 and {MAX_SLOTS_PER_HOST}", "Leave out hosts that get none.")
+        if self.devices is not None and not (self.devices and all(map(is_device_id, self.devices))):
+            raise UsageError("devices must be ids like 0,2, or UUIDs like GPU-8f1c2a")
+
+    def __str__(self) -> str:
+        """The host as in ``--hosts``, without slots and devices."""
+        user = "" if self.user is None else f"{self.user}@"
+        return user + (f"[{self.name}]" if ":" in self.name else self.name) + ("" if not self.port else f":{self.port}")
+
+    @property
+    def machine(self) -> tuple[str, int]:
+        """Name and port; equal for two spellings of one host. Two ports of one machine are two hosts."""
+        name = str(ipaddress.ip_address(self.name)) if ":" in self.name else self.name.lower()
+        return name, self.port or 22
+
+
+def parse_hosts(text: str, source: str = "--hosts") -> tuple[Host, ...]:
+    """The hosts of a comma-separated list in its order, with ranges expanded.
+
+    Args:
+        text: the list.
+        source: name of the option or variable, for messages.
+
+    Raises:
+        UsageError: not a list of hosts, a host named twice, or too many hosts.
+    """
+    if not text.strip():
+        raise UsageError(f"{source}: names no host", EXAMPLE)
+    hosts: list[Host] = []
+    for entry in _entries(text):
+        if not entry:
+            raise UsageError(f"{source} {quote(text)}: nothing between two commas", EXAMPLE)
+        hosts += parse_entry(entry, source)
+        check_host_count(hosts, source)
+    check_unique(hosts, source)
+    return tuple(hosts)
+
+
+def parse_entry(text: str, where: str) -> tuple[Host, ...]:
+    """The hosts of one ``[USER@]NAME[:PORT][:slots=N]``; more than one where NAME has ranges.
+
+    Raises:
+        UsageError: any other text; the message begins with ``where``.
+    """
+    try:
+        return tuple(_parse_entry(text))
+    except UsageError as error:
+        raise UsageError(f"{where} {quote(text)}: {error.message}", error.hint) from None
+
+
+def _parse_entry(text: str) -> Iterator[Host]:
+    _reject_bare_ipv6(text)
+    match = re.fullmatch(rf"(?:([^@]*)@)?({NAME})(:.*)?", text, re.DOTALL)
+    if not match:
+        raise UsageError("brackets hold an IPv6 address, or numbers and ranges like [1-4,7]", EXAMPLE)
+    user, pattern, rest = match.groups()
+    port, slots = _port_and_slots(rest or "")
+    for name in expand(pattern):
+        yield Host(name, user, port, slots)
+
+
+def _reject_bare_ipv6(text: str) -> None:
+    address = text.rpartition("@")[2]
+    if address.count(":") > 1 and _is_ipv6(address):
+        hint = f"Write [{address}], or [{address}]:22 with a port: without brackets its end could be a port."
+        raise UsageError("an IPv6 address without brackets", hint)
+
+
+def _port_and_slots(text: str) -> tuple[int | None, int | None]:
+    match = re.fullmatch(r"(?::([0-9]{1,9}))?(?::slots=([0-9]{1,9}))?", text)
+    if not match:
+        raise UsageError("only :PORT and :slots=N can follow the name", EXAMPLE)
+    port, slots = (None if number is None else int(number) for number in match.groups())
+    if port is not None and port < _FIRST_SSH_PORT:
+        hint = f"For {port} workers write :slots={port}. A port this low can be set in ssh's configuration."
+        raise UsageError(f"the number after the colon is ssh's port, and {port} looks like slots", hint)
+    return port, slots
+
+
+def _entries(text: str) -> tuple[str, ...]:
+    """The entries of a list; commas in brackets do not separate."""
+    entries = [""]
+    for piece in re.findall(r"\[[^\]]*\]?|[^,\[]+|,", text):
+        if piece == ",":
+            entries.append("")
+        else:
+            entries[-1] += piece
+    return tuple(entry.strip() for entry in entries)
+
+
+def check_host_count(hosts: Sized, where: str) -> None:
+    """Raises ``UsageError`` beyond ``MAX_HOSTS``."""
+    if len(hosts) > MAX_HOSTS:
+        raise UsageError(f"{where}: more than {MAX_HOSTS:,} hosts", "Is a range mistyped?")
+
+
+def check_unique(hosts: Iterable[Host], where: str) -> None:
+    """Raises ``UsageError`` if a host occurs twice."""
+    seen: dict[tuple[str, int], Host] = {}
+    for host in hosts:
+        other = seen.setdefault(host.machine, host)
+        if other is not host:
+            names = f"{host} twice" if str(other) == str(host) else f"one host twice, as {other} and {host}"
+            raise UsageError(f"{where}: names {names}", f"For more workers on it write {host}:slots=N, once.")
+
+
+def _check_name(name: str) -> None:
+    if ":" in name:
+        if not _is_ipv6(name):
+            raise UsageError("not an IPv6 address", EXAMPLE)
+        return
+    _check_text(name, "host name", r"[^A-Za-z0-9_.-]")
+    if name.startswith("."):
+        raise UsageError("a host name must not start with a dot")
+    # The C library reads a number with a leading zero as octal.
+    if re.fullmatch(r"[0-9]+(\.[0-9]+){3}", name) and not _is_address(name):
+        raise UsageError(f"{name} is not an IPv4 address", "Each number is at most 255, and without leading zeros.")
+
+
+def _check_text(text: str, what: str, forbidden: str) -> None:
+    """Allow only characters that are harmless in an argument, a shell and a file name."""
+    if not text:
+        raise UsageError(f"no {what}", EXAMPLE)
+    if text.startswith("-"):
+        raise UsageError(f"a {what} must not start with a dash: ssh would take it for an option")
+    wrong = re.search(forbidden, text)
+    if wrong:
+        raise UsageError(f"{wrong[0]!a} cannot be in a {what}", EXAMPLE)
+    if len(text) > MAX_NAME:
+        raise UsageError(f"longer than a {what} can be ({MAX_NAME} characters)")
+
+
+def _is_ipv6(text: str) -> bool:
+    # The zone of a link-local address is a network interface (fe80::1%eth0).
+    return bool(re.fullmatch(r"[0-9A-Fa-f:.]{2,45}(%[A-Za-z0-9_.-]{1,15})?", text)) and _is_address(text)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,87 @@
+"""The console: the workers' lines and our own messages on stdout and stderr.
+
+Runs in the launcher. One thread writes each stream, so that a stopped terminal or a full pipe blocks neither the main
+thread nor the threads that read the agents' records.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.display.stream_writer import StreamWriter
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.launcher.display.line_prefix import Style
+    from ddplaunch.protocol.launcher_agent import Output
+
+_LAST_MESSAGES_S = 1.0
+
+
+class Console:
+    """The two output streams. Any thread may call ``output`` and ``show``; neither blocks.
+
+    A Console is created before the agents' handles.
+    """
+
+    def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
+        self._stderr = StreamWriter(stderr_fd, style)
+        is_shared = _is_same_file(stdout_fd, stderr_fd)
+        self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
+
+    def show_no_prefix(self) -> None:
+        """Show lines without a prefix, for a run with one worker."""
+        self._stdout.is_plain = self._stderr.is_plain = True
+
+    def output(self, header: Output, data: bytes) -> None:
+        """Queue lines of a worker; while the queue is full, drop them and count them."""
+        (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
+
+    def show(self, text: str) -> None:
+        """Queue a message of the launcher, on stderr."""
+        self._stderr.show(text.encode("utf-8", "backslashreplace") + b"\n")
+
+    @property
+    def has_progress(self) -> bool:
+        """Whether stderr is a terminal, on which ``progress`` can be shown."""
+        return self._stderr.is_terminal
+
+    def progress(self, text: str) -> None:
+        """Show ``text`` as the last line, in place of the previous one, until there is other output."""
+        self._stderr.progress(text)
+
+    def _on_stdout_error(self, reason: str) -> None:
+        self.show(f"ddplaunch: stdout cannot be written: {reason}; the job goes on")
+
+    def drain(self, interrupted: Callable[[], bool], stall_s: float) -> None:
+        """Wait until the queues are empty; stop after ``stall_s`` without progress, or when ``interrupted()``.
+
+        The number of lines dropped from stdout's queue is then shown on stderr, if stderr can be written.
+        """
+        writers = (self._stdout, self._stderr)
+        written, deadline = -1, 0.0
+        while not all(writer.wait(0.05) for writer in writers) and not interrupted():
+            now = sum(writer.written for writer in writers)
+            if written != now:
+                written, deadline = now, time.monotonic() + stall_s
+            elif time.monotonic() > deadline:
+                break
+        if self._stderr.wait(0.0):
+            for message in self._stdout.drop_queued():
+                self._stderr.show(message)
+            self._stderr.wait(_LAST_MESSAGES_S)
+
+    def close(self) -> None:
+        """End the threads once the queues are empty. No other method may be called afterwards."""
+        self._stdout.close()
+        self._stderr.close()
+
+
+def _is_same_file(one: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(one, other)
+    except OSError:  # One of them is closed.
+        return False

@@ -1,0 +1,211 @@
+"""The failure page: which rank failed first, how, why, and where its logs are.
+
+Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it may contain terminal control sequences.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.protocol import first_failure, stack_dump
+from ddplaunch.text import escape, fold_ints, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+
+_WIDTH = 80
+_MAX_LINES = 60
+_SHOWN_TAIL = 20
+_MAX_COLUMNS = 1000
+_MAX_SEARCHED = 20_000
+_MAX_LOCATIONS = 12
+_LOCATION_COLUMNS = 200
+
+_HINTS = (
+    (
+        r"ddplaunch: .* needs a real GPU",
+        "A dry run does not simulate this; run this part on a machine with GPUs.",
+    ),
+    (
+        r"CUDA out of memory|OutOfMemoryError",
+        "The GPU's memory is full: lower the batch size, or look for other processes on the GPU (nvidia-smi).",
+    ),
+    (
+        r"EADDRINUSE|Address already in use",
+        "Another process listens on that port: leave out --master-port, or stop that process.",
+    ),
+    (r"No module named", "The module is not installed in the Python environment that ran the script."),
+    (
+        r"invalid device ordinal",
+        "There are more workers than GPUs: lower --nproc-per-node, or check CUDA_VISIBLE_DEVICES.",
+    ),
+    (
+        r"unrecognized arguments: --local[-_]rank",
+        "Leave out --pass-local-rank: this script has no such option and can read LOCAL_RANK.",
+    ),
+    (r"NCCL|nccl", "Set NCCL_DEBUG=INFO for more messages of NCCL."),
+    (
+        r"DataLoader worker .* (killed|exited)",
+        "A DataLoader worker died, often because /dev/shm or the memory is too small.",
+    ),
+    (r"Too many open files", "Raise the limit of open files: ulimit -n."),
+    (r"No space left on device", "A disk is full, or /dev/shm is."),
+)
+
+
+def page(result: RunResult, *, is_remote: bool = False) -> str:
+    """The failure page of ``result``. ``is_remote``: the logs are on the hosts, not on this machine."""
+    attempt = result.attempts[-1] if result.attempts else None
+    first = result.first_failure
+    parts = [_rule("ddplaunch: the job failed")]
+    if first:
+        parts += [*_headline(first), *_cause(first)]
+    if attempt and attempt.reason:
+        parts += ["", attempt.reason]
+    if attempt:
+        parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
+    parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
+    parts += [f"hint:     {hint}" for hint in _hints(first)]
+    parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
+    return "\n".join(parts)
+
+
+def _rule(title: str) -> str:
+    return f" {title} ".center(_WIDTH, "=")
+
+
+def _headline(first: WorkerExit) -> list[str]:
+    who = f"rank {first.rank} (local_rank {first.local_rank}, pid {first.pid}) on {first.host}"
+    return [
+        f"{who} failed first,",
+        f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
+    ]
+
+
+def _clock(time_s: float) -> str:
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"
+    except (ValueError, OverflowError, OSError):  # The time comes from the worker's error file and may be anything.
+        return "an unknown time"
+
+
+def how(exit_: WorkerExit) -> str:
+    """How a worker ended: its exit code or signal, and whether memory was the cause."""
+    if exit_.out_of_memory != "no":
+        return f"SIGKILL, {first_failure.KILLED_FOR_MEMORY[exit_.out_of_memory]}"
+    return first_failure.describe(exit_.returncode)
+
+
+def _cause(first: WorkerExit) -> list[str]:
+    if first.error and first.error.traceback:
+        return ["", *_quoted(first.error.traceback.splitlines())]
+    lines = ["", *_quoted(first.error.message.splitlines())] if first.error else []
+    if first.tail:
+        return [*lines, "", "its last lines:", *_quoted(first.tail[-_SHOWN_TAIL:])]
+    return [*lines, "", "no output of it was logged."]
+
+
+def _quoted(lines: Iterable[str]) -> list[str]:
+    lines = [f"  | {escape(_cut(line))}" for line in lines]
+    if len(lines) <= _MAX_LINES:
+        return lines
+    half = _MAX_LINES // 2
+    return [*lines[:half], f"  | ... {len(lines) - 2 * half} lines, see the log", *lines[-half:]]
+
+
+def _cut(line: str) -> str:
+    return (
+        line if len(line) <= _MAX_COLUMNS else f"{line[:_MAX_COLUMNS]} ... {len(line) - _MAX_COLUMNS} more characters"
+    )
+
+
+def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
+    failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
+    lines = [f"then:     rank {e.rank} on {e.host}: {_brief(e)}" for e in failed[:8]]
+    if len(failed) > 8:
+        lines.append(f"then:     {len(failed) - 8} more ranks: {ranks(e.rank for e in failed[8:])}")
+    stopped = [exit_.rank for exit_ in attempt.exits if exit_.stopped]
+    if stopped:
+        lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
+    return lines
+
+
+def _stuck_ranks(attempt: AttemptResult) -> list[str]:
+    """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
+    by_location: dict[str, list[int]] = {}
+    for exit_ in attempt.exits:
+        by_location.setdefault(exit_.whereabouts or "unknown", []).append(exit_.rank)
+    if not attempt.hung or set(by_location) <= {"unknown"}:
+        return []
+    found = sorted(by_location.items(), key=lambda item: (len(item[1]), item[1]))
+    lines = [f"  {ranks(group)}: {quote(location, _LOCATION_COLUMNS)}" for location, group in found[:_MAX_LOCATIONS]]
+    if len(found) > _MAX_LOCATIONS:
+        lines.append(f"  {len(found) - _MAX_LOCATIONS} more locations")
+    return ["", f"Where the ranks were; the full stacks are in each rank's {stack_dump.FILE}:", *lines]
+
+
+def _brief(exit_: WorkerExit) -> str:
+    lines = exit_.error.message.strip().splitlines() if exit_.error else []
+    message = escape(lines[0][:160]) if lines else ""
+    if message and exit_.returncode == -signal.SIGTERM:  # The worker received our SIGTERM after its exception.
+        return message
+    return f"{how(exit_)}: {message}" if message else how(exit_)
+
+
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2, 5``."""
+    text = fold_ints(numbers)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
+def attempt_line(attempt: AttemptResult) -> str:
+    """One line on a failed attempt."""
+    first = attempt.cause or first_failure.first_failure(attempt.exits)
+    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else attempt.reason
+
+
+def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
+    if len(attempts) < 2:
+        return []
+    return [f"attempt {a.attempt}: {attempt_line(a)}" for a in attempts]
+
+
+def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
+    lines = []
+    if first and first.log_file:
+        lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{first.log_file}")
+    if result.run_dir:
+        lines.append(f"report:   {result.run_dir}/report.json")
+    return lines
+
+
+def _hints(first: WorkerExit | None) -> list[str]:
+    if first is None:
+        return []
+    if first.out_of_memory == "perhaps":
+        return [
+            "If the kernel sent the signal, `dmesg` names the process; otherwise a user or a job scheduler sent it."
+        ]
+    if first.out_of_memory == "yes":
+        return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
+    text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
+    found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
+    if not found and first.returncode == -9:
+        found = ["SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."]
+    return found[:1]
+
+
+def leftovers(result: RunResult) -> str:
+    """Processes that survived SIGKILL, and hosts that could not be checked."""
+    parts = []
+    if result.unkillable_pids:
+        parts.append(f"pids {', '.join(map(str, result.unkillable_pids))} could not be killed (uninterruptible sleep?)")
+    if result.unreachable_hosts:
+        parts.append(f"unknown on {fold(result.unreachable_hosts)}, which could not be reached; check again with --ps")
+    return "; ".join(parts) or "nothing; every process of this run has ended"

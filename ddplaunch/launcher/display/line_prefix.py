@@ -1,0 +1,57 @@
+"""The prefix of the workers' lines on the console: ``[host:rank]``, or the user's template, in the rank's colour.
+
+Runs in the launcher, in the threads of the console. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ddplaunch.protocol.launcher_agent import Output
+
+_COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
+_LINE_END = re.compile(rb"\r\n|\n|\r")
+
+
+@dataclass(frozen=True)
+class Style:
+    """The appearance of console lines.
+
+    Attributes:
+        template: torchrun's line prefix template, which may also contain ``${host}``.
+        colour: whether to colour the prefix, by stream.
+        log_hint: the location of the log with a worker's lines, for a message.
+    """
+
+    role: str
+    template: str
+    colour: dict[str, bool]
+    log_hint: Callable[[Output], str]
+
+    def prefix(self, header: Output) -> bytes:
+        """The prefix of a worker's lines."""
+        values = {
+            "host": header.host,
+            "role_name": self.role,
+            "rank": str(header.rank),
+            "local_rank": str(header.local_rank),
+        }
+        text = string.Template(self.template).safe_substitute(values)
+        if text and self.colour[header.stream]:
+            text = f"\x1b[{_COLOURS[header.rank % len(_COLOURS)]}m{text}\x1b[0m"
+        return text.encode("utf-8", "surrogateescape")
+
+
+def prefixed(data: bytes, prefix: bytes) -> bytes:
+    """``data`` with ``prefix`` after every line end, except at the end of ``data``."""
+    if not prefix:
+        return data
+    body, end = data[:-1], data[-1:]
+    if body.endswith(b"\r") and end == b"\n":
+        body, end = body[:-1], b"\r\n"
+    if body.count(b"\r") == body.count(b"\r\n"):
+        return body.replace(b"\n", b"\n" + prefix) + end
+    return _LINE_END.sub(lambda match: match[0] + prefix, body) + end

@@ -1,0 +1,140 @@
+"""The messages of a run: at the start, after attempts, and at the end with the failure page and the report files.
+
+Runs in the launcher, in the main thread. Formats and shows; ``Run`` makes the decisions.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.launcher.display import event_log, failure_page, report_files
+from ddplaunch.launcher.display.progress import Progress
+from ddplaunch.text import escape, plural, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.display.console import Console
+    from ddplaunch.protocol.results import AttemptResult, RunResult
+
+_STALL_S, _STOPPED_STALL_S = 10.0, 2.0
+"""Seconds to wait at the end for a stopped terminal; the second value applies after a signal of the user."""
+
+
+class UserMessages:
+    """The messages of one run, as far as ``--verbose`` and ``--quiet`` allow them.
+
+    Attributes:
+        progress: shows the progress of long activities.
+    """
+
+    def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
+        """``folder`` is the run's; None if no files are kept."""
+        self._config = config
+        self._run_id = run_id
+        self._folder = folder
+        self._console = console
+        self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
+
+    @property
+    def _is_remote(self) -> bool:
+        return self._config.transport != "local"
+
+    def show(self, text: str, level: int) -> None:
+        """Show a message of this ``Level``."""
+        if level <= self._config.output.verbosity:
+            self._console.show(f"ddplaunch: {escape(text)}")
+
+    def run_started(self) -> None:
+        """Show notices, the hosts and the forwarded variables."""
+        for notice in self._config.notices:
+            self.show(str(notice), notice.min_verbosity)
+        if self._config.dry_run:
+            self.show(dry_run_banner(self._config), Level.NORMAL)
+        if self._is_remote:
+            self._show_hosts()
+        elif self._config.output.collect_logs:
+            self.show("--collect-logs has no effect: all logs are written on this machine", Level.VERBOSE)
+
+    def _show_hosts(self) -> None:
+        from ddplaunch.cluster.hostlist import fold
+        from ddplaunch.protocol import env_forwarding
+
+        count = self._config.max_nodes
+        self.show(f"starting on {quote(fold(host.name for host in self._config.hosts[:count]))}", Level.NORMAL)
+        for line in env_forwarding.masked_lines(dict(self._config.remote.environ)):
+            self.show(f"forwarded: {line}", Level.VERBOSE)
+
+    def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
+        """All agents are ready; ``local_world_sizes`` are the numbers of workers by host."""
+        count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
+        if count == 1 and self._config.max_nodes == 1 and self._config.output.line_prefix is None:
+            self._console.show_no_prefix()
+        on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
+        has_logs = self._config.output.collect_logs or not self._is_remote
+        contents = "logs" if has_logs else "logs are on each node, the report"
+        logs = f"{contents} in {self._folder}" if self._folder else "no logs are kept"
+        self.show(f"{plural(count, 'worker')} on {on}, {logs}", Level.NORMAL)
+
+    def attempt_ended(self, result: AttemptResult, restart_count: int, *, is_last: bool) -> None:
+        """An attempt has ended; ``restart_count`` includes the restart that follows it, unless it ``is_last``."""
+        if self._config.output.events == "console":
+            for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
+                self._console.show(line)
+        if is_last:
+            return
+        if result.is_retried:
+            self.show(
+                f"{failure_page.attempt_line(result)}; restart {restart_count} of {self._config.max_restarts}",
+                Level.NORMAL,
+            )
+        elif result.will_restart:
+            self.show(f"{result.reason}; starting the workers again", Level.NORMAL)
+
+    def run_ended(self, result: RunResult, *, is_explained: bool) -> None:
+        """Write the report, and show the failure page or how the run ended.
+
+        ``is_explained``: the caller shows why the run ended, which was not a worker's failure.
+        """
+        if self._folder and self._is_remote:
+            report_files.write_failures(result, self._folder)
+        text = (
+            failure_page.page(result, is_remote=self._is_remote)
+            if result.outcome == "failed" and not is_explained
+            else ""
+        )
+        if self._folder:
+            report_files.write(result, self._folder, text)
+        report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
+        if text:
+            self._console.show(text)
+        elif not is_explained:
+            self._show_end(result)
+        for injected in result.injections:
+            self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
+
+    def _show_end(self, result: RunResult) -> None:
+        """Show how a run without a failure page ended."""
+        is_unclean = bool(result.unkillable_pids or result.unreachable_hosts)
+        leftovers = f"left: {failure_page.leftovers(result)}" if is_unclean else "every process of this run has ended"
+        if result.outcome == "stopped" and not result.signal and result.attempts and result.attempts[-1].reason:
+            self.show(f"stopped, {result.attempts[-1].reason}; {leftovers}", Level.ALWAYS)
+        elif result.outcome == "stopped":
+            self.show(f"stopped; {leftovers}", -1 if is_unclean else 0)
+        elif is_unclean:
+            self.show(leftovers, Level.ALWAYS)
+
+    def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
+        """Wait until all output is written, or ``is_interrupted()``; then close the console."""
+        self._console.drain(is_interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
+        self._console.close()
+
+
+def dry_run_banner(config: LaunchConfig) -> str:
+    """One line at the start of a dry run."""
+    nodes = plural(min(len(config.hosts) or config.max_nodes, config.max_nodes), "simulated node")
+    return f"dry run: {nodes} on this machine's CPU, gloo in place of NCCL, no GPU is used; results are a CPU's"

@@ -1,0 +1,65 @@
+"""The files of a run's result: report.json, report.txt, and the error file for a parent that is torchelastic.
+
+Runs in the launcher, at the end of a run. A full disk prevents files, and does not change the run's outcome.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import first_failure, wire
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.results import RunResult, WorkerExit
+
+SCHEMA = 2
+"""Version of the fields of report.json; files without ``schema`` are version 1."""
+
+
+def write(result: RunResult, folder: Path, text: str) -> None:
+    """Write report.json and, if there is a failure page, report.txt. Errors of the disk are ignored."""
+    with contextlib.suppress(OSError):
+        _write_whole(folder / "report.json", json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
+        if text:
+            _write_whole(folder / "report.txt", text + "\n")
+
+
+def write_failures(result: RunResult, folder: Path) -> None:
+    """Write the errors and last lines of failed workers to ``failed/rank_N/{error.json,last_lines.log}``.
+
+    For workers of other machines, whose logs are on those machines.
+    """
+    for exit_ in first_failure.failures(result.attempts[-1].exits) if result.attempts else ():
+        with contextlib.suppress(OSError):
+            target = folder / "failed" / f"rank_{exit_.rank}"
+            target.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
+            write_error_file(exit_, str(target / "error.json"))
+
+
+def _write_whole(path: Path, text: str) -> None:
+    """Write the whole file or none: readers must not see a partial report."""
+    part = path.with_suffix(".part")
+    try:
+        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        os.replace(part, path)
+    except OSError:
+        part.unlink(missing_ok=True)
+        raise
+
+
+def write_error_file(first: WorkerExit | None, path: str) -> None:
+    """Write a worker's failure to ``path`` in torchelastic's format; does nothing if one of them is missing.
+
+    The schema is torch's error file with the exit code added (``errors.ErrorHandler``).
+    """
+    if first is None or not path or first.error is None:
+        return
+    extra = {"py_callstack": first.error.traceback, "timestamp": str(int(first.time_s))}
+    message = {"message": first.error.message, "errorCode": first.returncode, "extraInfo": extra}
+    with contextlib.suppress(OSError):
+        Path(path).write_text(json.dumps({"message": message}))

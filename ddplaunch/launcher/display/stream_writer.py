@@ -1,0 +1,207 @@
+"""One output stream of the launcher: a descriptor, a bounded queue, and the thread that writes.
+
+Runs in the launcher. It writes prefixed lines of workers, messages, the progress line, and the number of dropped
+lines. Must not block the calling threads.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.display.line_prefix import prefixed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.launcher.display.line_prefix import Style
+    from ddplaunch.protocol.launcher_agent import Output
+
+_QUEUE_BYTES = 24 << 20
+_ENTRY_BYTES = 512
+"""Memory of a queue entry in addition to its bytes; it matters with millions of short lines."""
+
+_ERASE = b"\r\x1b[K"  # ECMA-48: to the start of the line, and erase it.
+_WRITE_BYTES = 1 << 16
+
+
+@dataclass(frozen=True)
+class _UnfinishedLine:
+    """A line on the terminal without a line feed: its worker's rank and stream, and a final carriage return."""
+
+    rank: int
+    stream: str
+    returned: bool
+
+
+class StreamWriter:
+    """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first error.
+
+    Attributes:
+        is_plain: lines have no prefix.
+        written: number of successful writes.
+    """
+
+    def __init__(self, fd: int, style: Style, on_error: Callable[[str], None] | None = None) -> None:
+        self._fd = fd
+        self._style = style
+        self._on_error = on_error
+        self.is_plain = False
+        self.written = 0
+        self._changed = threading.Condition()
+        self._queue: deque[tuple[Output | None, bytes]] = deque()
+        self._queued_bytes = 0
+        self._is_full = False
+        self._is_broken = self._is_closed = False
+        self._writing: tuple[Output | None, memoryview] | None = None
+        self._dropped: dict[tuple[int, str], Output] = {}
+        self._unfinished: _UnfinishedLine | None = None
+        self._progress: str | None = None
+        self._shown_progress = ""
+        self.is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+        threading.Thread(target=self._write_all, name=f"console[{fd}]", daemon=True).start()
+
+    def output(self, header: Output, data: bytes) -> None:
+        """Queue lines. Above ``_QUEUE_BYTES`` drop and count them, until half of the queue is written."""
+        with self._changed:
+            self._is_full = self._queued_bytes > (_QUEUE_BYTES // 2 if self._is_full else _QUEUE_BYTES)
+            if self._is_full:
+                self._count_dropped(header, data)
+                return
+            before = self._dropped.pop((header.rank, header.stream), None)
+            if before:
+                header = replace(header, lost_lines=header.lost_lines + before.lost_lines)
+            self._queue.append((header, data))
+            self._queued_bytes += len(data) + _ENTRY_BYTES
+            self._changed.notify_all()
+
+    def show(self, data: bytes) -> None:
+        """Queue a message of the launcher, after the number of lines dropped before it."""
+        with self._changed:
+            self._queue.extend((header, b"") for header in self._dropped.values())
+            self._queued_bytes += len(self._dropped) * _ENTRY_BYTES
+            self._dropped.clear()
+            self._queue.append((None, data))
+            self._changed.notify_all()
+
+    def progress(self, text: str) -> None:
+        """Show ``text`` once the queue is empty; it replaces the previous text."""
+        with self._changed:
+            self._progress = text
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Whether everything is written within ``timeout_s``."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not (self._has_more() or self._writing), timeout_s)
+
+    def close(self) -> None:
+        """End the thread once the queue is empty."""
+        with self._changed:
+            self._is_closed = True
+            self._changed.notify_all()
+
+    def _has_more(self) -> bool:
+        return bool(self._queue or self._dropped or self._progress is not None)
+
+    def drop_queued(self) -> list[bytes]:
+        """Empty the queue. Returns one message per worker's stream, with the number of dropped lines."""
+        with self._changed:
+            if self._writing and self._writing[0]:
+                self._count_dropped(self._writing[0], bytes(self._writing[1]))
+            for header, data in self._queue:
+                if header:
+                    self._count_dropped(header, data)
+            self._queue.clear()
+            self._progress = None
+            messages, self._dropped = list(map(self._dropped_text, self._dropped.values())), {}
+            return messages
+
+    def _count_dropped(self, header: Output, data: bytes) -> None:
+        key = (header.rank, header.stream)
+        before = self._dropped[key].lost_lines if key in self._dropped else 0
+        lines = before + header.lost_lines + (max(1, data.count(b"\n")) if data else 0)
+        self._dropped[key] = replace(header, nbytes=0, lost_lines=lines)
+
+    def _dropped_text(self, header: Output) -> bytes:
+        return f"... {header.lost_lines:,} lines not shown, see {self._style.log_hint(header)}\n".encode()
+
+    def _write_all(self) -> None:
+        while (piece := self._take_next()) is not None:
+            header, data = piece
+            if header is not None and header.lost_lines:
+                self._write(None, self._erased() + self._compose(None, self._dropped_text(header)))
+            if data:
+                self._write(header, self._erased() + self._compose(header, data))
+            elif header is None:
+                self._write_progress()
+
+    def _write_progress(self) -> None:
+        with self._changed:
+            text, self._progress = self._progress or "", None
+        if text != self._shown_progress:
+            line = text.encode("utf-8", "backslashreplace")
+            self._write(None, self._erased() + (self._compose(None, line) if line else b""))
+            self._shown_progress = text
+
+    def _erased(self) -> bytes:
+        """The bytes that erase the progress line, if there is one."""
+        shown, self._shown_progress = self._shown_progress, ""
+        return _ERASE if shown else b""
+
+    def _take_next(self) -> tuple[Output | None, bytes] | None:
+        """The next entry to write; neither header nor bytes for the progress line. None at the end."""
+        with self._changed:
+            self._writing = None
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._has_more() or self._is_closed)
+            if not self._has_more():
+                return None
+            if self._queue:
+                header, data = self._queue.popleft()
+                self._queued_bytes -= len(data) + _ENTRY_BYTES if header else 0
+            elif not self._dropped:
+                header, data = None, b""
+            else:
+                header, data = self._dropped.pop(next(iter(self._dropped))), b""
+            self._writing = (None, memoryview(b""))
+            return header, data
+
+    def _compose(self, header: Output | None, data: bytes) -> bytes:
+        """``data`` with its prefixes, after a newline if another worker's line is unfinished."""
+        before, self._unfinished = self._unfinished, None
+        if header is None:
+            return (b"\n" if before else b"") + data
+        if data[-1:] != b"\n":
+            self._unfinished = _UnfinishedLine(header.rank, header.stream, data.endswith(b"\r"))
+        if self.is_plain:
+            return data
+        prefix = self._style.prefix(header)
+        if before is None:
+            return prefix + prefixed(data, prefix)
+        if (before.rank, before.stream) != (header.rank, header.stream):
+            return b"\n" + prefix + prefixed(data, prefix)
+        # After a carriage return the line is overwritten, unless a line feed ends it.
+        start = prefix if before.returned and not data.startswith(b"\n") else b""
+        return start + prefixed(data, prefix)
+
+    def _write(self, header: Output | None, data: bytes) -> None:
+        view = memoryview(data)
+        while view and not self._is_broken:
+            self._writing = (header, view)
+            try:
+                view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
+                self.written += 1
+            except BlockingIOError:  # Another process made the terminal non-blocking.
+                select.select([], [self._fd], [])
+            except BrokenPipeError:  # `ddplaunch ... | head`: the job continues, its logs have every line.
+                self._is_broken = True
+            except OSError as error:  # A full disk may have space again later.
+                if self._on_error:
+                    self._on_error(str(error.strerror))
+                    self._on_error = None
+                return

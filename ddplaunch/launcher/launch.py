@@ -1,0 +1,33 @@
+"""Entry of the launcher: starts the agent of a single local node first, then imports the rest of the launcher.
+
+Runs in the user's process: the ``ddplaunch`` command, or any program that calls ``launch``. Imports little, since the
+agent's start-up takes longest.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.system import run_folder, run_tags
+from ddplaunch.transport import agent_process
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.protocol.results import RunResult
+
+
+def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
+    """Run the job and return its result. Then all its processes have ended, except the result's ``unkillable_pids``.
+
+    In the main thread, signals are handled as by the command until ``launch`` returns; in another thread they are not
+    handled. The workers' stdout goes to ``stdout_fd``.
+
+    Raises:
+        LaunchError: the job could not be started, or an agent was lost.
+    """
+    run_id = config.run_id or run_folder.new_run_id()
+    run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
+    with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag) as agent:
+        from ddplaunch.launcher import run  # Imported while the agent starts.
+
+        return run.run(config, run_id, run_tag, agent, stdout_fd)

@@ -1,0 +1,98 @@
+"""The outcome of a run: from its attempts, signals and errors to the RunResult and the exit code.
+
+Runs in the launcher, after the last agent has ended. Pure.
+"""
+
+from __future__ import annotations
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch import errors
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult, WorkerExit
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddplaunch.cluster.slurm import SlurmJob
+    from ddplaunch.errors import LaunchError
+
+
+def result(
+    *,
+    run_id: str,
+    attempts: Sequence[AttemptResult],
+    error: LaunchError | None,
+    signals: Sequence[int],
+    unkillable_pids: tuple[int, ...],
+    unreachable_hosts: tuple[str, ...],
+    duration_s: float,
+    run_dir: str | None,
+    describe_injections: Callable[[RunResult], tuple[Injected, ...]],
+    job: SlurmJob | None = None,
+) -> RunResult:
+    """The result of a run.
+
+    ``error`` is the reason of a failure other than a worker's; ``signals`` are the signals that stopped the run, in
+    order. The other arguments are fields of the result. ``describe_injections`` receives the result without
+    ``injections``.
+    """
+    last = attempts[-1] if attempts else None
+    outcome, first = _outcome(last, error, signals)
+    names = [signal.Signals(signum).name for signum in signals]
+    requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
+    if error:
+        code = error.exit_code
+    else:
+        code = _exit_code(outcome, first, signals, left_running=bool(unkillable_pids), hung=bool(last and last.hung))
+    ended = RunResult(
+        run_id=run_id,
+        # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
+        exit_code=0 if requeues and job and not job.requests_requeue else code,
+        outcome=outcome,
+        duration_s=duration_s,
+        attempts=tuple(attempts),
+        first_failure=first,
+        signal=names[0] if names else None,
+        run_dir=run_dir,
+        unkillable_pids=unkillable_pids,
+        unreachable_hosts=unreachable_hosts,
+        job=job,
+        will_requeue=requeues,
+    )
+    return replace(ended, injections=describe_injections(ended))
+
+
+def _outcome(
+    last: AttemptResult | None, error: LaunchError | None, signals: Sequence[int]
+) -> tuple[Outcome, WorkerExit | None]:
+    """The outcome, and the worker's failure that explains it if one does."""
+    if error:
+        return "failed", (last.cause or first_failure.first_failure(last.exits)) if last else None
+    if last is None or last.will_restart:
+        return "stopped", None
+    first = (last.cause or first_failure.first_failure(last.exits)) if last.outcome == "failed" else None
+    if last.outcome == "failed" and signals and (first is None or first_failure.is_consequence(first)):
+        # Nodes receive StopWorkers one after the other: a worker may fail because its peers are stopped before it.
+        # Without a failed worker, processes could not be stopped; the result lists them.
+        return "stopped", None
+    if last.lost_rendezvous and first and first_failure.is_consequence(first):
+        # Each node finds the loss by itself: a worker may fail because a peer on another node is stopped before it.
+        return last.outcome, None
+    return last.outcome, first
+
+
+def _exit_code(
+    outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], *, left_running: bool, hung: bool
+) -> int:
+    if outcome == "succeeded":
+        return errors.PROCESSES_LEFT if left_running else 0
+    if outcome == "stopped":
+        return 128 + signals[0] if signals else errors.NODE_LOST
+    if first is None:
+        return errors.PROCESSES_LEFT if left_running else errors.HUNG if hung else errors.NODE_LOST
+    # A worker that had raised an exception, and then received our SIGTERM, would have ended with exit code 1.
+    ended_by_stop = first.error is not None and first.returncode == -signal.SIGTERM
+    return 1 if ended_by_stop else first_failure.exit_code(first.returncode)

@@ -1,0 +1,103 @@
+"""The rendezvous of a run whose launcher assigns it: which node serves it, its endpoint, the nodes that have joined.
+
+Runs in the launcher. Pure: sends records through callbacks. ``Run`` decides about lost nodes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
+from ddplaunch.protocol.results import SetParticipants
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddplaunch.config import RendezvousConfig
+    from ddplaunch.launcher.attempts import Attempts
+
+_MAX_TRIES = 5
+"""Number of consecutive rendezvous without a round after which the run fails."""
+
+
+class RendezvousManager:
+    """Manages one rendezvous at a time; when the node that serves it is lost, another node serves the next one.
+
+    ``send`` of its methods takes a node's index and a record for its agent. ``participants`` are indices of nodes in
+    the order of their ranks.
+    """
+
+    def __init__(self, settings: RendezvousConfig) -> None:
+        """``settings`` apply to every rendezvous of the run."""
+        self._settings = settings
+        self._number = 0
+        self._tries = 0
+        self._server: int | None = None
+        self._endpoint: EndpointOpen | None = None
+        self._informed: set[int] = set()
+
+    @property
+    def token(self) -> str:
+        """Identifies the present rendezvous."""
+        return f"{self._settings.token}#{self._number}"
+
+    def announce(self, participants: Sequence[int], attempts: Attempts, send: Callable[[int, object], None]) -> None:
+        """Make the first participant serve if no node does; once its endpoint is open, send it to the other nodes."""
+        if self._server is None:
+            self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
+            self._informed, self._server = {participants[0]}, participants[0]
+            self._attempt, self._restart_count = attempts.next_number, attempts.restart_count
+            send(self._server, self._join_record(self._server, participants))
+        elif self._endpoint:
+            for index in participants:
+                if index not in self._informed:
+                    self._informed.add(index)
+                    send(index, self._join_record(index, participants))
+
+    def _join_record(self, index: int, participants: Sequence[int]) -> JoinRendezvous:
+        config = replace(
+            self._settings,
+            token=self.token,
+            node_rank=index,
+            is_server=index == self._server,
+            # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
+            participants=tuple(participants) if index == self._server else (),
+            attempt=self._attempt,
+            restart_count=self._restart_count,
+        )
+        if self._endpoint:
+            config = replace(config, hosts=self._endpoint.addresses, port=self._endpoint.port)
+        return JoinRendezvous(config)
+
+    def on_endpoint_open(self, event: EndpointOpen) -> None:
+        """The serving node has opened its endpoint."""
+        if event.token == self.token:
+            self._endpoint = event
+
+    def on_round_formed(self) -> None:
+        """A round has been formed: the rendezvous works."""
+        self._tries = 0
+
+    def remove_node(self, index: int, participants: Sequence[int], send: Callable[[int, object], None]) -> None:
+        """Node ``index`` is lost; ``participants`` are the remaining nodes."""
+        if self._server == index:
+            self._server = None
+        elif self._server is not None:
+            send(self._server, SetParticipants(tuple(participants)))
+
+    def relocate(self, host: str, reason: str) -> None:
+        """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.
+
+        Raises:
+            LaunchError: too many rendezvous have failed one after the other.
+        """
+        self._server = None
+        if self._tries >= _MAX_TRIES:
+            raise LaunchError(
+                f"{host} cannot join the rendezvous: {reason}",
+                "Check that every node can reach every other at any port; "
+                "--local-addr and --interface select the network.",
+                RENDEZVOUS,
+            )

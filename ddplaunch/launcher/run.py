@@ -1,0 +1,390 @@
+"""A run from its start to its outcome, in one loop: start the agents, handle events, shut down, decide the outcome.
+
+Runs in the user's process: that of the ``ddplaunch`` command, or any that calls ``launch``. The calling thread owns all
+state; it waits in ``Mailbox.get`` only. Must not import torch, nor paramiko unless agents are started over SSH.
+
+How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_record`` are the table of events, then come the methods
+for each event in the order of a run's life: start, attempts, loss of nodes, end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import time
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.errors import NODE_LOST, LaunchError, Level
+from ddplaunch.launcher import outcome, setup, slurm_requeue
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.display import failure_page
+from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.display.messages import UserMessages
+from ddplaunch.launcher.fault_injector import Injector
+from ddplaunch.launcher.heartbeats import Heartbeats
+from ddplaunch.launcher.log_collector import LogCollector
+from ddplaunch.launcher.nodes import Node, Nodes, NodeState
+from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
+from ddplaunch.launcher.timers import Timers
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    AgentEnded,
+    AgentFailed,
+    AgentReady,
+    AgentSignalled,
+    AttemptEnded,
+    AttemptStarted,
+    EndpointOpen,
+    Notice,
+    Pong,
+    RendezvousUnreachable,
+    WorkerActivity,
+)
+from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
+from ddplaunch.system import run_folder, signals
+from ddplaunch.system.signals import SignalReceived
+from ddplaunch.text import quote
+from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure
+from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, FromSweep, LogData
+from ddplaunch.transport.local import signal_node
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.display.progress import Progress
+    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.agent_process import AgentProcess
+    from ddplaunch.transport.remote_start import NodeFacts
+
+_CLOSE_S = 5.0
+"""Seconds for the processes of agents that have reported their end, or are lost, to exit."""
+
+_KILLED_HINT = "SIGKILL comes from a user's kill, the kernel's out-of-memory killer or a job scheduler."
+
+
+def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
+    """Run the job to its end; the parameters are those of ``Run``, result and errors those of ``launch.launch``."""
+    mailbox: Mailbox[object] = Mailbox()
+    suspends = ("SIGTSTP",) if config.transport != "local" else ()
+    with signals.forward_signals((*config.signals, *signals.PASSED_TO_WORKERS, *suspends), mailbox.post):
+        this_run = Run(config, run_id, run_tag, early_agent, mailbox, stdout_fd)
+        with run_folder.released(this_run.folder):
+            return this_run.run()
+
+
+class Run:
+    """One run: its parts, its loop and its handlers of events. Only the main thread calls it.
+
+    Attributes:
+        folder: the run's folder; None if no files are kept.
+    """
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        run_id: str,
+        run_tag: str,
+        early_agent: AgentProcess | None,
+        mailbox: Mailbox[object],
+        stdout_fd: int,
+    ) -> None:
+        """``early_agent`` is the agent of a single local node, already started; the workers' stdout goes to the fd."""
+        self._config, self._run_id, self._mailbox = config, run_id, mailbox
+        self.folder, warning = setup.make_folder(config, run_id)
+        try:
+            console = Console(setup.console_style(config, self.folder), stdout_fd)
+        except RuntimeError as error:  # "can't start new thread"
+            raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
+        self._messages = UserMessages(config, run_id, self.folder, console)
+        self._show = self._messages.show
+        if warning:
+            self._show(warning, Level.ALWAYS)
+        self._started_s = time.monotonic()
+        self._attempts = Attempts()
+        transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent)
+        rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
+        # With an external rendezvous, each node has a launcher, which starts this node only.
+        nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
+        spec = partial(setup.agent_spec_of_run, config, run_id, self.folder, transport.hosts)
+        self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
+        self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
+        self._heartbeats = Heartbeats(config.timeouts.lost_after_s, self._nodes, mailbox, self._on_node_unresponsive)
+        signal_one = partial(signal_node, run_tag, transport.hosts)
+        self._injector = Injector(config.injections, signal_one, self._heartbeats)
+        self._logs = LogCollector(setup.logs_folder(config, self.folder), self._nodes, self._messages)
+        self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
+        self._activity: dict[int, WorkerActivity] = {}
+        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        self._timers = Timers(self._heartbeats, parts, mailbox)
+
+    # The loop.
+
+    def run(self) -> RunResult:
+        """Run the job to its end; no agent runs when this returns.
+
+        Raises:
+            LaunchError: the run failed for a reason other than a failed worker.
+        """
+        close_s = _CLOSE_S
+        try:
+            self._messages.run_started()
+            with self._errors_stop_the_run():
+                self._nodes.start()
+            while not self._nodes.all_finished:
+                event = self._mailbox.get(self._timers.run_due())
+                if event is not None:
+                    with self._errors_stop_the_run():
+                        self._on_event(event)
+        except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
+            close_s += self._config.timeouts.shutdown_s + AGENT_OVERTIME_S
+            raise
+        finally:
+            self._nodes.close(close_s)
+        return self._finish()
+
+    @contextlib.contextmanager
+    def _errors_stop_the_run(self) -> Iterator[None]:
+        try:
+            yield
+        except LaunchError as error:
+            self._shutdown.fail(error)
+
+    @property
+    def _is_ending(self) -> bool:
+        """Whether no further attempt or node is started: the run is shut down, or its outcome is known."""
+        return self._shutdown.in_progress or self._attempts.are_decided
+
+    def _on_event(self, event: object) -> None:
+        match event:
+            case SignalReceived(signum=signal.SIGTSTP):
+                self._heartbeats.suspend(time.monotonic())
+            case SignalReceived(signum=signum):
+                self._shutdown.on_signal(signum)
+            case FromNode(index=index, event=record):
+                self._on_record(self._nodes.all[index], record)
+            case FromSweep(index=index, event=record):
+                self._nodes.on_sweep_event(self._nodes.all[index], record)
+
+    def _on_record(self, node: Node, record: object) -> None:
+        """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
+        self._injector.on_record(node, record)
+        match record:
+            case AgentEnded(unkillable_pids=pids):
+                self._on_agent_ended(node, pids)
+            case _ if node.state is NodeState.DONE or node.state.is_lost:
+                pass
+            case AgentConnected(facts=facts):
+                self._on_agent_connected(node, facts)
+            case HostFailure():
+                self._nodes.exclude(node, record)
+            case AgentReady(local_world_size=local_world_size):
+                self._on_agent_ready(node, local_world_size)
+            case EndpointOpen():
+                self._on_endpoint_open(record)
+            case AttemptStarted():
+                self._on_attempt_started(record)
+            case AttemptEnded(result=result):
+                participants = self._nodes.participants
+                self._report_attempts(self._attempts.on_ended(node.index, result, participants))
+            case WorkerActivity():
+                self._on_activity(node, record)
+            case RendezvousUnreachable():
+                if not self._is_ending:
+                    self._nodes.relocate_rendezvous(node, record)
+            case AgentSignalled(signum=signum):
+                self._shutdown.on_signal(signum, node)
+            case Pong():
+                self._heartbeats.on_pong(node, time.monotonic())
+            case Notice(text=text, level=level):
+                self._show(text, level)
+            case LogsFound():
+                if self._logs.on_found(node, record):
+                    self._on_node_done(node)
+            case LogData() | LogsSent():
+                self._logs.on_record(node, record)
+            case AgentFailed():
+                self._on_agent_failed(node, record)
+            case AgentLost():
+                self._on_channel_closed(node)
+
+    # The start.
+
+    def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
+        self._nodes.on_agent_connected(node, facts)
+        self._heartbeats.watch(node, time.monotonic(), setup.SLOW_START_S)
+        self._nodes.announce_rendezvous()
+
+    def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
+        by_host = self._connecting.on_agent_ready(node.index, local_world_size)
+        if by_host:
+            self._messages.nodes_ready(by_host)
+            self._injector.check(tuple(by_host.values()))
+
+    def _on_endpoint_open(self, event: EndpointOpen) -> None:
+        if self._nodes.rendezvous:
+            self._nodes.rendezvous.on_endpoint_open(event)
+            self._nodes.announce_rendezvous()
+
+    # Attempts.
+
+    def _on_attempt_started(self, event: AttemptStarted) -> None:
+        is_first, completed = self._attempts.on_started(event.attempt, self._nodes.participants)
+        self._report_attempts(completed)
+        if self._nodes.rendezvous:
+            self._nodes.rendezvous.on_round_formed()
+        if is_first:
+            self._show(f"{failure_page.ranks(range(event.world_size))} run, attempt {event.attempt}", Level.VERBOSE)
+
+    def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
+        for result in completed:
+            # In a shutdown no attempt follows, even where the nodes have reported a restart.
+            self._messages.attempt_ended(result, self._attempts.restart_count, is_last=self._shutdown.in_progress)
+
+    def _on_activity(self, node: Node, event: WorkerActivity) -> None:
+        self._activity[node.index] = event
+        if is_hung(self._activity, self._nodes.participants, event.attempt):
+            self._nodes.send(AbortHungAttempt(event.attempt))
+
+    # The end of a node. Only these methods decide how the loss of a node affects the run.
+
+    def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
+        """All workers of the node have ended. The node's logs may follow, then the channel closes."""
+        node.unkillable_pids = unkillable_pids
+        if node.state is NodeState.RUNNING:
+            node.state = NodeState.ENDING
+
+    def _on_channel_closed(self, node: Node) -> None:
+        returncode = node.handle.close()
+        if node.state in (NodeState.ENDING, NodeState.SENDING_LOGS):
+            node.state = NodeState.DONE
+            self._on_node_done(node)
+        elif returncode is None:
+            self._on_node_lost(node, f"the connection to {node.host} has ended")
+        else:
+            hint = _KILLED_HINT if returncode == -signal.SIGKILL else ""
+            self._on_node_lost(node, f"the agent on {node.host} ended by {first_failure.describe(returncode)}", hint)
+
+    def _on_node_unresponsive(self, node: Node) -> None:
+        """The machine is frozen or disconnected. Called by the heartbeats."""
+        node.handle.kill()
+        if node.state is NodeState.SENDING_LOGS:  # All its records for the outcome have arrived; AgentLost follows.
+            self._heartbeats.unwatch(node)
+        else:
+            self._on_node_lost(node, f"{node.host} has not answered for {self._heartbeats.lost_after_s:g} s")
+
+    def _on_node_done(self, node: Node) -> None:
+        """The node has sent all its records for the outcome. The run is over: stop the other nodes too."""
+        self._report_attempts(self._attempts.remove_node(node.index))
+        if self._nodes.rendezvous and not self._shutdown.in_progress:
+            self._shutdown.on_peer_left()
+
+    def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
+        """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
+        self._nodes.sweep(node)
+        if node.index in self._nodes.participants:
+            with self._errors_stop_the_run():
+                self._continue_without(node, reason, hint)
+        self._report_attempts(self._attempts.remove_node(node.index))
+
+    def _continue_without(self, node: Node, reason: str, hint: str) -> None:
+        if not self._is_ending and self._nodes.can_continue_without(node):
+            self._show(f"{reason}; the job goes on", Level.ALWAYS)
+            self._nodes.replace(node)
+            return
+        self._nodes.remove(node)
+        if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
+            self._show(reason, Level.VERBOSE)
+        elif self._nodes.rendezvous and (self._shutdown.peer_left or self._attempts.are_decided):
+            self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
+        else:
+            raise LaunchError(reason, hint, NODE_LOST)
+
+    def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
+        if self._nodes.rendezvous and self._attempts.are_decided:  # A spare that connected too late.
+            self._show(event.message, Level.NORMAL)
+        elif self._nodes.can_continue_without(node) and not self._is_ending:
+            self._nodes.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
+            self._report_attempts(self._attempts.remove_node(node.index))
+        else:
+            self._shutdown.fail(LaunchError(event.message, event.hint, event.exit_code))
+
+    # The end of the run.
+
+    def _finish(self) -> RunResult:
+        self._report_attempts(self._attempts.close())
+        error, lost = self._shutdown.error, self._nodes.lost
+        result = outcome.result(
+            run_id=self._run_id,
+            attempts=self._attempts.ended,
+            error=error,
+            signals=self._shutdown.signals,
+            unkillable_pids=self._nodes.unkillable_pids,
+            unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
+            duration_s=time.monotonic() - self._started_s,
+            run_dir=str(self.folder) if self.folder else None,
+            describe_injections=self._injector.describe_effects,
+            job=self._config.job,
+        )
+        is_interrupted = partial(self._shutdown.has_more_signals, self._mailbox, len(self._shutdown.signals))
+        self._logs.close()
+        self._messages.run_ended(result, is_explained=error is not None)
+        slurm_requeue.requeue(result, self._show)
+        self._messages.drain(result, is_interrupted)
+        if error:
+            leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""
+            raise LaunchError(f"{error.message}{leftovers}", error.hint, error.exit_code)
+        return result
+
+
+class ConnectionProgress:
+    """Shows which nodes are not connected yet, and detects when all agents are ready."""
+
+    def __init__(self, nodes: Nodes, progress: Progress) -> None:
+        self._nodes = nodes
+        self._progress = progress
+        self._is_connecting = False
+        self._local_world_sizes: dict[int, int] = {}
+        self._were_all_ready = False
+
+    def run_due(self, _now: float) -> float:
+        """Show the missing nodes if connecting takes long. Returns when to call again."""
+        if self._nodes.any_connecting:
+            self._is_connecting = True
+            return self._progress.show(self._describe)
+        if self._is_connecting:
+            self._is_connecting = False
+            self._progress.end()
+        return float("inf")
+
+    def _describe(self) -> str:
+        nodes = [self._nodes.all[index] for index in self._nodes.participants]
+        missing = [node.host for node in nodes if node.state is NodeState.CONNECTING]
+        count = f"{len(nodes) - len(missing)} of {len(nodes)} nodes"
+        return f"connecting: {count}, waiting for {quote(fold(missing), 200)}"
+
+    def on_agent_ready(self, index: int, local_world_size: int) -> dict[str, int] | None:
+        """Count a node whose agent is ready, with its number of workers.
+
+        Returns the workers per host when all participants are ready for the first time; otherwise None.
+        """
+        self._local_world_sizes[index] = local_world_size
+        participants, sizes = self._nodes.participants, self._local_world_sizes
+        if self._were_all_ready or len(sizes) < len(participants) or not sizes.keys() >= set(participants):
+            return None
+        self._were_all_ready = True
+        return {self._nodes.all[index].host: sizes[index] for index in participants}
+
+
+def is_hung(activity: Mapping[int, WorkerActivity], participants: Sequence[int], attempt: int) -> bool:
+    """Whether the job hangs: all nodes whose workers of ``attempt`` still run report no output.
+
+    ``activity`` is the last report of each node, by index; a node without a report counts as active.
+    """
+    reports = [activity.get(index) for index in participants]
+    states = {report.state if report and report.attempt == attempt else "active" for report in reports}
+    return "idle" in states and "active" not in states

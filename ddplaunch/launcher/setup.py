@@ -1,0 +1,191 @@
+"""Prepares a run from its LaunchConfig: run folder, console style, transport, and the AgentSpec of each node.
+
+Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``make_folder`` writes files.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.config import NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.launcher.display.line_prefix import Style
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.system import run_folder
+from ddplaunch.transport.local import LocalTransport
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.config import WorkerConfig
+    from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.transport.agent_process import AgentProcess
+    from ddplaunch.transport.handle import Post, Transport, WriteOutput
+
+_LOOPBACK = "127.0.0.1"
+SLOW_START_S = 25.0
+"""Additional seconds for the first answer of an agent, which may be loaded from a slow shared file system."""
+
+
+def node_names(config: LaunchConfig) -> tuple[str, ...]:
+    """Display names of the nodes whose agents this launcher starts, the spares last."""
+    if config.hosts:
+        return tuple(host.name for host in config.hosts)
+    if config.dry_run:
+        return tuple(f"node{number}" for number in range(config.max_nodes))
+    return (local_host_name(),)
+
+
+def local_host_name() -> str:
+    """This machine's display name."""
+    return socket.gethostname().split(".")[0] or "localhost"
+
+
+def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
+    """Rendezvous settings of a run whose nodes this launcher starts."""
+    return RendezvousConfig(
+        token=token,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        node_rank=None,
+        hosts=(_LOOPBACK,) if config.dry_run else (),
+        port=0,
+        is_server=None,
+        local_addr=None if config.dry_run else config.local_addr,
+        interface=None if config.dry_run else config.interface,
+        join_timeout_s=config.timeouts.join_s,
+        last_call_s=0.0,
+        lost_after_s=config.timeouts.lost_after_s,
+    )
+
+
+def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
+    """Create the run's folder: returns it, or None for a run without files, and a warning if it cannot be created."""
+    if config.output.log_dir == NO_LOGS:
+        return None, None
+    base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)
+    try:
+        folder = run_folder.create(base, run_id)
+    except OSError as error:
+        return None, f"no logs are kept: {base}: {error.strerror}"
+    if config.output.log_dir is None:
+        run_folder.prune(base)
+    return folder, None
+
+
+def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
+    """The folder to which logs of other machines are copied; None without --collect-logs."""
+    return folder if config.output.collect_logs and config.transport != "local" else None
+
+
+def console_style(config: LaunchConfig, folder: Path | None) -> Style:
+    """The style of the lines on the console."""
+    nodes = len(node_names(config))
+    colour = not os.environ.get("NO_COLOR")
+
+    def log_hint(header: Output) -> str:
+        node = f"/{header.host}" if nodes > 1 else ""
+        log_folder = f"{header.host}:<run folder>" if config.transport != "local" else f"{folder}{node}"
+        logs = f"{log_folder}/attempt_*/{header.local_rank}/{header.stream}.log"
+        return logs if folder else "no log (none is kept)"
+
+    return Style(
+        role=config.workers.role,
+        template="[${host}:${rank}] " if config.output.line_prefix is None else config.output.line_prefix,
+        colour={"stdout": colour and os.isatty(1), "stderr": colour and os.isatty(2)},
+        log_hint=log_hint,
+    )
+
+
+def agent_spec(
+    config: LaunchConfig,
+    run_id: str,
+    index: int,
+    host: str,
+    *,
+    log_folder: str | None,
+    inherited_fds: Mapping[str, int] | None = None,
+) -> AgentSpec:
+    """The AgentSpec of node ``index``, whose display name is ``host``.
+
+    ``inherited_fds`` are descriptors that its agent has inherited, by stream name.
+    """
+    is_local = config.transport == "local"
+    python = config.python or (sys.executable if is_local else "")
+    fds = inherited_fds or {}
+    return AgentSpec(
+        run_id=run_id,
+        host=host,
+        program=Program(config.entry, config.script, config.script_args, python),
+        same_python=not python or shutil.which(python) == sys.executable,
+        workers=_workers_of_host(config.workers, config.hosts[index]) if config.hosts else config.workers,
+        output=config.output,
+        timeouts=config.timeouts,
+        max_restarts=config.max_restarts,
+        run_dir=log_folder,
+        master_addr=config.master_addr or config.local_addr,
+        master_port=config.master_port,
+        rendezvous=config.rendezvous,
+        launcher_assigns_rendezvous=config.launcher_assigns_rendezvous,
+        fake_gpus=FakeGpuConfig(compile_on_cpu=config.compile_on_cpu) if config.dry_run else None,
+        task=config.task,
+        stdin_fd=fds.get("stdin"),
+        stdout_fd=fds.get("stdout"),
+        stderr_fd=fds.get("stderr"),
+    )
+
+
+def agent_spec_of_run(
+    config: LaunchConfig,
+    run_id: str,
+    folder: Path | None,
+    hosts: tuple[str, ...],
+    index: int,
+    inherited_fds: Mapping[str, int],
+) -> AgentSpec:
+    """The AgentSpec of node ``index`` of ``hosts``, with its log folder.
+
+    ``folder`` is the run's on this machine, None if no files are kept; an agent on another machine makes a folder with
+    this name there.
+    """
+    if config.transport == "local":
+        log_folder = folder / hosts[index] if folder and len(hosts) > 1 else folder
+        path = str(log_folder) if log_folder else None
+        return agent_spec(config, run_id, index, hosts[index], log_folder=path, inherited_fds=inherited_fds)
+    spec = agent_spec(config, run_id, index, hosts[index], log_folder=None)
+    return replace(spec, run_dir_name=folder.name if folder else run_id, sends_logs=config.output.collect_logs)
+
+
+def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:
+    """``workers`` with the number of workers and the devices that ``host`` has in the host list."""
+    nproc = workers.nproc_per_node if host.slots is None else host.slots
+    return replace(workers, nproc_per_node=nproc, gpus=host.devices or workers.gpus)
+
+
+def transport_for(
+    config: LaunchConfig, run_tag: str, output: WriteOutput, post: Post, early_agent: AgentProcess | None = None
+) -> Transport:
+    """The Transport for the nodes of ``config``; its handles call ``output`` and ``post`` in other threads.
+
+    ``run_tag`` must be unique to this run: a sweep kills all processes that carry it. ``early_agent`` is the agent of a
+    single node, if it has been started already.
+
+    Raises:
+        LaunchError: this machine allows too few open files for so many hosts.
+    """
+    names = node_names(config)
+    if config.transport == "local":
+        return LocalTransport(config, names, run_tag, output, post, early_agent)
+    if config.transport == "srun":
+        from ddplaunch.transport.srun import SrunTransport
+
+        return SrunTransport(config, names, run_tag, output, post)
+    from ddplaunch.transport.ssh.handle import SshTransport  # Loads paramiko only for runs over SSH.
+
+    return SshTransport(config, names, run_tag, output, post)

@@ -1,0 +1,121 @@
+"""The shutdown of a run: on a user's signal, on an error, or when a node has ended. Kills agents that do not end.
+
+Runs in the launcher, in the main thread. It decides when and how fast the agents stop their workers, not the outcome.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.launcher.nodes import NodeState
+from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
+from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived
+
+if TYPE_CHECKING:
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.fault_injector import Injector
+    from ddplaunch.launcher.log_collector import LogCollector
+    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.mailbox import Mailbox
+
+_SECOND_GRACE_S = 2.0
+AGENT_OVERTIME_S = 20.0
+"""Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
+
+_NEVER = float("inf")
+
+
+class Shutdown:
+    """Whether and why the run is shut down.
+
+    Attributes:
+        signals: the signals that stopped the run, in order.
+        error: the reason of a failure other than a worker's; the first error counts.
+        peer_left: a node has ended, so the others are stopped.
+        has_killed: agents that did not end in time have been killed.
+    """
+
+    def __init__(
+        self, config: LaunchConfig, nodes: Nodes, injector: Injector, logs: LogCollector, messages: UserMessages
+    ) -> None:
+        self.signals: list[int] = []
+        self.error: LaunchError | None = None
+        self.peer_left = False
+        self.has_killed = False
+        self._kill_at = _NEVER
+        self._config = config
+        self._nodes = nodes
+        self._injector = injector
+        self._logs = logs
+        self._messages = messages
+
+    @property
+    def in_progress(self) -> bool:
+        """Whether the run is shut down."""
+        return bool(self.signals or self.error or self.peer_left)
+
+    def on_signal(self, signum: int, node: Node | None = None) -> None:
+        """Stop the run, or forward a signal that does not stop it to the workers.
+
+        The second signal shortens the grace period, the third ends it. A signal after which SLURM is to requeue the job
+        counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the node whose agent
+        received the signal instead of this process; that agent stops its workers without an order.
+        """
+        name, job = signal.Signals(signum).name, self._config.job
+        requeues = job is not None and name in job.requeue_on
+        if not requeues and (node or name not in self._config.signals):
+            if name in PASSED_TO_WORKERS:
+                (node.handle if node else self._nodes).send(PassSignal(signum))
+        elif not (requeues and signum in self.signals) and not self._logs.on_signal(signum):
+            self._stop_by_signal(signum, "; the job is requeued afterwards" if requeues else "")
+
+    def _stop_by_signal(self, signum: int, remark: str) -> None:
+        self.signals.append(signum)
+        grace_s = (self._config.timeouts.shutdown_s, _SECOND_GRACE_S, 0.0)[min(len(self.signals), 3) - 1]
+        grace_s = min(grace_s, self._config.timeouts.shutdown_s)
+        self._stop_workers(signum, grace_s)
+        name = signal.Signals(signum).name
+        self._messages.show(f"{name}: stopping the workers, SIGKILL in {grace_s:g} s{remark}", Level.NORMAL)
+
+    def fail(self, error: LaunchError) -> None:
+        """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""
+        if not self.error:
+            self.error = error
+            if self._config.launcher_assigns_rendezvous or self._config.dry_run:
+                self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
+
+    def on_peer_left(self) -> None:
+        """A node has ended, so the run is over: stop the other nodes."""
+        self.peer_left = True
+        self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
+
+    def _stop_workers(self, signum: int, grace_s: float) -> None:
+        self._kill_at = min(self._kill_at, time.monotonic() + grace_s + AGENT_OVERTIME_S)
+        self._nodes.stop_connecting()
+        self._injector.release()
+        if len(self.signals) > 1 or not self._config.hosts:  # Over SSH, each wake-up needs another session.
+            for node in self._nodes.connected:
+                node.handle.wake()
+        self._nodes.send(StopWorkers(signum, grace_s))
+
+    def run_due(self, now: float) -> float:
+        """Kill the agents that have not ended in time. Returns when to call again."""
+        if now >= self._kill_at:
+            self._kill_at, self.has_killed = _NEVER, True
+            for node in self._nodes.connected:
+                if node.state is not NodeState.SENDING_LOGS:
+                    self._messages.show(f"the agent on {node.host} does not respond and is killed", Level.ALWAYS)
+                    node.handle.kill()
+        return self._kill_at
+
+    def has_more_signals(self, mailbox: Mailbox[object], count: int) -> bool:
+        """At the end of the run: whether more than ``count`` signals have arrived."""
+        while (event := mailbox.get(0.0)) is not None:
+            if isinstance(event, SignalReceived):
+                self.signals.append(event.signum)
+        return len(self.signals) > count

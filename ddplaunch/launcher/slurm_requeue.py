@@ -1,0 +1,98 @@
+"""``--requeue-on``: requeues the SLURM job, from one launcher of the run, after the last worker has ended.
+
+Runs in the launcher, before and after the run. From SLURM's controller (``job_mgr.c``, 22.05 and 26.11): it requeues
+batch jobs only, and none with ``Requeue=0``. It would also requeue a job that was cancelled or is over its time limit,
+while the processes of the job are being ended.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import LaunchError, Level
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.cluster.slurm import SlurmJob
+    from ddplaunch.protocol.results import RunResult
+
+_SHOW_S, _REQUEUE_S = 15.0, 60.0
+
+
+def check_requeue(job: SlurmJob) -> str | None:
+    """Before the run: the warning that SLURM would not requeue the job; None if it would.
+
+    Raises:
+        LaunchError: there is no ``scontrol``. Every node checks, so that all nodes fail in this case.
+    """
+    if not shutil.which("scontrol"):
+        raise LaunchError(
+            "--requeue-on: the command scontrol is not in PATH",
+            "A container needs SLURM's commands, its configuration and munge's socket.",
+        )
+    if not job.requests_requeue:
+        return None
+    code, output = _scontrol(_SHOW_S, "show", "job", "--oneliner", job.id)
+    if code:
+        return f"--requeue-on: SLURM gives no information on job {job.id}: {output}"
+    if _field(output, "BatchFlag") == "0":
+        return f"--requeue-on: SLURM requeues only jobs of sbatch, and job {job.id} is none"
+    if _field(output, "Requeue") == "0":
+        remedy = f"allow it by sbatch --requeue, or now by `scontrol update JobId={job.id} Requeue=1`"
+        return f"--requeue-on: SLURM would not requeue job {job.id}: {remedy}"
+    return None
+
+
+def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
+    """After the run: requeue the job if its result requires it and this launcher is the one that requests it.
+
+    SLURM then ends the remaining processes of the job by SIGTERM, this one included. A cancelled job is not requeued,
+    although scancel sends SIGTERM as preemption does.
+    """
+    job = result.job
+    if job is None or not (result.will_requeue and job.requests_requeue):
+        return
+    code, output = _scontrol(_SHOW_S, "show", "job", "--oneliner", job.id)
+    if not code and is_cancelled(output):
+        show(f"SLURM job {job.id} has been cancelled, so it is not requeued", Level.ALWAYS)
+        return
+    show(f"requeuing SLURM job {job.id}", Level.NORMAL)
+    code, output = _scontrol(_REQUEUE_S, "requeue", job.id)
+    if code:
+        show(f"SLURM did not requeue job {job.id}: {output}", Level.ALWAYS)
+
+
+def is_cancelled(output: str) -> bool:
+    """Whether ``scontrol show job`` describes a job that is being ended, but not by a limit or by preemption."""
+    state, reason, preempted = (_field(output, name) for name in ("JobState", "Reason", "PreemptTime"))
+    return state == "CANCELLED" or (state == "COMPLETING" and reason == "None" and preempted in ("None", ""))
+
+
+def _field(output: str, name: str) -> str:
+    match = re.search(rf"(?<!\S){name}=(\S*)", output)
+    return match[1] if match else ""
+
+
+def _scontrol(timeout_s: float, *arguments: str) -> tuple[int, str]:
+    """The exit code of scontrol, and its stdout; after a failure its stderr."""
+    try:
+        done = subprocess.run(
+            ("scontrol", *arguments),
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=timeout_s,
+            check=False,
+            start_new_session=True,  # SLURM's signals to the requeued job must not interrupt it.
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"scontrol did not answer within {timeout_s:g} s"
+    except OSError as error:
+        return 1, f"scontrol: {error.strerror}"
+    complaint = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
+    return done.returncode, (complaint or f"scontrol ended with {done.returncode}") if done.returncode else done.stdout

@@ -1,0 +1,88 @@
+"""Environment variables of a worker, in addition to those of its agent; names and meaning are torchrun's.
+
+Used by the agent and by --plan. Pure. A test compares the environment table of the docs with ``NAMES``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.specs import AgentSpec
+
+RUN_ID = "DDPLAUNCH_RUN_ID"
+"""Holds the run tag in every process of a run, so that a sweep finds one that left its process group, too."""
+
+NAMES: dict[str, str] = {
+    "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
+    "LOCAL_RANK": "number of the worker on its node; always 0 with --virtual-local-rank",
+    "WORLD_SIZE": "workers of the job",
+    "LOCAL_WORLD_SIZE": "workers of the node",
+    "GROUP_RANK": "number of the node",
+    "GROUP_WORLD_SIZE": "nodes of the job",
+    "ROLE_NAME": "--role; `default` if not given",
+    "ROLE_RANK": "equal to RANK",
+    "ROLE_WORLD_SIZE": "equal to WORLD_SIZE",
+    "MASTER_ADDR": "address of the workers' c10d store; 127.0.0.1 on one node unless --master-addr is given",
+    "MASTER_PORT": "port of the workers' c10d store; new for every attempt unless --master-port is given",
+    "TORCHELASTIC_RESTART_COUNT": "number of restarts before this attempt; equal on all nodes",
+    "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
+    "TORCHELASTIC_RUN_ID": "run id: --rdzv-id, or a new one",
+    "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start",
+    "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",
+    "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
+    "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc and --virtual-local-rank",
+    "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
+    "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
+    RUN_ID: "run tag: identifies the processes of a run",
+}
+
+
+def shared_environ(inherited: Mapping[str, str], run_tag: str, local_world_size: int, cpus: int) -> dict[str, str]:
+    """The variables that are equal for all workers of a node; the forkserver starts with them, before any import.
+
+    ``cpus`` is the number of CPUs that the affinity allows.
+    """
+    env = dict(inherited)
+    env[RUN_ID] = run_tag
+    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
+    if local_world_size > 1:
+        env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // local_world_size)))
+    return env
+
+
+def worker_environ(
+    shared: Mapping[str, str],
+    spec: AgentSpec,
+    round_: Round,
+    local_rank: int,
+    error_file: str,
+) -> dict[str, str]:
+    """The environment of one worker, complete except for the variable of its devices."""
+    rank = round_.first_rank + local_rank
+    env = dict(shared)
+    env.update(
+        RANK=str(rank),
+        LOCAL_RANK="0" if spec.workers.virtual_local_rank else str(local_rank),
+        WORLD_SIZE=str(round_.world_size),
+        LOCAL_WORLD_SIZE=str(round_.local_world_size),
+        GROUP_RANK=str(round_.node_rank),
+        GROUP_WORLD_SIZE=str(round_.nnodes),
+        ROLE_NAME=spec.workers.role,
+        ROLE_RANK=str(rank),
+        ROLE_WORLD_SIZE=str(round_.world_size),
+        MASTER_ADDR=round_.master_addr,
+        MASTER_PORT=str(round_.master_port),
+        TORCHELASTIC_RESTART_COUNT=str(round_.restart_count),
+        TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
+        TORCHELASTIC_RUN_ID=spec.run_id,
+        TORCHELASTIC_USE_AGENT_STORE="True",
+        TORCHELASTIC_ERROR_FILE=error_file,
+    )
+    if spec.task:
+        env.update({**spec.task.environ(), **({"LOCAL_RANK": "0"} if spec.workers.virtual_local_rank else {})})
+    return env

@@ -1,0 +1,64 @@
+"""The first failure of an attempt: separates workers that failed first from those that failed for lack of a peer.
+
+Used by agents and coordinator for restarts, and by the launcher for the failure page and the exit code. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.protocol.results import WorkerExit
+
+_PEER_LOST = re.compile(
+    r"Connection (reset|closed|refused) by peer|connectFullMesh|Connection refused|Broken pipe|Socket closed"
+    r"|remote process exited|ncclRemoteError|ncclSystemError|NCCL communicator was aborted|recvBytes|sendBytes"
+    r"|Timed out waiting \d+ms for (recv|send)|DistNetworkError|DistStoreError|store .* is down",
+    re.IGNORECASE,
+)
+"""Errors of gloo, NCCL and TCPStore in a rank whose *peer* died. The dying rank's sockets close before its exit can be
+seen, so such an error may be dated before the failure that caused it."""
+
+KILLED_FOR_MEMORY = {
+    "yes": "killed by the kernel for memory (out of memory)",
+    "perhaps": "perhaps by the kernel for memory: it killed a process on this machine at that time",
+}
+"""The description of a SIGKILL, by ``WorkerExit.out_of_memory``."""
+
+
+def failures(exits: Iterable[WorkerExit]) -> list[WorkerExit]:
+    """Workers that failed and were not stopped; likely causes first: other errors before lost peers, then by time."""
+    return sorted((e for e in exits if _failed(e)), key=lambda e: (is_consequence(e), e.time_s, e.rank))
+
+
+def first_failure(exits: Iterable[WorkerExit]) -> WorkerExit | None:
+    """The likely cause of a failed attempt; None if no worker failed."""
+    return next(iter(failures(exits)), None)
+
+
+def _failed(exit_: WorkerExit) -> bool:
+    return not exit_.stopped and exit_.returncode != 0
+
+
+def is_consequence(exit_: WorkerExit) -> bool:
+    """Whether the worker's error is the loss of a peer, so that another worker failed first."""
+    return exit_.error is not None and bool(_PEER_LOST.search(exit_.error.message))
+
+
+def exit_code(returncode: int) -> int:
+    """The exit code of a shell for ``returncode`` of ``subprocess``: 128 + n for signal n."""
+    return 128 - returncode if returncode < 0 else returncode
+
+
+def describe(returncode: int) -> str:
+    """``exit code 7`` or ``SIGKILL``, for ``returncode`` of ``subprocess``."""
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return signal.Signals(-returncode).name
+    except ValueError:
+        return f"signal {-returncode}"

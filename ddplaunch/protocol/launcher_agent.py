@@ -1,0 +1,261 @@
+"""Records between launcher and agent, one JSON line each (see ``wire``).
+
+Two groups: launcher to agent, and agent to launcher. Each docstring begins with the sender and the occasion. The tuples
+at the end list the records that each reader accepts. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.protocol import log_transfer
+from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
+from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
+from ddplaunch.protocol.specs import AgentSpec
+
+ActivityState = Literal["idle", "active", "finished"]
+
+# Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
+
+
+@dataclass(frozen=True)
+class SweepRun:
+    """Launcher to agent, in place of an AgentSpec, after the loss of a node's agent.
+
+    Kill all processes with the run tag ``run_id`` on this node except ``excluded_pids``; answered by AgentEnded.
+    """
+
+    run_id: str
+    excluded_pids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class JoinRendezvous:
+    """Launcher to agent: join ``rendezvous``, and leave an earlier one.
+
+    Sent before the first attempt, and each time the rendezvous moves to another node.
+    """
+
+    rendezvous: RendezvousConfig
+
+
+@dataclass(frozen=True)
+class Ping:
+    """Launcher to agent, periodically, on nodes of another machine; answered by Pong.
+
+    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost.
+    """
+
+    lost_after_s: float
+
+
+@dataclass(frozen=True)
+class StopWorkers:
+    """Launcher to agent: stop the run. Repeated with a shorter ``grace_s`` when the user presses Ctrl-C again.
+
+    The agent sends ``signum`` to every worker's process group, and SIGKILL after ``grace_s`` seconds.
+    """
+
+    signum: int
+    grace_s: float
+
+
+@dataclass(frozen=True)
+class PassSignal:
+    """Launcher to agent: send ``signum`` (SIGUSR1 or SIGUSR2) to every worker, without stopping it."""
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class AbortHungAttempt:
+    """Launcher to all agents, once the workers of every node are idle: the attempt hangs.
+
+    The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
+    """
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class InjectFault:
+    """Launcher to agent: inject fault ``number`` into one worker of ``attempt``; answered by FaultInjected.
+
+    Attributes:
+        signum: SIGKILL is sent to the worker alone, any other signal to its process group.
+        code: exit code to report in place of the SIGKILL; None: report the SIGKILL.
+        factor: slow the worker down by this factor, in place of a signal.
+    """
+
+    number: int
+    attempt: int
+    local_rank: int
+    signum: int = 0
+    code: int | None = None
+    factor: float | None = None
+
+
+# Agent to launcher. The last record is AgentEnded, followed by the log files if AgentSpec.sends_logs.
+
+
+@dataclass(frozen=True)
+class AgentReady:
+    """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
+
+    pid: int
+    local_world_size: int
+
+
+@dataclass(frozen=True)
+class EndpointOpen:
+    """Agent to launcher, from the node that must serve the store of rendezvous ``token``: it listens at ``port``.
+
+    ``addresses`` are the node's, best first. The launcher then sends JoinRendezvous to the other nodes.
+    """
+
+    token: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class RendezvousUnreachable:
+    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous."""
+
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class AttemptStarted:
+    """Agent to launcher: all workers of this node's part of an attempt run.
+
+    ``pids`` is in order of local rank; the first worker has rank ``first_rank``.
+    """
+
+    attempt: int
+    world_size: int
+    master_addr: str
+    master_port: int
+    pids: tuple[int, ...]
+    node_rank: int
+    first_rank: int
+
+
+@dataclass(frozen=True)
+class Output:
+    """Agent to launcher: header of ``nbytes`` raw bytes of one stream, which follow the record's line.
+
+    The bytes are whole lines, or an unfinished last line. Before them, ``lost_lines`` lines were dropped because the
+    launcher read too slowly.
+    """
+
+    host: str
+    rank: int
+    local_rank: int
+    stream: StreamName
+    nbytes: int
+    lost_lines: int = 0
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class WorkerActivity:
+    """Agent to launcher, at every change: whether the workers of ``attempt`` write output.
+
+    ``idle``: no worker has written output for ``timeouts.hang_s`` seconds; ``active``: a worker has written output
+    again; ``finished``: the attempt ends.
+    """
+
+    attempt: int
+    state: ActivityState
+
+
+@dataclass(frozen=True)
+class FaultInjected:
+    """Agent to launcher, in answer to InjectFault ``number``. ``happened`` is false if the worker had already ended."""
+
+    number: int
+    happened: bool
+
+
+@dataclass(frozen=True)
+class AgentSignalled:
+    """Agent to launcher: another process sent ``signum`` to the agent.
+
+    On any signal but SIGUSR1 and SIGUSR2, the agent also stops its workers.
+    """
+
+    signum: int
+
+
+@dataclass(frozen=True)
+class Pong:
+    """Agent to launcher, in answer to Ping, from the agent's main loop."""
+
+
+@dataclass(frozen=True)
+class Notice:
+    """Agent to launcher: a message for the user; ``level`` -1 is always shown, 0 unless --quiet, 1 with --verbose."""
+
+    text: str
+    level: Literal[-1, 0, 1] = 0
+
+
+@dataclass(frozen=True)
+class AttemptEnded:
+    """Agent to launcher: all workers of an attempt on this node, and all their descendants, have ended."""
+
+    result: AttemptResult
+
+
+@dataclass(frozen=True)
+class AgentFailed:
+    """Agent to launcher, before AgentEnded: the agent cannot continue. The fields are those of LaunchError."""
+
+    message: str
+    hint: str
+    exit_code: int
+
+
+@dataclass(frozen=True)
+class AgentEnded:
+    """Agent to launcher, last except for log files. SIGKILL has not ended ``unkillable_pids``."""
+
+    unkillable_pids: tuple[int, ...] = ()
+
+
+TO_AGENT = (
+    AgentSpec,
+    SweepRun,
+    Ping,
+    JoinRendezvous,
+    SetParticipants,
+    StopWorkers,
+    PassSignal,
+    AbortHungAttempt,
+    InjectFault,
+    log_transfer.GrantLogBytes,
+)
+FROM_AGENT = (
+    AgentReady,
+    EndpointOpen,
+    AttemptStarted,
+    AttemptEnded,
+    RendezvousUnreachable,
+    FaultInjected,
+    RunsFound,
+    NodeReport,
+    ConnectResults,
+    NodeTime,
+    Output,
+    Pong,
+    Notice,
+    WorkerActivity,
+    AgentSignalled,
+    AgentFailed,
+    AgentEnded,
+    *log_transfer.FROM_AGENT,
+)

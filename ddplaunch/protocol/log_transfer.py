@@ -1,0 +1,70 @@
+"""Transfer of a node's log files to the launcher at the end of a run: records, limits and safe file names.
+
+Used by ``agent.log_sender`` and ``launcher.log_collector``. Pure. The launcher grants bytes, and grants more after it
+has written some. At most ``WINDOW_BYTES`` of a node are in transit: that limits memory and the delay of a pong.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+CHUNK_BYTES = 64 << 10
+WINDOW_BYTES = 256 << 10
+"""Two seconds of a link with 1 Mbit/s; a node counts as lost after five without a heartbeat."""
+
+MAX_FILES = 100_000
+"""Limit for one node. An attempt has three files per worker."""
+
+_NAME = re.compile(r"attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,99}")
+
+
+@dataclass(frozen=True)
+class LogsFound:
+    """Agent to launcher, after AgentEnded: number and total size of the node's log files."""
+
+    files: int
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class GrantLogBytes:
+    """Launcher to agent: send up to ``nbytes`` more, counted by ``cost``; 0: send no more files."""
+
+    nbytes: int
+
+
+@dataclass(frozen=True)
+class LogChunk:
+    """Agent to launcher: header of the next ``nbytes`` raw bytes of file ``path``. Files are not interleaved."""
+
+    path: str
+    nbytes: int
+    is_last: bool
+
+
+@dataclass(frozen=True)
+class LogsSent:
+    """Agent to launcher, last: all files were sent and accepted.
+
+    ``skipped_files`` is the number of those that are unreadable, too many, or have a name that is not ``is_safe``.
+    """
+
+    skipped_files: int
+
+
+FROM_AGENT = (LogsFound, LogChunk, LogsSent)
+
+
+def cost(chunk: LogChunk) -> int:
+    """Bytes of the grant that a chunk uses; an empty file uses some too."""
+    return chunk.nbytes + 512
+
+
+def is_safe(path: str) -> bool:
+    """Whether ``path`` is below the run folder and cannot replace another file.
+
+    It must be ``attempt_N/NAME`` or ``attempt_N/LOCAL_RANK/NAME``. The launcher uses ``NAME.part`` for a file that is
+    not complete.
+    """
+    return bool(_NAME.fullmatch(path))

@@ -1,0 +1,156 @@
+"""Records of ``--check``, ``--ps`` and ``--kill``: queries to agents that run no job, and their answers.
+
+The launcher sends InspectNode or ListRuns in place of an AgentSpec. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Kinds of processes of a run, in the order of reports."""
+
+
+# --ps and --kill.
+
+
+@dataclass(frozen=True)
+class ListRuns:
+    """Launcher to agent: requests RunsFound, this user's runs on the machine. An EndRun may follow."""
+
+
+@dataclass(frozen=True)
+class EndRun:
+    """Launcher to agent: end all runs with this run id or run tag; answered by AgentEnded.
+
+    SIGTERM, then SIGKILL after ``grace_s`` seconds.
+    """
+
+    run_id: str
+    grace_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOnHost:
+    """The processes of one run on one machine.
+
+    Attributes:
+        run_tag: the run tag, without the node's number.
+        counts: number of processes of each kind, as pairs.
+        age_s: age of the oldest process.
+        memory_bytes: proportional set size: shared pages count once.
+        launcher_alive: the launcher runs here, or is connected to an agent here.
+    """
+
+    run_tag: str
+    counts: tuple[tuple[Kind, int], ...]
+    age_s: float
+    memory_bytes: int
+    launcher_alive: bool
+
+
+@dataclass(frozen=True)
+class RunsFound:
+    """Agent to launcher, in answer to ListRuns.
+
+    Attributes:
+        machine: equal for two names of one machine (or container), different for all others.
+        hidden_pids: processes of this user that this user may not inspect.
+    """
+
+    machine: str
+    runs: tuple[RunOnHost, ...]
+    hidden_pids: tuple[int, ...] = ()
+
+
+# --check.
+
+
+@dataclass(frozen=True)
+class InspectNode:
+    """Launcher to agent: requests a NodeReport. GetTime and ConnectToNodes may follow.
+
+    Attributes:
+        has_peers: other nodes connect to this one; if not, its workers use loopback.
+        local_addr: the address at which other nodes connect to this one, if the user gave it.
+        interface: the network interface with that address, if the user gave it.
+    """
+
+    has_peers: bool
+    local_addr: str | None = None
+    interface: str | None = None
+
+
+@dataclass(frozen=True)
+class GpuUser:
+    """A process that has GPUs open; ``gpus`` are their indices."""
+
+    pid: int
+    name: str
+    gpus: tuple[int, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeReport:
+    """Agent to launcher, in answer to InspectNode.
+
+    Attributes:
+        cuda: version of the CUDA runtime that torch was built for; empty for none.
+        gpus: models by index; empty text for an unknown model.
+        gpu_users: processes with open GPUs, as far as this user may see them.
+        shm_free_bytes: free space in /dev/shm; None if it does not exist.
+        open_files: soft and hard limit; -1 for none.
+        name: the name that the reverse DNS look-up of ``address`` gave; empty if it has none.
+        name_s: seconds that this look-up took; every client of a TCPStore makes one.
+        addresses: addresses at which this node listens at ``port``, best first.
+    """
+
+    python: str
+    torch: str
+    cuda: str
+    gpus: tuple[str, ...]
+    gpu_users: tuple[GpuUser, ...]
+    shm_free_bytes: int | None
+    open_files: tuple[int, int]
+    address: str
+    name: str
+    name_s: float
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class GetTime:
+    """Launcher to agent: requests a NodeTime."""
+
+
+@dataclass(frozen=True)
+class NodeTime:
+    """Agent to launcher, in answer to GetTime: the node's clock, in seconds since the epoch."""
+
+    time_s: float
+
+
+@dataclass(frozen=True)
+class ListeningNode:
+    """A node that listens at ``port`` of each of ``addresses``."""
+
+    host: str
+    addresses: tuple[str, ...]
+    port: int
+
+
+@dataclass(frozen=True)
+class ConnectToNodes:
+    """Launcher to agent: connect to each of ``nodes``; answered by ConnectResults."""
+
+    nodes: tuple[ListeningNode, ...]
+
+
+@dataclass(frozen=True)
+class ConnectResults:
+    """Agent to launcher, in answer to ConnectToNodes. ``failed``: hosts without a connection, each with the reason."""
+
+    failed: tuple[tuple[str, str], ...]

@@ -1,0 +1,193 @@
+"""Records of a rendezvous of several nodes: between nodes and coordinator, and between an agent and its member process.
+
+The member passes records between its agent and the store, through which coordinator and nodes exchange them. The tuples
+at the end list the records that each reader accepts. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
+
+# Node to coordinator.
+
+
+@dataclass(frozen=True)
+class NodeJoined:
+    """Node to coordinator, before every round: the node can start ``local_world_size`` workers.
+
+    Attributes:
+        server_address: address at which it connected to the node that serves the store.
+        attempt: the lowest round number that this node has not used in any rendezvous.
+    """
+
+    node_index: int
+    host: str
+    local_world_size: int
+    server_address: str = ""
+    attempt: int = 0
+
+
+@dataclass(frozen=True)
+class StoreListens:
+    """First node of round ``attempt`` to coordinator, in answer to ListenForStore: address of the workers' store."""
+
+    attempt: int
+    address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class WorkerFailed:
+    """Node to coordinator, at once: this node stops its workers of round ``attempt``; the other nodes must too.
+
+    A worker failed, the node could not run its workers, or somebody stopped the node.
+    """
+
+    node_index: int
+    attempt: int
+
+
+@dataclass(frozen=True)
+class NodeEnded:
+    """Node to coordinator, after every round: all workers of the node have ended.
+
+    Attributes:
+        failed: a worker failed (ddplaunch had not stopped it), or the node could not run its workers.
+        stopped: somebody stopped this node; the run ends.
+        cause: this node's first failure of a worker; None if none failed.
+    """
+
+    node_index: int
+    attempt: int
+    failed: bool = False
+    stopped: bool = False
+    cause: WorkerExit | None = None
+
+
+@dataclass(frozen=True)
+class NodeLeft:
+    """Node to coordinator, last: the node leaves the run, after the verdict or because its agent ends."""
+
+    node_index: int
+
+
+# Coordinator to node.
+
+
+@dataclass(frozen=True)
+class WaitingNodes:
+    """Coordinator to the waiting nodes, at every change: ``count`` nodes wait, and ``missing`` more are needed.
+
+    ``hosts`` lists their hosts in one text.
+    """
+
+    hosts: str
+    count: int
+    missing: int
+
+
+@dataclass(frozen=True)
+class NoFreeSlot:
+    """Coordinator to a spare node: ``hosts`` are all nodes of the run; the node waits until one of them is lost."""
+
+    hosts: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ListenForStore:
+    """Coordinator to the first node of round ``attempt``: bind the socket of the workers' store; see StoreListens.
+
+    ``address`` is the one at which other nodes have connected to that node; empty if none has.
+    """
+
+    attempt: int
+    address: str = ""
+
+
+@dataclass(frozen=True)
+class RoundFormed:
+    """Coordinator to every node of a round: start the workers."""
+
+    round: Round
+
+
+@dataclass(frozen=True)
+class StopRound:
+    """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
+
+    attempt: int
+
+
+@dataclass(frozen=True)
+class RoundVerdict:
+    """Coordinator to every node, once all have stopped: the verdict on a round.
+
+    Attributes:
+        will_restart: another round follows.
+        stopped: somebody stopped a node, and no worker failed.
+        reason: why the round ended if no worker failed, or why there is no restart after a failure.
+        cause: the first failure of a worker on any node; None if none failed.
+    """
+
+    attempt: int
+    will_restart: bool
+    failed: bool
+    stopped: bool = False
+    reason: str = ""
+    cause: WorkerExit | None = None
+
+
+@dataclass(frozen=True)
+class AllNodesLeft:
+    """Coordinator to the node that serves the store: all other nodes have left, so the store may end."""
+
+
+# Agent to member (MemberSpec), member to agent.
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberSpec:
+    """Agent to member, first: how the node takes part in the rendezvous.
+
+    Attributes:
+        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port of the store to try,
+            ``is_server`` is not None. ``node_rank`` None requests the next free index.
+        node_id: text that no other node has.
+        max_restarts: limit of the whole run.
+    """
+
+    rendezvous: RendezvousConfig
+    node_id: str
+    max_restarts: int
+
+
+@dataclass(frozen=True)
+class MemberReady:
+    """Member to agent: the node is connected to the store at ``server_address`` and ``port``, as ``node_index``."""
+
+    node_index: int
+    server_address: str
+    port: int
+
+
+@dataclass(frozen=True)
+class StoreNotFound:
+    """Member to agent, once: no store of this run has been found so far, for ``reason``; the search continues."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class RendezvousLost:
+    """Member to agent, last: the store does not answer (any more). ``refused``: the rendezvous rejects this node."""
+
+    reason: str
+    refused: bool = False
+
+
+FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeLeft, SetParticipants)
+TO_NODE = (WaitingNodes, NoFreeSlot, ListenForStore, RoundFormed, StopRound, RoundVerdict, AllNodesLeft)
+FROM_MEMBER = (MemberReady, StoreNotFound, RendezvousLost, *TO_NODE)

@@ -1,0 +1,82 @@
+"""The restart policy: decides whether a restart after a failure can help.
+
+Used by the agent of a single node and by the coordinator of several. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import first_failure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.protocol.results import WorkerError, WorkerExit
+
+MAX_IDENTICAL_FAILURES = 3
+"""After this many attempts in a row with one exception, the next attempt is expected to raise it too."""
+
+_EARLY_S = 300.0
+"""Seconds. A restart of a job that ran for longer makes progress if the job has saved a checkpoint."""
+
+_SYNTAX_ERROR = re.compile(r"(SyntaxError|IndentationError|TabError)\b")
+
+_PROGRAMMING_ERROR = re.compile(
+    r"(Assertion|Attribute|Import|Index|Key|ModuleNotFound|Name|NotImplemented|Recursion|Runtime|Type|UnboundLocal|Value"
+    r"|ZeroDivision)Error"
+)
+"""Exceptions of programming errors. OSError and its subclasses are not among them: a disk or a server may come back."""
+
+_TRANSIENT = re.compile(
+    r"cuda|nccl|\bhip|miopen|cudnn|cublas|gloo|\bucc\b|device|gpu|memory|thread|connect|network|socket|peer|store"
+    r"|rendezvous|timed? ?out|temporar|unavailable|errno|no space|too many open",
+    re.IGNORECASE,
+)
+"""Words of a RuntimeError about a device, the network or a lack of resources, which may be temporary."""
+
+_EXCEPTION_NAME = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
+
+
+def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
+    """Why a restart cannot help, for the user; empty if it may help.
+
+    ``causes`` are the first failures of the attempts so far, in their order; None for an attempt that no worker's
+    failure ended. Only the last ``MAX_IDENTICAL_FAILURES`` count.
+    """
+    last = causes[-1] if causes else None
+    if last and last.error and _cannot_be_parsed(last.error):
+        return "not restarted: the script cannot be parsed"
+    recent = causes[-MAX_IDENTICAL_FAILURES:]
+    errors = {_programming_error(cause) for cause in recent}
+    if len(recent) < MAX_IDENTICAL_FAILURES or len(errors) > 1 or None in errors:
+        return ""
+    longest_s = math.ceil(max(cause.duration_s for cause in recent if cause) * 10) / 10
+    return (
+        f"not restarted again: {MAX_IDENTICAL_FAILURES} attempts in a row ended by the same exception "
+        f"at the same place, each within {longest_s:.1f} s of its start"
+    )
+
+
+def _cannot_be_parsed(error: WorkerError) -> bool:
+    # With frames above it, the error may be in a text that the script evaluates, or in a module being written.
+    return bool(_SYNTAX_ERROR.match(error.message)) and not error.traceback.startswith("Traceback")
+
+
+def _programming_error(cause: WorkerExit | None) -> tuple[str, str] | None:
+    """Message and traceback of a programming error soon after the start; None if the cause may be temporary."""
+    error = cause.error if cause else None
+    if cause is None or error is None or cause.duration_s > _EARLY_S or first_failure.is_consequence(cause):
+        return None
+    # Exceptions begin a line; frames, source lines and most other text of a traceback are indented.
+    kinds = set(_EXCEPTION_NAME.findall(error.traceback))
+    text = "\n".join((error.message, *re.findall(r"^\S.*", error.traceback, re.MULTILINE)))
+    if (
+        not kinds
+        or not all(map(_PROGRAMMING_ERROR.fullmatch, kinds))
+        or ("RuntimeError" in kinds and _TRANSIENT.search(text))
+    ):
+        return None
+    return error.message, error.traceback

@@ -1,0 +1,156 @@
+"""Results of workers, attempts and runs, and the Round that opens an attempt. Frozen values, also sent as JSON.
+
+``*_time_s`` and ``time_s`` are seconds since the epoch, by the clock of the host where the event happened. Other names
+in ``*_s`` are durations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddplaunch.cluster.slurm import SlurmJob
+
+StreamName = Literal["stdout", "stderr"]
+Certainty = Literal["no", "perhaps", "yes"]
+Outcome = Literal["succeeded", "failed", "stopped"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One attempt: ranks of this node, and the address of the workers' store.
+
+    Attributes:
+        attempt: number of the round.
+        restart_count: earlier rounds that failed; a round after a node joined or left is no restart.
+        first_rank: rank of this node's first worker.
+    """
+
+    attempt: int
+    restart_count: int
+    node_rank: int
+    nnodes: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+    master_addr: str
+    master_port: int
+
+
+@dataclass(frozen=True)
+class SetParticipants:
+    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost."""
+
+    participants: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WorkerError:
+    """An exception that a worker wrote to its error file. ``time_s`` is the time of that write."""
+
+    message: str
+    traceback: str
+    time_s: float
+
+
+@dataclass(frozen=True)
+class WorkerExit:
+    """How one worker ended.
+
+    Attributes:
+        returncode: as in ``subprocess``: the exit code, or minus the number of the signal.
+        stopped: ddplaunch stopped the worker, which had raised no exception; not a failure of this worker.
+        time_s: time of the exception if the worker recorded one, otherwise of the exit.
+        out_of_memory: the kernel sent SIGKILL for lack of memory; ``perhaps``: it killed an unknown process on
+            this machine during the attempt.
+        tail: last lines of stderr, or of stdout if stderr is empty.
+        log_file: the log file to read first; None where no files are kept.
+        whereabouts: after a hang: the main thread's Python line, and why the process was blocked, if it was.
+    """
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    returncode: int
+    stopped: bool
+    time_s: float
+    duration_s: float
+    error: WorkerError | None = None
+    out_of_memory: Certainty = "no"
+    tail: tuple[str, ...] = ()
+    log_file: str | None = None
+    whereabouts: str = ""
+
+
+@dataclass(frozen=True)
+class AttemptResult:
+    """The end of one attempt, on one node or on all.
+
+    Attributes:
+        exits: ends of the workers, in rank order.
+        will_restart: another attempt follows.
+        reason: a failure of ddplaunch, or why no restart follows a failure; empty otherwise.
+        cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.
+        hung: the attempt was ended because no worker wrote output for ``timeouts.hang_s``.
+        lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
+            the first failure.
+    """
+
+    attempt: int
+    outcome: Outcome
+    exits: tuple[WorkerExit, ...]
+    duration_s: float
+    will_restart: bool = False
+    reason: str = ""
+    cause: WorkerExit | None = None
+    hung: bool = False
+    lost_rendezvous: bool = False
+
+    @property
+    def is_retried(self) -> bool:
+        """Whether a restart follows because the attempt failed, not because nodes joined or left."""
+        return self.will_restart and (self.outcome == "failed" or self.cause is not None)
+
+
+@dataclass(frozen=True)
+class Injected:
+    """The effect of one ``--inject``.
+
+    Attributes:
+        text: the fault as the user wrote it.
+        after_s: seconds from the start of the attempt to the fault; None: it did not happen.
+        account: the reaction of the job, as a sentence.
+    """
+
+    text: str
+    after_s: float | None
+    account: str
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """The result of a run, as ``launch`` returns it and report.json shows it.
+
+    Attributes:
+        run_dir: run folder with the logs, report.txt and report.json; None if none was kept.
+        signal: name of the signal that stopped the run, or None.
+        unkillable_pids: processes that could not be ended; normally empty.
+        unreachable_hosts: hosts of lost nodes that could not be searched for remaining processes.
+        job: the SLURM job of the run, if there is one.
+        will_requeue: the run ended so that SLURM starts it again.
+    """
+
+    run_id: str
+    exit_code: int
+    outcome: Outcome
+    duration_s: float
+    attempts: tuple[AttemptResult, ...] = ()
+    first_failure: WorkerExit | None = None
+    signal: str | None = None
+    run_dir: str | None = None
+    unkillable_pids: tuple[int, ...] = ()
+    unreachable_hosts: tuple[str, ...] = ()
+    injections: tuple[Injected, ...] = ()
+    job: SlurmJob | None = None
+    will_requeue: bool = False

@@ -1,0 +1,148 @@
+"""Settings of an agent (AgentSpec) and of the processes that its forkserver starts, with the forkserver's answers.
+
+The first group is sent by the launcher, the others are exchanged by agent and forkserver. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.config import Entry, FakeGpuConfig, OutputConfig, RendezvousConfig, TimeoutConfig, WorkerConfig
+
+
+@dataclass(frozen=True)
+class Program:
+    """The script, module or program of the workers.
+
+    ``python`` is the path of the interpreter, unused for a program; empty: the agent's interpreter.
+    """
+
+    entry: Entry
+    path: str
+    args: tuple[str, ...]
+    python: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentSpec:
+    """Launcher to agent, first: all settings of one node.
+
+    Attributes:
+        host: display name of the node.
+        same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
+        workers: settings of this node; the number of workers and the devices may differ from other nodes'.
+        run_dir: absolute path of the run folder on this node; None: no files are kept.
+        run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``run_dir``.
+        sends_logs: the agent sends the files of its run folder at the end, if the launcher grants it.
+        master_addr: address of the workers' store; None: chosen for every attempt.
+        master_port: port of the workers' store; None: chosen for every attempt.
+        stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
+        stdout_fd: inherited descriptor of the user's terminal, for a lone worker; None: a pipe.
+        stderr_fd: as ``stdout_fd``, for stderr.
+        rendezvous: how to join the other nodes; None: there are none, or the launcher sends a JoinRendezvous.
+        launcher_assigns_rendezvous: the launcher sends a JoinRendezvous, and another when the rendezvous moves.
+        fake_gpus: simulated GPUs; None on a real node.
+        task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
+    """
+
+    run_id: str
+    host: str
+    program: Program
+    same_python: bool
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    max_restarts: int = 0
+    run_dir: str | None = None
+    run_dir_name: str = ""
+    sends_logs: bool = False
+    master_addr: str | None = None
+    master_port: int | None = None
+    stdin_fd: int | None = None
+    stdout_fd: int | None = None
+    stderr_fd: int | None = None
+    rendezvous: RendezvousConfig | None = None
+    launcher_assigns_rendezvous: bool = False
+    fake_gpus: FakeGpuConfig | None = None
+    task: ScheduledTask | None = None
+
+
+# Agent to forkserver.
+
+
+@dataclass(frozen=True, kw_only=True)
+class ForkserverSpec:
+    """Agent to forkserver, first: imports and ``sys.path``.
+
+    Attributes:
+        imports: import torch for forked workers; otherwise the forkserver only forks and execs.
+        preload: further modules to import, in this order.
+        script: path of a script, whose text names further parts of torch to import; empty for none.
+        script_dir: ``sys.path[0]`` of the workers, which also applies to the imports here.
+    """
+
+    run_id: str
+    agent_pid: int
+    imports: bool
+    preload: tuple[str, ...]
+    script: str
+    script_dir: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkerSpec:
+    """Agent to forkserver: start one process. The record carries its stdin, stdout and stderr (SCM_RIGHTS).
+
+    Attributes:
+        tag: chosen by the agent, returned in WorkerStarted.
+        how: ``script`` and ``module`` run in a fork of the forkserver, ``exec`` replaces the fork, ``store`` serves the
+            workers' c10d store on a fourth descriptor, ``member`` is the node's member of the rendezvous.
+        argv: for ``exec`` the command; otherwise ``sys.argv``, script or module first.
+        env: the complete environment; None keeps the forkserver's.
+        cpus: CPU affinity; None keeps it.
+        cgroup: folder of a cgroup v2 that the process enters first; empty for none.
+        fake_gpus: simulated GPUs of a forked worker; an exec'd one has them on its command line.
+    """
+
+    tag: str
+    how: Literal["script", "module", "exec", "store", "member"]
+    argv: tuple[str, ...] = ()
+    env: dict[str, str] | None = None
+    cpus: frozenset[int] | None = None
+    cgroup: str = ""
+    fake_gpus: FakeGpuConfig | None = None
+
+
+# Forkserver to agent.
+
+
+@dataclass(frozen=True)
+class ForkserverReady:
+    """Forkserver to agent, after its imports. ``no_fork_reason``: why it must not fork workers; empty if it may."""
+
+    no_fork_reason: str = ""
+
+
+@dataclass(frozen=True)
+class ImportFailed:
+    """Forkserver to agent: ``module`` cannot be imported."""
+
+    module: str
+    error: str
+
+
+@dataclass(frozen=True)
+class WorkerStarted:
+    """Forkserver to agent, in answer to WorkerSpec ``tag``: ``pid`` runs as a child of the agent.
+
+    If the fork failed, ``pid`` is 0 and ``error`` is the reason.
+    """
+
+    tag: str
+    pid: int = 0
+    error: str = ""
+
+
+FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)

@@ -1,0 +1,215 @@
+"""Connects a node to the store of the rendezvous, or serves the store, and claims the node's index.
+
+Runs in the member process of a node, before its loop starts. Imports torch only when a store is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import queue
+import select
+import socket
+import threading
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from ddplaunch.mailbox import take
+from ddplaunch.protocol.rendezvous import StoreNotFound
+from ddplaunch.system.limits import raise_open_files
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch.distributed import TCPStore
+
+    from ddplaunch.protocol.rendezvous import MemberSpec
+
+_OPEN_KEY_S = 10.0
+_REPORT_AFTER_S = 5.0
+_PROBE_S, _BETTER_HOST_S = 3.0, 0.3
+_STORE_ANSWER_S = 5.0
+_FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+
+_Found = tuple["TCPStore", str, int]
+
+
+class Refused(Exception):
+    """The rendezvous does not accept this node. The message is the reason."""
+
+
+def connect(spec: MemberSpec, listen_fd: int, report: Callable[[StoreNotFound], None]) -> _Found:
+    """Serve the store, or connect to it at one of the hosts and ports of ``spec``.
+
+    If that takes long, calls ``report`` once.
+
+    Returns:
+        The store, the host and the port.
+
+    Raises:
+        RuntimeError: the store cannot be reached, with the reason, or cannot be served, with torch's message.
+    """
+    settings = spec.rendezvous
+    if not settings.is_server:
+        return _Search(spec).find_store(report)
+    from torch.distributed import TCPStore
+
+    timeout = timedelta(seconds=max(1.0, settings.join_timeout_s))
+    raise_open_files()
+    store = TCPStore(
+        settings.hosts[0],
+        settings.port,
+        is_master=True,
+        wait_for_workers=False,
+        timeout=timeout,
+        master_listen_fd=listen_fd,
+    )
+    return store, settings.hosts[0], settings.port
+
+
+class _Search:
+    """Searches the hosts and ports of ``spec`` for this run's store; skips other runs and services."""
+
+    def __init__(self, spec: MemberSpec) -> None:
+        self._settings, self._open_key = spec.rendezvous, _open_key(spec)
+        self._ports = (self._settings.port, *self._settings.other_ports)
+        self._found: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+        self._is_over = threading.Event()
+        self._port_reason = "nothing answers there"
+
+    def find_store(self, report: Callable[[StoreNotFound], None]) -> _Found:
+        # One thread per port: torch blocks for ever on a port where another kind of server listens.
+        for port in self._ports:
+            threading.Thread(target=self._search_port, args=(port,), name=f"port {port}", daemon=True).start()
+        began, join_s = time.monotonic(), self._settings.join_timeout_s
+        limit_s = min(self._settings.search_timeout_s or join_s, join_s)
+        try:
+            with contextlib.suppress(queue.Empty):
+                return take(self._found, began + min(_REPORT_AFTER_S, limit_s / 2))
+            report(StoreNotFound(self._reason))
+            with contextlib.suppress(queue.Empty):
+                return take(self._found, began + limit_s)
+            raise RuntimeError(f"{self._reason}, after {limit_s:g} s")
+        finally:
+            self._is_over.set()
+
+    @property
+    def _reason(self) -> str:
+        if len(self._ports) == 1:
+            return self._port_reason
+        ports = ", ".join(map(str, self._ports))
+        return f"no rendezvous of this run at any of the ports {ports} of {self._settings.hosts[0]}"
+
+    def _search_port(self, port: int) -> None:
+        hosts, pause_s = self._settings.hosts, _FIRST_PAUSE_S
+        while not self._is_over.is_set():
+            answered, failure = _probe(hosts, port, time.monotonic() + _PROBE_S)
+            self._port_reason = (
+                "the process that answers there serves no rendezvous, or not yet" if answered else failure
+            )
+            host = min(answered, key=hosts.index, default="")
+            if host and (store := self._store_of_run(host, port)):
+                self._found.put((store, host, port))
+                return
+            self._is_over.wait(pause_s)
+            pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
+
+    def _store_of_run(self, host: str, port: int) -> TCPStore | None:
+        """None if no store answers, or if there are several ports and the store does not hold this run's key (yet)."""
+        from torch.distributed import TCPStore
+
+        has_several_ports = len(self._ports) > 1
+        timeout = timedelta(seconds=_STORE_ANSWER_S if has_several_ports else max(1.0, self._settings.join_timeout_s))
+        try:
+            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            return store if not has_several_ports or store.check([self._open_key]) else None
+        except RuntimeError:
+            return None
+
+
+def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> tuple[set[str], str]:
+    """Try all ``hosts`` at once. Returns those that accept a connection, and the error of the last that does not.
+
+    After one accepts, waits ``_BETTER_HOST_S`` for earlier ones in ``hosts``, so that most nodes choose one host.
+    """
+    with contextlib.ExitStack() as stack:
+        pending: dict[socket.socket, str] = {}
+        failure = _no_answer(errno.ETIMEDOUT)
+        for host in hosts:
+            try:
+                for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                    probe = stack.enter_context(socket.socket(family, kind))
+                    probe.setblocking(False)
+                    code = probe.connect_ex(where)
+                    if code in (0, errno.EINPROGRESS):
+                        pending[probe] = host
+                    else:
+                        failure = _no_answer(code)
+            except OSError as error:
+                failure = f"{host}: {error.strerror}"
+        answered: set[str] = set()
+        while pending and (remaining_s := deadline - time.monotonic()) > 0:
+            _, ready, _ = select.select([], list(pending), [], remaining_s)
+            for probe in ready:
+                host = pending.pop(probe)
+                code = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+                if code == 0:
+                    answered.add(host)
+                    deadline = min(deadline, time.monotonic() + _BETTER_HOST_S)
+                else:
+                    failure = _no_answer(code)
+            best = min(map(hosts.index, answered), default=len(hosts))
+            if all(hosts.index(host) > best for host in pending.values()):
+                break
+        return answered, failure
+
+
+def _no_answer(code: int) -> str:
+    return f"nothing answers there ({os.strerror(code).lower()})"
+
+
+def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
+    """Claim an index for this node: the one that the launcher assigned, its node rank, or the next free one.
+
+    Raises:
+        Refused: another run uses the endpoint, or the node rank is taken.
+    """
+    open_key = _open_key(spec)
+    if spec.rendezvous.is_server:
+        store.set(open_key, "")
+    elif not _key_appears(store, open_key):
+        raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
+    index = spec.rendezvous.node_rank
+    if spec.rendezvous.participants and index is not None:
+        return index
+    if index is None:
+        index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
+    holder = store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode()
+    if holder != spec.node_id:
+        raise Refused(f"node rank {index} is taken by {holder.partition(' ')[0]}")
+    return index
+
+
+def _key_appears(store: TCPStore, key: str) -> bool:
+    store.set_timeout(timedelta(seconds=_OPEN_KEY_S))
+    try:
+        store.get(key)
+    except RuntimeError:
+        return False
+    return True
+
+
+def _open_key(spec: MemberSpec) -> str:
+    return f"{key_prefix(spec)}/open"
+
+
+def key_prefix(spec: MemberSpec) -> str:
+    """Prefix of all keys of a run: several runs may use one store."""
+    return f"ddplaunch/{spec.rendezvous.token}"
+
+
+def first_line(error: BaseException) -> str:
+    """The message of a C++ error without its stack."""
+    return (str(error).splitlines() or [type(error).__name__])[0]

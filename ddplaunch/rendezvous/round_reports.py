@@ -1,0 +1,68 @@
+"""Reports of the nodes on the current round, and the verdict that follows from them.
+
+Runs in the coordinator's process. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.rendezvous import NodeEnded, RoundVerdict
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.results import WorkerExit
+
+
+@dataclass
+class RoundReports:
+    """Everything that the nodes have reported on one round so far.
+
+    Attributes:
+        reason: why the round ended, if no worker's failure ended it.
+        node_lost: a node was lost.
+        node_joined: a node has joined, and the next round includes it.
+        failed_nodes: nodes that have sent WorkerFailed, in the order of arrival.
+        ended_nodes: records of the nodes that have ended, in the order of arrival.
+        stopped_host: host of the first node that a user stopped; empty if there is none.
+    """
+
+    reason: str = ""
+    node_lost: bool = False
+    node_joined: bool = False
+    failed_nodes: list[int] = field(default_factory=list)
+    ended_nodes: list[NodeEnded] = field(default_factory=list)
+    stopped_host: str = ""
+
+    def verdict(self, attempt: int, *, restart_allowed: bool, may_shrink: bool) -> RoundVerdict:
+        """The verdict on round ``attempt``.
+
+        Args:
+            attempt: number of the round.
+            restart_allowed: fewer than ``max_restarts`` restarts have happened.
+            may_shrink: the run continues after the loss of a node.
+        """
+        is_incomplete = self.node_lost or bool(self.stopped_host)
+        if any(node.failed and not (is_incomplete and _is_consequence(node)) for node in self.ended_nodes):
+            will_restart = restart_allowed and not self.stopped_host
+            cause = self._cause()
+            return RoundVerdict(attempt, will_restart=will_restart, failed=True, reason=self.reason, cause=cause)
+        if self.stopped_host:
+            reason = self.reason or f"{self.stopped_host} was stopped"
+            return RoundVerdict(attempt, will_restart=False, failed=False, stopped=True, reason=reason)
+        changed = self.node_lost or self.node_joined
+        will_restart = changed and (may_shrink or not self.node_lost)
+        return RoundVerdict(attempt, will_restart=will_restart, failed=changed and not will_restart, reason=self.reason)
+
+    def _cause(self) -> WorkerExit | None:
+        """The first failure, by the order of the nodes' WorkerFailed: clocks of different hosts are never compared."""
+        order = {index: position for position, index in reversed(list(enumerate(self.failed_nodes)))}
+        nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
+        causes = [node.cause for node in nodes if node.cause]
+        return min(causes, key=first_failure.is_consequence, default=None)
+
+
+def _is_consequence(node: NodeEnded) -> bool:
+    """Whether the node's workers failed only because they lost their connections to another node's workers."""
+    return node.cause is not None and first_failure.is_consequence(node.cause)

@@ -1,0 +1,307 @@
+"""The accelerators of this node: number, PCI addresses, processes that use them, and the devices of each worker.
+
+Runs in the agent. Uses NVML where the optional package nvidia-ml-py is installed, else the drivers' files
+below ``root`` in /proc and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or
+nvidia-smi (takes seconds on a node with many GPUs), and must not open a device file, which would wake a GPU without
+persistence mode.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import re
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.text import is_device_id
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
+"""Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
+
+
+def gpu_count(root: str = "/") -> int:
+    """Number of physical GPUs this process may open, whatever the environment hides; 0 if none could be counted."""
+    return len(gpu_pci_addresses(root))
+
+
+def gpu_pci_addresses(root: str = "/") -> tuple[str, ...]:
+    """Addresses as sysfs writes them (``0000:17:00.0``); the position is the GPU's index.
+
+    NVIDIA GPUs are in PCI order, which is CUDA's order where all GPUs are of one model or CUDA_DEVICE_ORDER=PCI_BUS_ID;
+    AMD GPUs are in the order of the kfd nodes, which is HIP's order. Partitions of one AMD GPU repeat its address.
+    """
+    return _nvidia_addresses(root) or _amd_addresses(root)
+
+
+def pci_address(device: str, root: str = "/") -> str:
+    """PCI address of the GPU with this id; a UUID may be shortened, as for CUDA.
+
+    Raises:
+        ValueError: no such GPU, or an id that the driver's files do not contain (MIG, AMD's UUIDs).
+    """
+    by_index = {str(index): address for index, address in enumerate(gpu_pci_addresses(root))}
+    found = [a for index, a in by_index.items() if device == index or _field(a, "GPU UUID", root).startswith(device)]
+    if len(found) != 1:
+        raise ValueError(f"the PCI address of GPU {device} is not known")
+    return found[0]
+
+
+def gpu_models(root: str = "/") -> tuple[str, ...]:
+    """Models of all GPUs by index; an empty text for a GPU whose model is not known."""
+    addresses = gpu_pci_addresses(root)
+    if root == "/" and addresses:
+        with contextlib.suppress(Exception), _Nvml() as nvml:
+            return tuple(_decoded(nvml.nvmlDeviceGetName(handle)) for handle in _handles(nvml))
+    return tuple(_field(address, "Model", root) for address in addresses)
+
+
+@dataclass(frozen=True)
+class GpuProcess:
+    """A process that has GPUs open; ``gpus`` are their indices."""
+
+    pid: int
+    name: str
+    gpus: tuple[int, ...]
+
+
+def gpu_processes(root: str = "/") -> tuple[GpuProcess, ...]:
+    """Processes that use GPUs, from NVML and from open files that this user may read; without monitoring services."""
+    addresses = gpu_pci_addresses(root)
+    minors = {_field(address, "Device Minor", root): index for index, address in enumerate(addresses)}
+    gpus_by_pid: dict[int, set[int]] = {}
+    for pid, gpu in [*_pids_by_nvml(root), *_pids_by_open_files(minors, root)]:
+        gpus_by_pid.setdefault(pid, set()).add(gpu)
+    found = (
+        GpuProcess(pid, _text(Path(root, "proc", str(pid), "comm")).strip(), tuple(sorted(gpus)))
+        for pid, gpus in sorted(gpus_by_pid.items())
+    )
+    return tuple(process for process in found if process.name not in _SERVICES)
+
+
+def visibility_variable(environ: Mapping[str, str], root: str = "/") -> str:
+    """Name of the variable that selects the devices a process sees: read from ``environ``, set for a worker."""
+    # HIP obeys CUDA_VISIBLE_DEVICES too, but only without its own variable, and torch ignores CUDA_VISIBLE_DEVICES
+    # beside ROCR_VISIBLE_DEVICES (torch.cuda._parse_visible_devices); SLURM sets those two together.
+    amd_variables = environ.keys() & {"HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
+    if not _is_amd(root) or ("CUDA_VISIBLE_DEVICES" in environ and not amd_variables):
+        return "CUDA_VISIBLE_DEVICES"
+    return "HIP_VISIBLE_DEVICES"
+
+
+def visible_devices(
+    environ: Mapping[str, str], requested: tuple[str, ...] | None, root: str = "/"
+) -> tuple[str, ...] | None:
+    """Ids of the devices that this node's workers may use, in the order in which the workers will number them.
+
+    ``requested`` are the ids of ``--gpus``. None: no devices were named and none was found, so the workers' variables
+    stay as they are. An empty tuple: the environment hides all devices.
+
+    Raises:
+        ValueError: a requested id that is malformed, repeated, not present or hidden by the environment.
+    """
+    count = _numbered(environ, root)
+    variable = visibility_variable(environ, root)
+    allowed = _listed(environ[variable], count) if variable in environ else None
+    if requested is not None:
+        ids = tuple(map(_normalised, requested))
+        _check_requested(ids, count, allowed, f"{variable}={environ.get(variable)}")
+        return ids
+    return tuple(map(str, range(count))) or None if allowed is None else allowed
+
+
+def resolve_nproc(nproc: int | str | None, visible: tuple[str, ...] | None, gpus_per_proc: int, root: str = "/") -> int:
+    """Number of workers on this node; None means one per ``gpus_per_proc`` GPUs, or one without GPUs.
+
+    At least 1 where any GPU is visible, also if there are too few for one worker: ``devices_of`` then raises.
+
+    Raises:
+        ValueError: an unknown word, or no device of the kind it names.
+    """
+    if isinstance(nproc, int):
+        return nproc
+    by_gpu = max(1, len(visible) // max(1, gpus_per_proc)) if visible else 0
+    cpus = len(os.sched_getaffinity(0))
+    # "auto" leaves out Intel's GPUs, unlike torchrun: without torch, a laptop's integrated GPU looks like an XPU.
+    counts = {None: by_gpu or 1, "auto": by_gpu or cpus, "cpu": cpus, "gpu": by_gpu, "xpu": _xpu_count(root)}
+    if nproc not in counts:
+        raise ValueError(f"--nproc-per-node: {nproc!r} is neither a number nor auto, cpu, gpu or xpu")
+    if counts[nproc] == 0:
+        raise ValueError(f"--nproc-per-node {nproc}: this node has no {nproc} that workers could use")
+    return counts[nproc]
+
+
+def devices_of(local_rank: int, visible: tuple[str, ...], gpus_per_proc: int, nproc: int) -> tuple[str, ...]:
+    """The devices of one worker: ``gpus_per_proc`` neighbours in ``visible``, or all of it where that is 0.
+
+    Raises:
+        ValueError: the node's workers together need more devices than are visible.
+    """
+    if gpus_per_proc == 0:
+        return visible
+    if nproc * gpus_per_proc > len(visible):
+        needed = f"{nproc} x {gpus_per_proc} = {nproc * gpus_per_proc} GPUs (--nproc-per-node x --gpus-per-proc)"
+        raise ValueError(f"{needed} are needed, but {len(visible)} can be used ({','.join(visible) or 'none'})")
+    return visible[local_rank * gpus_per_proc : (local_rank + 1) * gpus_per_proc]
+
+
+# Ids.
+
+
+def _check_requested(ids: tuple[str, ...], count: int, allowed: tuple[str, ...] | None, setting: str) -> None:
+    for device in ids:
+        if not is_device_id(device):
+            raise ValueError(f"--gpus: {device!r} is neither a GPU's index nor its UUID (GPU-..., MIG-...)")
+        if not _exists(device, count):
+            raise ValueError(f"--gpus: there is no GPU {device} on this node: it has {count}, counted from 0")
+        if ids.count(device) > 1:
+            raise ValueError(f"--gpus names GPU {device} more than once")
+        if allowed is not None and device not in allowed:
+            raise ValueError(f"--gpus: GPU {device} is not among those that {setting!r} leaves visible")
+
+
+def _listed(value: str, count: int) -> tuple[str, ...]:
+    """The devices CUDA sees by a *_VISIBLE_DEVICES: all before the first unknown id; none if one is repeated."""
+    ids = map(_normalised, value.split(","))
+    seen = tuple(takewhile(lambda device: _exists(device, count), ids))
+    return seen if len(set(seen)) == len(seen) else ()
+
+
+def _normalised(device: str) -> str:
+    text = device.strip()
+    return str(int(text)) if _is_index(text) else text
+
+
+def _exists(device: str, count: int) -> bool:
+    is_beyond = _is_index(device) and 0 < count <= int(device)
+    return is_device_id(device) and not is_beyond
+
+
+def _is_index(device: str) -> bool:
+    return is_device_id(device) and device.isdigit()
+
+
+def _numbered(environ: Mapping[str, str], root: str) -> int:
+    # ROCR_VISIBLE_DEVICES acts below HIP, which numbers the devices that it leaves from 0.
+    physical = gpu_count(root)
+    hidden = "ROCR_VISIBLE_DEVICES" in environ and _is_amd(root)
+    return len(_listed(environ["ROCR_VISIBLE_DEVICES"], physical)) if hidden else physical
+
+
+# NVIDIA.
+
+
+def _nvidia_addresses(root: str) -> tuple[str, ...]:
+    by_nvml = _nvml_addresses() if root == "/" else ()
+    names = (folder.name.lower() for folder in Path(root, "proc/driver/nvidia/gpus").glob("*:*:*.*"))
+    return by_nvml or tuple(sorted((name for name in names if _is_usable(name, root)), key=_pci_order))
+
+
+@functools.cache  # An index must not change its meaning during a run, even when a GPU falls off the bus.
+def _nvml_addresses() -> tuple[str, ...]:
+    with contextlib.suppress(Exception), _Nvml() as nvml:  # Whatever the binding raises, /proc is read next.
+        infos = map(nvml.nvmlDeviceGetPciInfo, _handles(nvml))
+        return tuple(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" for info in infos)
+    return ()
+
+
+class _Nvml:
+    """The optional NVML binding, initialised inside the ``with`` block. Errors of the binding are raised unchanged."""
+
+    def __enter__(self) -> Any:
+        self._nvml = importlib.import_module("pynvml")
+        self._nvml.nvmlInit()
+        return self._nvml
+
+    def __exit__(self, *_: object) -> None:
+        self._nvml.nvmlShutdown()
+
+
+def _handles(nvml: Any) -> list[Any]:
+    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+
+
+def _decoded(name: str | bytes) -> str:
+    return name.decode(errors="replace") if isinstance(name, bytes) else name
+
+
+def _pids_by_nvml(root: str) -> list[tuple[int, int]]:
+    if root == "/":
+        with contextlib.suppress(Exception), _Nvml() as nvml:
+            return [
+                (int(process.pid), index)
+                for index, handle in enumerate(_handles(nvml))
+                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+            ]
+    return []
+
+
+def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int, int]]:
+    for folder in Path(root, "proc").glob("[0-9]*/fd") if minors else ():
+        with contextlib.suppress(OSError):
+            for link in os.scandir(folder):
+                with contextlib.suppress(OSError):
+                    match = re.fullmatch(r"/dev/nvidia([0-9]+)", os.readlink(link.path))
+                    if match and match[1] in minors:
+                        yield int(folder.parent.name), minors[match[1]]
+
+
+def _pci_order(address: str) -> list[int]:
+    return [int(part, 16) for part in re.split("[:.]", address)]
+
+
+def _is_usable(address: str, root: str) -> bool:
+    # A job's device cgroup (SLURM's ConstrainDevices) hides nothing in /proc, but access(2) obeys it. The device file
+    # may be missing until CUDA first runs.
+    node = Path(root, "dev", "nvidia" + _field(address, "Device Minor", root))
+    return not os.path.lexists(node) or os.access(node, os.R_OK | os.W_OK)
+
+
+def _field(address: str, name: str, root: str) -> str:
+    text = _text(Path(root, "proc/driver/nvidia/gpus", address, "information"))
+    found = re.search(rf"^{name}:[ \t]*(.*?)[ \t]*$", text, re.MULTILINE)
+    return found[1] if found else ""
+
+
+# AMD and Intel.
+
+
+def _is_amd(root: str) -> bool:
+    return not _nvidia_addresses(root) and bool(_amd_addresses(root))
+
+
+def _amd_addresses(root: str) -> tuple[str, ...]:
+    nodes = Path(root, "sys/class/kfd/kfd/topology/nodes").glob("[0-9]*")
+    # CPUs are nodes without SIMDs; the kernel refuses to read a node that the job's device cgroup excludes.
+    properties = [_properties(node) for node in sorted(nodes, key=lambda node: int(node.name))]
+    return tuple(_amd_address(p) for p in properties if p.get("simd_count", 0) > 0)
+
+
+def _properties(node: Path) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^(\w+) (\d+)$", _text(node / "properties"), re.MULTILINE)}
+
+
+def _amd_address(properties: dict[str, int]) -> str:
+    location = properties.get("location_id", 0)  # Bus, device, function; the top bits number a partition.
+    bus, device, function = location >> 8 & 0xFF, location >> 3 & 0x1F, location & 7
+    return f"{properties.get('domain', 0):04x}:{bus:02x}:{device:02x}.{function}"
+
+
+def _xpu_count(root: str) -> int:
+    names = (node.name for node in Path(root, "dev/dri").glob("renderD*"))
+    drivers = (Path(root, "sys/class/drm", name, "device/driver").resolve().name for name in names)
+    return sum(driver in ("i915", "xe") for driver in drivers)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(errors="replace")
+    except OSError:
+        return ""

@@ -1,0 +1,180 @@
+"""Addresses and listening sockets of this machine, and the addresses for connections from other nodes.
+
+Runs in the agent. Loads psutil only where network interfaces are listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import RENDEZVOUS, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.config import RendezvousConfig
+
+_BACKLOG = 4096
+"""Workers that connect before the store answers wait in this queue (the kernel limits it to net.core.somaxconn)."""
+
+_BRIDGE = re.compile(r"docker|br-|virbr|veth|cni|flannel|cali|vmnet|lxc|podman")
+_LOCAL_ONLY = re.compile(r"127\.|::1$|fe80:|169\.254\.", re.IGNORECASE)
+
+
+def listen(host: str, address: str, port: int) -> socket.socket:
+    """A listening socket on this machine, named ``host`` in errors; port 0 takes a free one.
+
+    Raises:
+        LaunchError: the address does not belong to this machine, or the port is in use.
+    """
+    try:
+        family, _, _, _, bound_address = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+        with contextlib.ExitStack() as stack:
+            listener = stack.enter_context(socket.socket(family))
+            if address == "::":
+                listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+            # A fixed port is used again by the next attempt, while connections of the last one are in TIME_WAIT.
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listener.bind(bound_address)
+            listener.listen(_BACKLOG)
+            stack.pop_all()
+    except (OSError, UnicodeError) as error:  # A name with an empty or overlong label is a UnicodeError (idna).
+        raise LaunchError(
+            f"{host} cannot listen at {address}:{port}: {getattr(error, 'strerror', error)}",
+            "With one node omit --master-addr and --master-port: ddplaunch then chooses a free port and holds it.",
+            RENDEZVOUS,
+        ) from None
+    return listener
+
+
+def bind_endpoint(host: str, rendezvous: RendezvousConfig) -> tuple[socket.socket | None, tuple[str, ...]]:
+    """The rendezvous endpoint's socket if this machine, ``host``, owns the endpoint; and the endpoint's addresses.
+
+    Binding decides on the ownership: it fails for an address of another machine. Names need not be compared.
+
+    Raises:
+        LaunchError: the settings make this node serve the endpoint, and it cannot.
+    """
+    if rendezvous.is_server is False:
+        return None, rendezvous.hosts
+    if not rendezvous.hosts:
+        addresses = (rendezvous.local_addr,) if rendezvous.local_addr else own_addresses(os.environ)
+        if not addresses:
+            raise LaunchError(f"{host} has no address but loopback", "Give one with --local-addr.", RENDEZVOUS)
+        return _first_free(host, addresses[0] if len(addresses) == 1 else any_address(), rendezvous), addresses
+    try:
+        return _first_free(host, bindable(rendezvous.hosts[0]), rendezvous), rendezvous.hosts
+    except LaunchError as error:
+        if rendezvous.is_server:
+            addresses_here = ", ".join(own_addresses(os.environ)) or "loopback only"
+            hint = "The endpoint must be an address of the node that serves it (node rank 0), with a free port."
+            raise LaunchError(f"{error.message}; its addresses: {addresses_here}", hint, RENDEZVOUS) from None
+        return None, rendezvous.hosts
+
+
+def _first_free(host: str, address: str, rendezvous: RendezvousConfig) -> socket.socket:
+    """A socket on the first free port of the settings.
+
+    Raises:
+        LaunchError: no port is free, or the address does not belong to this machine.
+    """
+    *ports, last_port = (rendezvous.port, *rendezvous.other_ports)
+    for port in ports:
+        with contextlib.suppress(LaunchError):
+            return listen(host, address, port)
+    return listen(host, address, last_port)
+
+
+def is_local(name: str) -> bool:
+    """Whether this machine can listen at the name or address, on some port."""
+    try:
+        listen("", bindable(name), 0).close()
+    except LaunchError:
+        return False
+    return True
+
+
+def own_addresses(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """Addresses at which other machines may reach this one, best first; the address of the SSH connection is first.
+
+    Addresses of bridges for containers and virtual machines come last, because they are equal on every host.
+    """
+    import psutil
+
+    stats = psutil.net_if_stats()
+    is_bridge: dict[str, bool] = {}
+    by_ssh = environ.get("SSH_CONNECTION", "").split()
+    if len(by_ssh) == 4:
+        is_bridge[by_ssh[2].removeprefix("::ffff:")] = False
+    for name, addresses in sorted(psutil.net_if_addrs().items()):
+        for address in addresses:
+            if address.family in (socket.AF_INET, socket.AF_INET6) and name in stats and stats[name].isup:
+                is_bridge.setdefault(address.address, bool(_BRIDGE.match(name)))
+    usable = [address for address in is_bridge if not _LOCAL_ONLY.match(address)]
+    return tuple(sorted(usable, key=lambda address: (is_bridge[address], ":" in address and len(by_ssh) < 4)))
+
+
+def address_of(host: str, interface: str) -> str:
+    """Address of a network interface of this machine, named ``host`` in errors; IPv4 before IPv6.
+
+    Raises:
+        LaunchError: the interface does not exist or has no address.
+    """
+    import psutil
+
+    interfaces = psutil.net_if_addrs()
+    families = (socket.AF_INET, socket.AF_INET6)
+    addresses = [entry.address for entry in interfaces.get(interface, ()) if entry.family in families]
+    if not addresses:
+        names = ", ".join(name for name in sorted(interfaces) if name != "lo")
+        raise LaunchError(
+            f"--interface {interface}: {host} has no address on it", f"Its interfaces: {names}.", RENDEZVOUS
+        ) from None
+    return str(min(addresses, key=lambda address: ":" in address))
+
+
+def interface_of(address: str) -> str:
+    """Name of the network interface with ``address``; empty for loopback, or if there is none."""
+    import psutil
+
+    for name, entries in psutil.net_if_addrs().items():
+        if name != "lo" and any(entry.address == address for entry in entries):
+            return str(name)
+    return ""
+
+
+def any_address() -> str:
+    """The wildcard address, for listening at all addresses of this machine."""
+    return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"
+
+
+def bindable(name: str) -> str:
+    """Address to listen at for ``name``: all addresses if it resolves to loopback here (Debian: 127.0.1.1)."""
+    try:
+        address = str(socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)[0][4][0])
+    except (OSError, UnicodeError):
+        return name
+    return "0.0.0.0" if name not in ("localhost", address) and address.startswith("127.") else name
+
+
+def route_address(host: str, name: str, port: int) -> str:
+    """Local address of the route from this machine, ``host``, to ``name``; sends nothing.
+
+    Raises:
+        LaunchError: the name cannot be resolved, or there is no route.
+    """
+    try:
+        family, kind, _, _, remote_address = socket.getaddrinfo(name, port, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(remote_address)
+            return str(probe.getsockname()[0])
+    except (OSError, UnicodeError) as error:
+        raise LaunchError(
+            f"{host} cannot reach {name}:{port}: {getattr(error, 'strerror', error)}",
+            "Give an address that every node can resolve, or add the name to /etc/hosts.",
+            RENDEZVOUS,
+        ) from None

@@ -1,0 +1,147 @@
+"""Signals, reaps and sweeps processes of this machine.
+
+Runs in the agent, which is a subreaper: orphans of its workers become its children. Apart from ``sweep_run``, must
+touch only children of this process, whose pids cannot be reused before they are reaped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+SWEEP_S = 5.0
+"""Seconds after SIGKILL after which a process that still exists counts as unkillable (uninterruptible sleep)."""
+
+
+def watch_exit(pid: int, name: str, exited: Callable[[], None]) -> None:
+    """Call ``exited`` from a new daemon thread once the child ``pid`` is dead.
+
+    The child stays a zombie until ``reap``: while it holds the pid, a signal cannot hit another process.
+    """
+
+    def wait() -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        exited()
+
+    threading.Thread(target=wait, name=f"exit[{name}]", daemon=True).start()
+
+
+def reap(pid: int) -> int:
+    """Reap a child that ``watch_exit`` reported; returns its exit code, or minus the number of its signal."""
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def signal_group(pid: int, signum: int) -> None:
+    """Signal the process group of ``pid``, a child not reaped yet, or ``pid`` alone while it leads no group.
+
+    Ignores processes that are gone or belong to another user.
+    """
+    try:
+        os.killpg(pid, signum)
+    except ProcessLookupError:
+        signal_process(pid, signum)
+    except PermissionError:
+        pass
+
+
+def signal_process(pid: int, signum: int) -> None:
+    """Signal ``pid`` alone, a child not reaped yet. Ignores errors."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signum)
+
+
+def state(pid: int) -> str:
+    """The letter of proc(5) for the state of process ``pid``; empty if it is gone."""
+    fields = procfs.stat(pid)
+    return fields[procfs.STATE].decode() if fields else ""
+
+
+def catches(pid: int, signum: int) -> bool:
+    """Whether process ``pid`` has a handler for ``signum`` (proc(5), SigCgt: signal 1 is the lowest bit)."""
+    with contextlib.suppress(OSError, ValueError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("SigCgt:"):
+                return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
+    return False
+
+
+def sweep(excluded: frozenset[int]) -> tuple[int, ...]:
+    """SIGKILL and reap every child of this process except ``excluded``, until there are none.
+
+    This ends all descendants, because orphans become children. Main thread only.
+
+    Returns:
+        Pids that still exist after ``SWEEP_S``: processes in uninterruptible sleep.
+    """
+    deadline = time.monotonic() + SWEEP_S
+    unkillable: tuple[int, ...] = ()
+    while True:
+        found = tuple(pid for pid in _children() if pid not in excluded and not _is_reaped(pid))
+        if not found and (excluded or _is_childless()):
+            return ()
+        unkillable = found or unkillable
+        if time.monotonic() > deadline:
+            return unkillable
+        _wait_any(found, 0.05)
+
+
+def _children() -> Iterator[int]:
+    """Direct children of this process, dead ones too; newest first, because a new child may soon fork and exit."""
+    own = str(os.getpid()).encode()
+    for pid in reversed(procfs.pids()):
+        fields = procfs.stat(pid)
+        if fields and fields[procfs.PARENT] == own:
+            yield pid
+
+
+def _is_reaped(pid: int) -> bool:
+    """Kill a child, and reap it if it is dead already."""
+    signal_process(pid, signal.SIGKILL)
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
+
+
+def _is_childless() -> bool:
+    """Whether the kernel has no child of this process; a child that forks during a scan of /proc can be missed."""
+    try:
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+    except ChildProcessError:
+        return True
+    return False
+
+
+def _wait_any(pids: tuple[int, ...], timeout_s: float) -> None:
+    """Wait until the first of ``pids`` is gone, at most ``timeout_s``."""
+    if pids:
+        with procfs.pidfd(pids[0]) as pidfd:
+            if pidfd is None:
+                time.sleep(timeout_s)
+            else:
+                select.select([pidfd], [], [], timeout_s)
+
+
+def sweep_run(variable: str, excluded: frozenset[int]) -> tuple[int, ...]:
+    """SIGKILL every process of this machine whose environment holds ``variable`` (``NAME=value``), except ``excluded``.
+
+    For a node whose agent is lost. Returns the pids that still exist after ``SWEEP_S``.
+    """
+    deadline = time.monotonic() + SWEEP_S
+    while True:
+        found = procfs.signal_all(variable, signal.SIGKILL, excluded)
+        if not found or time.monotonic() > deadline:
+            return found
+        _wait_any(found, 0.05)

@@ -1,0 +1,79 @@
+"""The run tag, by which the processes of a run are found.
+
+Every process below the launcher has it in its environment (``environment.RUN_ID``). It is the run id; if the user gave
+that id, a dot and six random digits follow, so that the tag is unique; on one of several nodes the node's number
+follows: ``job7.3f09ac.12``. The launcher's environment is the user's, so it holds a memfd named after the tag instead.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_NODE = re.compile(r"\.(0|[1-9][0-9]{0,4})$")
+"""At most five digits: the six random digits of a tag may all be decimal."""
+
+_RANDOM_DIGITS = re.compile(r"\.[0-9a-f]{6}$")
+
+_RUN_TAG = r"[\w.:@+-]{1,160}"
+_LAUNCHER_MEMFD = re.compile(rf"/memfd:ddplaunch-launcher-([0-9]+)-({_RUN_TAG})( \(deleted\))?", re.ASCII)
+
+
+def new_run_tag(run_id: str, is_unique: bool) -> str:
+    """The tag of a new run; ``is_unique``: no other run has this id."""
+    return run_id if is_unique else f"{run_id}.{os.urandom(3).hex()}"
+
+
+def is_run_tag(text: str) -> bool:
+    """Whether ``text``, from the environment of any process, can be a tag."""
+    return bool(re.fullmatch(_RUN_TAG, text, re.ASCII))
+
+
+def run_tag_of(tag: str) -> str:
+    """The tag without the number of the node: equal on all nodes of the run."""
+    return _NODE.sub("", tag)
+
+
+def run_id_of(tag: str) -> str:
+    """The run id, without random digits and the node's number."""
+    return _RANDOM_DIGITS.sub("", run_tag_of(tag))
+
+
+def ids_of(tag: str) -> tuple[str, str]:
+    """The texts by which a user can name the run: its id, and its run tag."""
+    return run_id_of(tag), run_tag_of(tag)
+
+
+@contextlib.contextmanager
+def launcher_memfd(run_tag: str) -> Iterator[None]:
+    """Hold a memfd named after the run in the ``with`` block; /proc/PID/fd then shows the launcher. Never raises."""
+    try:
+        # Named with this pid, since a fork of this process inherits the file.
+        fd = os.memfd_create(f"ddplaunch-launcher-{os.getpid()}-{run_tag}")
+    except OSError:
+        fd = -1
+    try:
+        yield
+    finally:
+        if fd >= 0:
+            os.close(fd)
+
+
+def launcher_memfds(pid: int) -> frozenset[str]:
+    """Tags of the runs whose launcher is process ``pid``; empty if its descriptors may not be read."""
+    with contextlib.suppress(OSError):
+        matches = map(_LAUNCHER_MEMFD.fullmatch, _fd_targets(pid))
+        return frozenset(match[2] for match in matches if match and int(match[1]) == pid)
+    return frozenset()
+
+
+def _fd_targets(pid: int) -> Iterator[str]:
+    folder = f"/proc/{pid}/fd"
+    for fd in os.listdir(folder):
+        with contextlib.suppress(OSError):
+            yield os.readlink(f"{folder}/{fd}")

@@ -1,0 +1,60 @@
+"""Signals of the launcher: their handlers post events to its mailbox.
+
+Runs in the launcher, handlers only in its main thread. ``launcher.run.Run`` decides the effect of a signal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+
+PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
+"""Forwarded to the workers and without effect on the run, unless ``--signals-to-handle`` names them."""
+
+
+@dataclass(frozen=True)
+class SignalReceived:
+    """This process received a signal."""
+
+    signum: int
+
+
+@contextlib.contextmanager
+def forward_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
+    """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
+
+    Without effect outside the main thread, where Python allows no handlers.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in {signal.SIGCHLD, *map(signal.Signals.__getitem__, names)}}
+    for number, handler in before.items():
+        if number == signal.SIGCHLD:
+            # If it is ignored, the kernel reaps our children, and their exit codes are lost.
+            signal.signal(number, signal.SIG_DFL if handler == signal.SIG_IGN else handler)
+        elif handler != signal.SIG_IGN:
+            signal.signal(number, lambda signum, _frame: post(SignalReceived(signum)))
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def suspend() -> None:
+    """Stop this process as SIGTSTP does by default; returns when it is continued.
+
+    Not by SIGSTOP: SIGTSTP does not stop a process that no shell could continue (in an orphaned process group).
+    """
+    handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    os.kill(os.getpid(), signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, handler)

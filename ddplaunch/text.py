@@ -1,0 +1,65 @@
+"""Text of messages: escaped and quoted foreign text, plurals, tables, ranges of numbers, sizes, device ids.
+
+Used in every process. Pure: reads nothing, prints nothing, imports nothing of ddplaunch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+_UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
+
+DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
+"""Regular expression for a GPU's index or UUID, as CUDA_VISIBLE_DEVICES takes them."""
+
+
+def escape(text: str) -> str:
+    """``text`` with all control characters except line ends and tabs escaped: it cannot steer the terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def quote(text: str, limit: int = 80) -> str:
+    """``text`` for use inside a message: escaped, on one line, cut after ``limit`` characters."""
+    start = escape(text[:limit]).replace("\n", r"\n").replace("\t", r"\t")
+    return start + ("..." if len(text) > limit else "")
+
+
+def plural(count: int, noun: str) -> str:
+    """``1 node``, ``3 nodes``."""
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def table(rows: Sequence[Sequence[str]]) -> list[str]:
+    """One line per row; columns are left-aligned and two spaces apart. All rows have equally many cells."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+
+
+def fold_ints(numbers: Iterable[int]) -> str:
+    """Sorted numbers as ranges: ``0-2, 5``."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def size(count: float) -> str:
+    """``count`` bytes with at least two digits, in the largest unit that has them: ``999 B``, ``5.0 MB``."""
+    for bits, unit in _UNITS:
+        if count >= 10 << bits:
+            return f"{count / (1 << bits):.0f} {unit}"
+        if count >= 1 << bits:
+            return f"{count / (1 << bits):.1f} {unit}"
+    return f"{count:.0f} B"
+
+
+def is_device_id(text: str) -> bool:
+    """Whether ``text`` can be the index or UUID of a GPU."""
+    return bool(re.fullmatch(DEVICE_ID, text))

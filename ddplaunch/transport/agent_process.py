@@ -1,0 +1,118 @@
+"""Starts an agent process on this machine, and decides which of the user's standard streams it inherits.
+
+Runs in the launcher. Must import few modules: the agent of a single node is started first, and imports its modules
+while the launcher imports the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.system.run_folder import working_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.protocol.results import StreamName
+
+# Third-party packages may lie beside ours, in a folder that only the launcher has in its path.
+_START = f"{IMPORT_PACKAGE}; root in sys.path or sys.path.append(root); from {AGENT_MODULE} import main; main()"
+
+COMMAND = (sys.executable, "-c", _START, PACKAGE_ROOT)
+"""Arguments of the process; shown by --plan."""
+
+
+@dataclass(frozen=True)
+class AgentProcess:
+    """A started agent, which reads its first record from stdin.
+
+    Attributes:
+        inherited_fds: the agent's numbers of inherited descriptors, by stream name.
+    """
+
+    process: subprocess.Popen[bytes]
+    inherited_fds: Mapping[str, int]
+
+
+def start(
+    env: Mapping[str, str], inherited_fds: Mapping[str, int] | None = None, cwd: str | None = None
+) -> AgentProcess:
+    """Start an agent in a new session: Ctrl-C in the terminal signals only the launcher.
+
+    The agent inherits ``inherited_fds``; they are closed in this process.
+
+    Raises:
+        OSError: no room for a process, or no folder ``cwd``.
+    """
+    fds = inherited_fds or {}
+    pipe = subprocess.PIPE
+    try:
+        process = subprocess.Popen(
+            COMMAND, stdin=pipe, stdout=pipe, env=env, pass_fds=tuple(fds.values()), cwd=cwd, start_new_session=True
+        )
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+    return AgentProcess(process, fds)
+
+
+def start_node(config: LaunchConfig, run_tag: str, is_first: bool) -> AgentProcess:
+    """Start the agent of a node; the first one inherits the user's stdin and, for a single worker, the terminal.
+
+    Raises:
+        OSError: no room for a process, or no folder ``--chdir``.
+        LaunchError: the working directory has been deleted.
+    """
+    if not config.chdir:
+        working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
+    env = {**os.environ, **dict(config.remote.environ), environment.RUN_ID: run_tag}
+    return start(env, _inherited(config) if is_first else {}, config.chdir)
+
+
+@contextlib.contextmanager
+def early_agent(config: LaunchConfig, run_tag: str) -> Iterator[AgentProcess | None]:
+    """Start the agent of a run with a single local node, and kill it when the block ends.
+
+    Yields None for other runs, and if the agent cannot be started: the launcher then tries again and reports the error.
+    """
+    agent = None
+    if not config.hosts and not config.dry_run:
+        with contextlib.suppress(OSError):
+            agent = start_node(config, run_tag, is_first=True)
+    try:
+        yield agent
+    finally:
+        if agent:
+            with agent.process:  # Closes its pipes and reaps it.
+                agent.process.kill()
+
+
+def _inherited(config: LaunchConfig) -> dict[str, int]:
+    copies = {name: os.dup(fd) for name, fd in _shared_terminals(config).items()}
+    try:
+        return {"stdin": os.dup(0), **copies}
+    except OSError:  # stdin is closed.
+        return copies
+
+
+def _shared_terminals(config: LaunchConfig) -> dict[str, int]:
+    """Standard streams that a single worker inherits: terminals, unless an option needs the output in a pipe."""
+    return {name: fd for name, fd in (("stdout", 1), ("stderr", 2)) if os.isatty(fd) and not _is_piped(config, name)}
+
+
+def _is_piped(config: LaunchConfig, name: str) -> bool:
+    stream: StreamName = "stdout" if name == "stdout" else "stderr"
+    filters = config.output.duplicate_stdout_filters if name == "stdout" else config.output.duplicate_stderr_filters
+    is_filtered = config.output.show_ranks is not None or config.output.show_local_ranks is not None
+    is_logged = config.output.tee.covers(0, stream) or config.output.redirects.covers(0, stream)
+    is_watched = config.timeouts.hang_s is not None or any(injection.after_line for injection in config.injections)
+    return is_logged or is_filtered or is_watched or bool(filters or config.output.line_prefix)

@@ -1,0 +1,214 @@
+"""Interfaces between the launcher and its agents: Transport, AgentHandle, and the events that they post.
+
+Part of the launcher's process. A handle posts its agent's records from its reading thread; the main thread calls all
+methods. Nothing here interprets a record.
+"""
+
+from __future__ import annotations
+
+import abc
+import os
+import queue
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
+from ddplaunch.protocol.log_transfer import LogChunk
+from ddplaunch.transport.failures import NO_ROOM_HINT
+from ddplaunch.transport.remote_start import NodeFacts
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.config import LaunchConfig
+
+
+Post = Callable[[object], None]
+"""Appends an event to the launcher's mailbox; any thread."""
+
+WriteOutput = Callable[[Output, bytes], None]
+"""Shows a chunk of a worker's output; any thread."""
+
+
+class AgentHandle(abc.ABC):
+    """One agent and its channel. The main thread calls the methods; the agent's events are posted by other threads.
+
+    The agent's records are posted as they arrive, ``AgentLost`` when the channel has closed.
+
+    Attributes:
+        inherited_fds: descriptors that the agent has inherited from the launcher, by stream name; empty on other
+            machines.
+    """
+
+    def __init__(
+        self, name: str, post: Post, output: WriteOutput, inherited_fds: Mapping[str, int] | None = None
+    ) -> None:
+        """``name`` names the agent in messages: ``on HOST``."""
+        self.inherited_fds: Mapping[str, int] = inherited_fds or {}
+        self._name = name
+        self._post = post
+        self._output = output
+        self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
+        """Records to send; None ends the agent's input."""
+
+    def send(self, record: object) -> None:
+        """Queue a record; never blocks. A closed channel is reported by ``AgentLost``."""
+        self._outgoing.put(record)
+
+    def end_input(self) -> None:
+        """Close the agent's stdin behind the queued records: it stops its workers and exits. Does not wait."""
+        self._outgoing.put(None)
+
+    @abc.abstractmethod
+    def wake(self) -> None:
+        """Continue an agent that was stopped by a signal (SIGCONT)."""
+
+    @abc.abstractmethod
+    def kill(self) -> None:
+        """SIGKILL the agent; the kernel then kills its workers."""
+
+    @abc.abstractmethod
+    def close(self, timeout_s: float = 5.0) -> int | None:
+        """Close the agent's stdin and wait up to ``timeout_s`` for its exit.
+
+        Returns:
+            Its returncode; None if that is unknown.
+        """
+
+    def _deliver_records(self, stream: BinaryIO) -> bool:
+        """Read the agent's records from ``stream`` until it closes: output is shown, the other records are posted.
+
+        Returns:
+            Whether the stream was closed between two records; if not, the agent cannot be used any more. Invalid
+            input is reported in a Notice; an incomplete last record is not, since its writer was killed.
+        """
+        try:
+            while (received := wire.read_record(stream, FROM_AGENT)) is not None:
+                record, data = received
+                if isinstance(record, Output):
+                    self._output(record, data)
+                else:
+                    self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
+        except wire.CutOff:
+            return False
+        except wire.ProtocolError as error:
+            self._post(Notice(f"the agent {self._name} sent an invalid record and was given up: {error}", -1))
+            return False
+        except (OSError, EOFError):
+            return False
+        return True
+
+
+class Transport(abc.ABC):
+    """Starts the agents of one run on one kind of nodes: on this machine, over SSH, or by srun. Main thread only.
+
+    Attributes:
+        hosts: display names of all nodes, the spares last.
+        is_remote: each agent has to be connected to first: its handle posts AgentConnected or a HostFailure.
+    """
+
+    is_remote = True
+
+    def __init__(
+        self, config: LaunchConfig, hosts: tuple[str, ...], run_tag: str, output: WriteOutput, post: Post
+    ) -> None:
+        """``run_tag`` must be unique to this run: a sweep kills all processes that carry it."""
+        self.hosts = hosts
+        self._config = config
+        self._run_tag = run_tag
+        self._output = output
+        self._post = post
+
+    def start(self, index: int) -> AgentHandle:
+        """Start the agent of node ``index``; its events are posted as ``FromNode``.
+
+        Raises:
+            LaunchError: this machine cannot start it.
+        """
+        try:
+            return self._start_agent(index, post_as(FromNode, index, self._post), self._output, for_sweep=False)
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
+
+    def sweep(self, index: int) -> AgentHandle | None:
+        """Start an agent that kills all processes of the lost node ``index``; its events are posted as ``FromSweep``.
+
+        Returns:
+            None if this machine cannot start it.
+        """
+        try:
+            post = post_as(FromSweep, index, self._post)
+            sweeper = self._start_agent(index, post, discard_output, for_sweep=True)
+        except (OSError, RuntimeError, LaunchError):
+            return None
+        spared_pids = () if self.is_remote else (os.getpid(), os.getppid())
+        sweeper.send(SweepRun(self._node_tag(index), spared_pids))
+        return sweeper
+
+    def close(self) -> None:  # noqa: B027
+        """Release the resources that the handles share, after all handles are closed."""
+
+    @abc.abstractmethod
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> AgentHandle:
+        """Start the agent of a node. With ``for_sweep`` it runs no workers.
+
+        Raises:
+            LaunchError: this machine cannot start it, for a reason that the user can change.
+            OSError, RuntimeError: this machine has no room for a process or a thread.
+        """
+
+    def _node_tag(self, index: int) -> str:
+        return node_tag(self._run_tag, self.hosts, index)
+
+
+@dataclass(frozen=True)
+class AgentConnected:
+    """The agent's process runs on its node and accepts records; ``facts`` describes the node."""
+
+    facts: NodeFacts
+
+
+@dataclass(frozen=True)
+class LogData:
+    """Part of a log file on the node."""
+
+    chunk: LogChunk
+    data: bytes
+
+
+@dataclass(frozen=True)
+class AgentLost:
+    """The channel from the agent has closed; expected after AgentEnded, otherwise the agent is lost."""
+
+
+@dataclass(frozen=True)
+class FromNode:
+    """An event of the handle of node ``index``."""
+
+    index: int
+    event: object
+
+
+@dataclass(frozen=True)
+class FromSweep:
+    """An event of the handle that sweeps the lost node ``index``."""
+
+    index: int
+    event: object
+
+
+def post_as(kind: type[FromNode | FromSweep], index: int, post: Post) -> Post:
+    """``post``, with every event wrapped in ``kind`` for node ``index``."""
+    return lambda event: post(kind(index, event))
+
+
+def discard_output(_header: Output, _data: bytes) -> None:
+    """The WriteOutput of an agent that has no workers."""
+
+
+def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
+    """The run tag in the environment of all processes of node ``index``; nodes on one machine have different tags."""
+    return run_tag if len(hosts) == 1 else f"{run_tag}.{index}"

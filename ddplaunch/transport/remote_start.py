@@ -1,0 +1,278 @@
+"""Starts an agent on another machine through any login shell, and checks the facts that it reports.
+
+Used over SSH and by srun, in the launcher; starts no process. The command for sshd is constant, without the user's
+texts. It reads one line from stdin and runs it as a /bin/sh script, which sets the environment and executes the
+agent's Python. Before its first record the agent's process writes one line: ``FACTS_PREFIX`` and
+JSON. Everything before that line is output of login scripts.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+from collections import Counter
+from dataclasses import asdict, dataclass, field, replace
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, PACKAGE_ROOT, START_VARIABLE
+from ddplaunch.system.run_folder import working_folder
+from ddplaunch.transport.failures import HostFailure
+from ddplaunch.version import __version__
+
+if TYPE_CHECKING:
+    from collections import deque
+    from collections.abc import Mapping
+
+    from ddplaunch.config import LaunchConfig
+
+_RUN_LINE = 'IFS= read -r line{}; eval "$(printf %b "$line")"'
+
+COMMAND = f"exec /bin/sh -c '{_RUN_LINE.format('')}'"
+"""Valid in sh, bash, zsh, fish, csh and tcsh: one word in single quotes, without ``!``, backslash or newline."""
+
+_LOGIN_COMMAND = f"""exec 3<&0 </dev/null
+exec "$(command -v bash || echo /bin/sh)" -l -c '{_RUN_LINE.format(" <&3")}'
+"""
+"""For ``--remote-setup``: a login shell, whose profile defines ``module``. The launcher's input is descriptor 3."""
+
+FACTS_PREFIX = b"@ddplaunch-agent@ "
+MAX_ANSWER_BYTES = 1 << 16
+_MAX_LOGIN_OUTPUT_BYTES = 1 << 20
+
+_OLDEST_PYTHON = (3, 10)
+
+_LARGEST_PID = 1 << 22
+"""PID_MAX_LIMIT of Linux (proc_pid_max(5))."""
+
+_SHELL_VARIABLES = re.compile(
+    r"BASHOPTS|BASH_\w+|EUID|FUNCNAME|GROUPS|IFS|LINENO|OLDPWD|OPT\w+|PPID|PWD|SHELLOPTS|SHLVL|UID|_"
+)
+"""Variables that a shell does not allow to set, or that have no meaning on another machine."""
+
+_STARTER = r"""
+import json, os, re, sys
+facts = {"pid": os.getpid(), "host": os.uname()[1], "python": ".".join(map(str, sys.version_info[:3]))}
+sys.path[:not getattr(sys.flags, "safe_path", False)] = []
+try:
+    os.chdir(start["cwd"])
+    facts["has_script"] = not start["script"] or os.path.exists(start["script"])
+except OSError as error:
+    facts["directory"] = error.strerror
+try:
+    try:
+        import ddplaunch
+    except ImportError:
+        sys.path.append(start["root"])
+        import ddplaunch
+    facts["ddplaunch"] = ddplaunch.__version__
+    from importlib.util import find_spec
+    torch = find_spec("torch")
+    if torch:
+        facts["torch"] = "unknown"
+        with open(os.path.join(torch.submodule_search_locations[0], "version.py")) as file:
+            facts["torch"] = re.search("__version__ *= *.([^'\"]+)", file.read()).group(1)
+except Exception as error:
+    facts["error"] = "%s: %s" % (type(error).__name__, error)
+os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
+if facts.get("ddplaunch") == start["version"]:
+    __import__(start["entry"], fromlist=["main"]).main()
+"""
+"""Valid from Python 2.7 on, so that an old interpreter can report its version."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteStart:
+    """How to start an agent on another machine.
+
+    Attributes:
+        python: path or name of the interpreter there.
+        cwd: working directory.
+        env: variables set on top of the login environment; ``setup`` can override them.
+        setup: shell text that runs first, in a login shell; empty for none.
+        script: file that must exist, relative to ``cwd``; empty for none.
+        needs_torch: torch must be installed; false for an agent without workers.
+        entry: module whose ``main()`` is the agent.
+    """
+
+    python: str
+    cwd: str
+    env: dict[str, str] = field(default_factory=dict)
+    setup: str = ""
+    script: str = ""
+    needs_torch: bool = True
+    entry: str = AGENT_MODULE
+
+
+@dataclass(frozen=True)
+class NodeFacts:
+    """Facts that a node reports before its agent's first record. A version is empty if the package is missing.
+
+    Attributes:
+        pid: of the agent, as itself sees it: in a container, another process may have this pid outside. 0 if the
+            answer holds no pid that may be signalled.
+        error: why ddplaunch cannot be imported.
+        directory: why the working directory cannot be entered; empty if it can.
+        failed: the step that failed before Python ran, ``python`` or ``setup``; ``status`` is its exit code.
+    """
+
+    pid: int = 0
+    host: str = ""
+    python: str = ""
+    ddplaunch: str = ""
+    torch: str = ""
+    error: str = ""
+    directory: str = ""
+    has_script: bool = True
+    failed: str = ""
+    status: int = 0
+
+
+def agent_start(config: LaunchConfig, run_tag: str, *, for_sweep: bool = False) -> RemoteStart:
+    """How to start an agent of a run. All processes of the node get ``run_tag`` in their environment.
+
+    With ``for_sweep`` the agent runs no workers, and needs neither torch nor the script.
+
+    Raises:
+        LaunchError: the launcher's working directory has been deleted.
+    """
+    return RemoteStart(
+        python=config.remote.python or sys.executable,
+        cwd=config.chdir or working_folder(),
+        env={**dict(config.remote.environ), environment.RUN_ID: run_tag},
+        setup=config.remote.setup,
+        script=config.script if config.entry == "script" and not for_sweep else "",
+        needs_torch=not for_sweep,
+    )
+
+
+def first_input(start: RemoteStart) -> bytes:
+    """Stdin of ``COMMAND``. Records must follow after the facts only: a login script may read earlier input."""
+    values = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
+    values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
+    env = {name: value for name, value in start.env.items() if _is_settable(name)}
+    # All values are texts: their JSON in ASCII is also a Python literal.
+    env[START_VARIABLE] = f"start = {json.dumps(values)}\n{_STARTER}"
+    lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
+    python = shlex.quote(start.python)
+    run = f"""exec {python} -c 'import os; exec(os.environ.pop("{START_VARIABLE}"))'"""
+    check = f"command -v {python} >/dev/null 2>&1 || {_exit_with('python')}"
+    if not start.setup:
+        return _encode("\n".join([*lines, check, run]))
+    setup = f"eval {shlex.quote(start.setup)} || {_exit_with('setup')}"
+    return _encode(_LOGIN_COMMAND) + _encode("\n".join([*lines, setup, check, f"{run} <&3 3<&-"]))
+
+
+def signal_input(name: str, pid: int, run_tag: str) -> bytes:
+    """Stdin of ``COMMAND`` that sends SIG``name`` to ``pid`` if the environment of this process holds ``run_tag``.
+
+    The pid comes from the node: it may belong to another pid namespace, or to another process by now.
+    """
+    variable = shlex.quote(f"{environment.RUN_ID}={run_tag}")
+    environ = f"tr '\\000' '\\n' </proc/{pid}/environ"
+    return _encode(f"{environ} | LC_ALL=C grep -qxF {variable} && kill -{name} {pid}")
+
+
+def read_facts(line: bytes) -> NodeFacts | None:
+    """The facts in a line of the remote stdout; None if it contains none."""
+    if not line.startswith(FACTS_PREFIX):
+        return None
+    try:
+        body: Any = json.loads(line[len(FACTS_PREFIX) :])
+        facts = NodeFacts(**body)
+    except (ValueError, TypeError):
+        return None
+    kinds = {name: type(value) for name, value in asdict(NodeFacts()).items()}
+    if any(type(value) is not kinds[name] for name, value in asdict(facts).items()):
+        return None
+    # kill(2): 0 and negative pids are groups of processes; 1 is the machine's init.
+    return facts if 1 < facts.pid <= _LARGEST_PID else replace(facts, pid=0)
+
+
+def wait_for_facts(stream: BinaryIO, login_output: deque[str]) -> NodeFacts:
+    """Block for the facts on the remote stdout; lines of login scripts before them go to ``login_output``.
+
+    Raises:
+        EOFError: the stream ended without facts.
+        OSError: more than 1 MiB came before them.
+    """
+    nbytes = 0
+    while line := stream.readline(MAX_ANSWER_BYTES):
+        facts = read_facts(line)
+        if facts:
+            return facts
+        nbytes += len(line)
+        if nbytes > _MAX_LOGIN_OUTPUT_BYTES:
+            raise OSError("the login scripts print too much")
+        login_output.append(line.decode("utf-8", "replace").rstrip())
+    raise EOFError
+
+
+def check_facts(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
+    """The failure of a node with these facts; None if it can run the job."""
+    if facts.failed == "setup":
+        message = f"--remote-setup ended with exit code {facts.status}"
+        return HostFailure(
+            host, "setup", message, "Try it with `ssh HOST`; append `; true` if the failure is harmless."
+        )
+    if facts.failed:
+        hint = "Name one that every node has: --remote-python, or a --remote-setup that brings it into PATH."
+        return HostFailure(host, "python", f"no {start.python}", hint)
+    if tuple(map(int, re.findall(r"\d+", facts.python)[:2])) < _OLDEST_PYTHON:
+        hint = "ddplaunch needs Python 3.10 on every node: --remote-python names another interpreter."
+        return HostFailure(host, "python", f"{start.python} is Python {facts.python or 'of unknown version'}", hint)
+    return _check_packages(host, facts, start) or _check_files(host, facts, start)
+
+
+def check_torch_versions(facts: Mapping[str, NodeFacts]) -> tuple[HostFailure, ...]:
+    """Failures of the hosts whose torch version differs from the most frequent one: such a job may hang."""
+    versions = Counter(fact.torch for fact in facts.values() if fact.torch)
+    if len(versions) < 2:
+        return ()
+    most_frequent = versions.most_common(1)[0][0]
+    hint = "All nodes must have one version of torch: --remote-python names the interpreter to use."
+    return tuple(
+        HostFailure(host, "torch", f"torch {fact.torch}, and {most_frequent} on most hosts", hint)
+        for host, fact in facts.items()
+        if fact.torch not in ("", most_frequent)
+    )
+
+
+def _check_packages(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
+    wanted = __version__
+    pip_hint = f"`pip install ddplaunch=={wanted}` for {start.python} there."
+    if not facts.ddplaunch:
+        return HostFailure(host, "ddplaunch", f"ddplaunch is missing ({facts.error})", pip_hint)
+    if facts.ddplaunch != wanted:
+        return HostFailure(host, "ddplaunch", f"ddplaunch {facts.ddplaunch}, and {wanted} here", pip_hint)
+    if start.needs_torch and not facts.torch:
+        hint = f"Install torch for {start.python} there, or name another interpreter with --remote-python."
+        return HostFailure(host, "torch", f"{start.python} has no torch", hint)
+    return None
+
+
+def _check_files(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
+    if facts.directory:
+        hint = "Every node must have the launcher's working directory; --chdir names another folder."
+        return HostFailure(host, "directory", f"{start.cwd}: {facts.directory}", hint)
+    if not facts.has_script:
+        hint = "The script must be on every node under the same path, for example on a shared file system."
+        return HostFailure(host, "script", f"no {start.script} in {start.cwd}", hint)
+    return None
+
+
+def _is_settable(name: str) -> bool:
+    return bool(re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name)) and not _SHELL_VARIABLES.fullmatch(name)
+
+
+def _exit_with(failed: str) -> str:
+    answer = shlex.quote(f'{FACTS_PREFIX.decode()}{{"failed": "{failed}", "status": %d}}\\n')
+    return f"{{ status=$?; printf {shlex.quote(chr(92) + 'n')}{answer} $status; exit 1; }}"
+
+
+def _encode(script: str) -> bytes:
+    """The script as one line that ``printf %b`` decodes."""
+    raw = script.encode("utf-8", "surrogateescape")
+    return re.sub(rb"[^ -\[\]-~]", lambda match: b"\\0%03o" % match[0][0], raw) + b"\n"

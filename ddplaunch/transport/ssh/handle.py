@@ -1,0 +1,236 @@
+"""SshTransport and SshHandle: start an agent on another machine over SSH, and exchange records with it.
+
+Runs in the launcher. paramiko is imported when the first handle connects.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import threading
+import time
+from collections import deque
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system import limits
+from ddplaunch.text import plural
+from ddplaunch.transport import remote_start
+from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure, Unreachable
+from ddplaunch.transport.handle import AgentConnected, AgentHandle, AgentLost, Transport
+from ddplaunch.transport.ssh.connections import Connections
+from ddplaunch.transport.ssh.session import close_now, transport_deadline
+from ddplaunch.transport.ssh.stream import BUFFER_BYTES, AgentStream, send_all
+
+if TYPE_CHECKING:
+    import paramiko
+
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.config import LaunchConfig, RemoteConfig
+    from ddplaunch.transport.handle import Post, WriteOutput
+    from ddplaunch.transport.remote_start import RemoteStart
+
+_KEPT_LINES = 20
+_SIGNAL_TIMEOUT_S = 3.0
+_EXIT_CODE_TIMEOUT_S = 1.0
+
+_WINDOW_BYTES = 128 << 10
+"""Bytes of an agent's output that may be in transit. On a slow link they delay the agent's answers by a second."""
+
+
+class SshHandle(AgentHandle):
+    """One agent on another machine.
+
+    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; AgentLost when the channel
+    has closed. It has three threads: one connects and sends, one reads, and paramiko decrypts in the third.
+    """
+
+    def __init__(
+        self, host: Host, start: RemoteStart, connections: Connections, post: Post, output: WriteOutput
+    ) -> None:
+        """Begin to connect to ``host``, in a thread.
+
+        Raises:
+            RuntimeError: no room for a thread.
+        """
+        super().__init__(f"on {host}", post, output)
+        self.host = host
+        self._start = start
+        self._connections = connections
+        self._transport: paramiko.Transport | None = None
+        self._stream: AgentStream | None = None
+        self._pid = 0
+        self._is_connected = False
+        self._is_closed = False
+        self._ended = threading.Event()
+        threading.Thread(target=self._run, name=f"to {host}", daemon=True).start()
+
+    def wake(self) -> None:
+        """Continue an agent that was stopped by a signal, over a second session."""
+        self._signal("CONT", closes=False)
+
+    def kill(self) -> None:
+        """SIGKILL the agent, over a second session, and close the connection. Does not wait."""
+        self._signal("KILL", closes=True)
+
+    def close(self, timeout_s: float = 5.0) -> int | None:
+        """Close the agent's stdin, wait for its exit if it is connected, and close the connection.
+
+        Returns:
+            The agent's exit code; None if it did not exit in time, or was ended by a signal.
+        """
+        self._is_closed = True
+        self.end_input()
+        deadline = time.monotonic() + timeout_s
+        code = None
+        if self._stream and self._is_connected and self._ended.wait(timeout_s):
+            code = self._stream.exit_code(deadline - time.monotonic())
+        self._close_now()
+        return code
+
+    # The thread that connects and sends.
+
+    def _run(self) -> None:
+        try:
+            self._transport = self._connections.connect(self.host)
+            if self._is_closed:
+                raise Unreachable("start", "cancelled")
+            channel, reader = self._start_agent(self._transport)
+            threading.Thread(target=self._receive, args=(reader,), name=f"from {self.host}", daemon=True).start()
+        except Unreachable as error:
+            self._fail(error)
+        except RuntimeError as error:
+            self._fail(Unreachable("start", f"this machine: {error}", NO_ROOM_HINT))
+        except Exception as error:  # Without an event of this host the launcher would wait forever.
+            self._fail(Unreachable("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
+        else:
+            self._send_records(channel)
+
+    def _fail(self, error: Unreachable) -> None:
+        self._close_now()
+        self._post(HostFailure(str(self.host), error.cause, error.message, error.hint))
+
+    def _start_agent(self, transport: paramiko.Transport) -> tuple[paramiko.Channel, io.BufferedReader[AgentStream]]:
+        """Start the agent and wait for its facts.
+
+        Raises:
+            Unreachable: it does not start, or its node cannot take part.
+        """
+        deadline = time.monotonic() + self._connections.settings.start_timeout_s
+        is_late = threading.Event()
+        lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        try:
+            with transport_deadline(transport, deadline) as is_late:
+                channel = transport.open_session(window_size=_WINDOW_BYTES)
+                channel.exec_command(remote_start.COMMAND)
+                self._stream = stream = AgentStream(channel, lines.append)
+                reader = io.BufferedReader(stream, BUFFER_BYTES)
+                with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
+                    send_all(channel, remote_start.first_input(self._start))
+                facts = remote_start.wait_for_facts(reader, lines)
+        except Exception as error:
+            reason = _start_failure(error, self._stream)
+            raise self._not_started(is_late.is_set(), reason, lines) from None
+        failure = remote_start.check_facts(str(self.host), facts, self._start)
+        if failure:
+            raise Unreachable(failure.cause, failure.message, failure.hint)
+        self._pid = facts.pid
+        self._is_connected = True
+        stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
+        self._post(AgentConnected(facts))
+        return channel, reader
+
+    def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> Unreachable:
+        printed = [line for line in lines if line]
+        last = f"; its last output: {printed[-1]}" if printed else ""
+        if is_late:
+            timeout_s = self._connections.settings.start_timeout_s
+            hint = "A slow file system or --remote-setup? `ssh HOST true` shows how long a login takes."
+            return Unreachable("start", f"the agent did not start within {timeout_s:g} s{last}", hint)
+        return Unreachable("start", reason + last, "Does `ssh HOST true` work?")
+
+    def _send_records(self, channel: paramiko.Channel) -> None:
+        with contextlib.suppress(OSError, EOFError):
+            while (record := self._outgoing.get()) is not None:
+                send_all(channel, wire.encode(record))
+            channel.shutdown_write()
+
+    # The thread that reads.
+
+    def _receive(self, reader: io.BufferedReader[AgentStream]) -> None:
+        if not self._deliver_records(reader):
+            self._close_now()
+        reader.raw.read_stderr()
+        self._ended.set()
+        self._post(AgentLost())
+
+    # Any thread.
+
+    def _close_now(self) -> None:
+        if self._transport:
+            close_now(self._transport)
+
+    def _signal(self, name: str, *, closes: bool) -> None:
+        """Signal the agent over a second session, then close the connection if ``closes``.
+
+        An agent without a pid or a run tag is not signalled: its stdin ends with the connection. In a thread, since a
+        call over a cut connection blocks.
+        """
+        run_tag = self._start.env.get(environment.RUN_ID)
+
+        def signal() -> None:
+            transport = self._transport
+            with contextlib.suppress(Exception):
+                if transport and self._pid and run_tag:
+                    deadline = time.monotonic() + _SIGNAL_TIMEOUT_S
+                    with transport_deadline(transport, deadline) if closes else contextlib.nullcontext():
+                        session = transport.open_session(timeout=_SIGNAL_TIMEOUT_S)
+                        session.settimeout(_SIGNAL_TIMEOUT_S)
+                        session.exec_command(remote_start.COMMAND)
+                        session.sendall(remote_start.signal_input(name, self._pid, run_tag))
+                        session.recv(1)
+            if closes:
+                self._close_now()
+
+        threading.Thread(target=signal, name=f"signal {self.host}", daemon=True).start()
+
+
+def _start_failure(error: Exception, stream: AgentStream | None) -> str:
+    if not isinstance(error, EOFError) or stream is None:
+        return f"the login failed: {error}"
+    code = stream.exit_code(_EXIT_CODE_TIMEOUT_S)
+    return f"the login ended {'' if code is None else f'with exit code {code} '}before the agent started"
+
+
+def connections(remote: RemoteConfig, hosts: int) -> Connections:
+    """Connections to ``hosts`` hosts.
+
+    Raises:
+        LaunchError: this machine allows too few open files for them.
+    """
+    limits.raise_open_files(hosts + 4 * remote.max_logins + 64, plural(hosts, "host"))
+    return Connections(remote)
+
+
+class SshTransport(Transport):
+    """Connects to hosts and starts agents there. A host that cannot be used is reported by a HostFailure."""
+
+    def __init__(
+        self, config: LaunchConfig, hosts: tuple[str, ...], run_tag: str, output: WriteOutput, post: Post
+    ) -> None:
+        """Connect to no host yet.
+
+        Raises:
+            LaunchError: this machine allows too few open files for so many hosts.
+        """
+        super().__init__(config, hosts, run_tag, output, post)
+        self._connections = connections(config.remote, len(config.hosts))
+
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> SshHandle:
+        start = remote_start.agent_start(self._config, self._node_tag(index), for_sweep=for_sweep)
+        return SshHandle(self._config.hosts[index], start, self._connections, post, output)
+
+    def close(self) -> None:
+        """Close the connections to jump hosts."""
+        self._connections.close()

@@ -1,0 +1,198 @@
+"""Makes a logged-in SSH connection from a byte stream to an sshd: handshake, check of the host key, login.
+
+Runs in the launcher, in the thread of the host's handle. Must not prompt the user; every wait has a deadline.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import logging
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.ssh.keys import KeyRing, LoginRefused, log_in
+from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
+from ddplaunch.transport.ssh.sockets import close_stream
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Iterator
+
+    import paramiko
+
+    from ddplaunch.transport.ssh.config import HostConfig
+    from ddplaunch.transport.ssh.known_hosts import KeyCheck
+
+_POLL_S = 30.0
+"""Seconds after which paramiko's thread interrupts its reading; paramiko's default is 0.1."""
+
+_NEVER_S = 86400.0
+_DROPPED_TRIES = 12
+
+_NO_SSHD = ("Indecipherable protocol version", "Invalid SSH banner")
+"""Parts of paramiko's messages; it has no exception class for this error."""
+
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
+
+
+def connect(
+    stream: socket.socket | paramiko.Channel, config: HostConfig, known: KnownHosts, ring: KeyRing, deadline: float
+) -> paramiko.Transport:
+    """A logged-in connection over ``stream``; takes over ``stream``, and closes it on failure.
+
+    Blocks until ``deadline`` (``time.monotonic()``).
+
+    Raises:
+        Unreachable: the server, the user's keys or the configuration prevent a connection.
+    """
+    import paramiko
+
+    try:
+        transport = paramiko.Transport(stream)
+    except BaseException:
+        close_stream(stream)
+        raise
+    _mute_log(transport)
+    is_late = threading.Event()
+    try:
+        with transport_deadline(transport, deadline) as is_late:
+            names = host_names(config.hostname, config.port, config.host_key_alias)
+            _order_algorithms(transport, known.key_types(names))
+            _handshake(transport, config)
+            _check_key(transport, config, known, names)
+            log_in(transport, config, ring)
+        stream.settimeout(_POLL_S)
+        return transport
+    except BaseException as error:
+        close_now(transport)
+        if is_late.is_set():
+            hint = "--connect-timeout gives it more time."
+            raise Unreachable("timeout", f"port {config.port} answers, but its sshd does not", hint) from None
+        raise _as_unreachable(error) from None
+
+
+def _mute_log(transport: paramiko.Transport) -> None:
+    """Suppress paramiko's tracebacks for this connection only; other code in this process may use its log."""
+    logger = logging.getLogger("ddplaunch.paramiko")
+    logger.setLevel(logging.CRITICAL + 1)
+    transport.set_log_channel(logger.name)
+
+
+@contextlib.contextmanager
+def transport_deadline(transport: paramiko.Transport, deadline: float) -> Iterator[threading.Event]:
+    """Close the connection at ``deadline`` unless the block has ended: many of paramiko's waits have no timeout.
+
+    Yields an event that is set when the deadline has passed.
+    """
+    has_passed = threading.Event()
+
+    def end() -> None:
+        has_passed.set()
+        close_now(transport)
+
+    timer = threading.Timer(max(0.0, deadline - time.monotonic()), end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield has_passed
+    finally:
+        timer.cancel()
+
+
+def close_now(transport: paramiko.Transport) -> None:
+    """Close a connection at once, also while its thread is blocked. Any thread."""
+    close_stream(transport.sock)
+    with contextlib.suppress(OSError, EOFError):
+        transport.close()
+
+
+def _order_algorithms(transport: paramiko.Transport, known_types: tuple[str, ...]) -> None:
+    """Prefer the key types known for the host, which may have further keys, and the fastest cipher."""
+    options = transport.get_security_options()
+    supported = tuple(options.key_types)
+    wanted = [name for key_type in known_types for name in (_RSA_SIGNATURES if key_type == "ssh-rsa" else (key_type,))]
+    options.key_types = tuple(dict.fromkeys([*(name for name in wanted if name in supported), *supported]))
+    # Half the CPU time of CTR with a MAC, on both ends.
+    options.ciphers = tuple(sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher))
+
+
+def _handshake(transport: paramiko.Transport, config: HostConfig) -> None:
+    # ``transport_deadline`` ends these waits.
+    transport.banner_timeout = transport.auth_timeout = _NEVER_S
+    # paramiko would start a thread that delays the exit of this process.
+    transport.packetizer.start_handshake = lambda timeout: None  # type: ignore[method-assign]
+    done = threading.Event()
+    transport.start_client(event=done)
+    # A transport that is closed during the handshake does not set the event.
+    while not done.wait(0.2) and transport.is_active():
+        pass
+    if not transport.is_active():
+        raise transport.get_exception() or EOFError()
+
+
+def _as_unreachable(error: BaseException) -> BaseException:
+    import paramiko
+    from paramiko.ssh_exception import IncompatiblePeer
+
+    if isinstance(error, LoginRefused):
+        return Unreachable("authentication", str(error), error.hint)
+    if isinstance(error, IncompatiblePeer):
+        return Unreachable("protocol", f"its sshd is too old or too new for paramiko: {error}")
+    if any(text in str(error) for text in _NO_SSHD):
+        return Unreachable("protocol", "the server on this port is not sshd", "Is it the right port?")
+    if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
+        hint = "Its sshd may allow fewer logins at a time (MaxStartups) or have banned this machine."
+        return Unreachable(
+            "TCP",
+            "the server closed the connection before the login",
+            hint,
+            max_attempts=_DROPPED_TRIES,
+            is_overload=True,
+        )
+    if isinstance(error, Unreachable) or not isinstance(error, Exception):
+        return error
+    return Unreachable("protocol", f"paramiko failed: {type(error).__name__}: {error}", "`ssh -v HOST` may show more.")
+
+
+def _check_key(transport: paramiko.Transport, config: HostConfig, known: KnownHosts, names: tuple[str, ...]) -> None:
+    key = transport.get_remote_server_key()
+    key_type, text = key.get_name(), key.get_base64()
+    check = known.check(names, key_type, text)
+    if check.result == "known":
+        return
+    if check.result == "unknown" and config.accept_new:
+        try:
+            known.add(names[0], key_type, text, hashed=config.hash_known_hosts)
+        except OSError as error:
+            raise Unreachable("host key", f"cannot be stored: {error.filename}: {error.strerror}") from None
+        return
+    digest = hashlib.sha256(key.asbytes()).digest()
+    fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
+    raise _untrusted_key(check, f"{key_type} {fingerprint}", names[0])
+
+
+def _untrusted_key(check: KeyCheck, shown: str, name: str) -> Unreachable:
+    collect = "Collect the keys with `ssh-keyscan HOST >> ~/.ssh/known_hosts` and compare them with the administrator's"
+    if check.result == "unknown":
+        return Unreachable("host key", "its host key is unknown", f"{collect}, or trust new hosts: --ssh-accept-new.")
+    if check.result == "revoked":
+        return Unreachable(
+            "host key",
+            f"ITS HOST KEY IS REVOKED ({shown}, by {check.location})",
+            "Find out who revoked it before you connect.",
+        )
+    if check.result == "authority":
+        message = f"its host key is unknown, only a certificate authority for it ({check.location})"
+        return Unreachable("host key", message, f"Certificates of hosts cannot be checked here. {collect}.")
+    if check.result == "other type":
+        message = f"its host key is unknown: {shown}, but another type in {check.location}"
+        return Unreachable("host key", message, f"{collect}.")
+    message = f"ITS HOST KEY HAS CHANGED: it shows {shown}, which is not the one in {check.location}"
+    hint = (
+        f"The connection may be intercepted, or the host was reinstalled. If so: `ssh-keygen -R '{name}'`. {collect}."
+    )
+    return Unreachable("host key", message, hint)

@@ -1,0 +1,122 @@
+"""Exits a worker whose script uses CUDA functions that fake CUDA does not support.
+
+Runs in a worker of a dry run. Writes one line that names the call and the script's line, and exits with ``NEEDS_GPU``.
+Never raises: a script could catch the exception, and its next collective would wait for the other ranks for ever.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import linecache
+import os
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import torch
+
+from ddplaunch.errors import NEEDS_GPU
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import TracebackType
+
+unsupported_calls: set[str] = set()
+"""Names of all unsupported functions and classes."""
+
+_PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
+_TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
+_LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_NO_GPU_MESSAGES = (
+    "Torch not compiled with CUDA",
+    "PyTorch was compiled without CUDA",
+    "not linked with support for cuda",
+    "Cannot access accelerator device",
+    "from the 'CUDA' backend",
+    "from the 'CPU' backend",
+    "not implemented for 'Half'",
+    "not implemented for 'BFloat16'",
+    "'_cuda_",  # ... has torch._C no attribute, or nothing to import
+    "could not create a primitive",
+    "without ATen_cuda library",
+    "CUDA_HOME environment variable is not set",
+    "Found no NVIDIA driver",
+    "no CUDA-capable device",
+    "CUDA driver version is insufficient",
+    "active drivers",
+    "No module named 'triton",
+    "have NCCL built in",
+    "gloo does not support",
+    "with Gloo",
+)
+"""Parts of the messages of torch and Triton where there is no GPU, for calls that fake CUDA does not replace."""
+
+
+def unsupported_function(call: str) -> Callable[..., NoReturn]:
+    """A replacement for function ``call`` that exits the worker."""
+    unsupported_calls.add(call)
+
+    def unsupported(*_args: Any, **_kwargs: Any) -> NoReturn:
+        exit_unsupported(call, _script_frame(traceback.extract_stack()))
+
+    return unsupported
+
+
+def unsupported_class(call: str) -> type:
+    """A replacement for class ``call`` that exits the worker when constructed; type hints and ``isinstance`` work."""
+    exit_worker = unsupported_function(call)
+
+    class MetaClass(type):
+        __call__ = exit_worker
+
+        def __getattr__(cls, name: str) -> NoReturn:
+            if name.startswith("_"):  # Python's tools read such attributes of any class.
+                raise AttributeError(name)
+            exit_worker()
+
+    module, _, short = call.rpartition(".")
+    return MetaClass(short, (), {"__module__": module})
+
+
+def excepthook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """For ``sys.excepthook``: exit as unsupported if the uncaught exception means that there is no GPU."""
+    if not any(part in str(error) for part in _NO_GPU_MESSAGES):
+        sys.__excepthook__(error_type, error, trace)
+        return
+    frame = _script_frame(traceback.extract_tb(trace))
+    with contextlib.suppress(OSError, KeyError):
+        # The bootstrap has recorded the exception as the script's failure.
+        os.unlink(os.environ["TORCHELASTIC_ERROR_FILE"])
+    exit_unsupported(_called_from(frame, trace), frame)
+
+
+def exit_unsupported(call: str, frame: traceback.FrameSummary | None) -> NoReturn:
+    """Write one line that names ``call`` and the script's line, and exit with ``NEEDS_GPU``."""
+    where = f"{frame.filename}:{frame.lineno}: " if frame else ""
+    line = f"ddplaunch: {where}{call} needs a real GPU and is not supported in a dry run; skip it in a dry run\n"
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(Exception):
+            stream.flush()
+    os.write(2, line.encode("utf-8", "backslashreplace"))
+    os._exit(NEEDS_GPU)
+
+
+def _script_frame(frames: traceback.StackSummary) -> traceback.FrameSummary | None:
+    """The innermost frame of the script; without one, the innermost frame of a library other than torch."""
+    outside = [frame for frame in frames if not frame.filename.startswith((_PACKAGE_FOLDER, _TORCH_FOLDER, "<"))]
+    of_script = [frame for frame in outside if not frame.filename.startswith(_LIBRARIES)]
+    found = of_script or outside
+    return found[-1] if found else None
+
+
+def _called_from(frame: traceback.FrameSummary | None, trace: TracebackType | None) -> str:
+    """Name of the function that the script's line called; the line itself if it called no Python function."""
+    while trace and frame and (trace.tb_frame.f_code.co_filename, trace.tb_lineno) != (frame.filename, frame.lineno):
+        trace = trace.tb_next
+    inner = trace.tb_next if trace else None
+    if inner:
+        function = inner.tb_frame.f_code.co_name
+        return f"{inner.tb_frame.f_globals.get('__name__', '')}.{function}".removeprefix(".")
+    return f"`{linecache.getline(frame.filename, frame.lineno or 0).strip()}`" if frame else "a call"

@@ -1,0 +1,44 @@
+"""Agents and a transport that exist only for the launcher: nothing runs, and what an agent is sent is kept."""
+
+from __future__ import annotations
+
+
+class FakeHandle:
+    """Stands for ``AgentHandle``.
+
+    Attributes:
+        sent: the records that the agent was sent.
+    """
+
+    def __init__(self) -> None:
+        self.sent: list[object] = []
+        self.is_killed = False
+        self.is_ended = False
+        self.inherited_fds: dict[str, int] = {}
+
+    def send(self, record: object) -> None:
+        self.sent.append(record)
+
+    def kill(self) -> None:
+        self.is_killed = True
+
+    def end_input(self) -> None:
+        self.is_ended = True
+
+    def close(self) -> int:
+        return 0
+
+
+class FakeTransport:
+    """Stands for ``Transport`` to these hosts."""
+
+    is_remote = True
+
+    def __init__(self, *hosts: str) -> None:
+        self.hosts = hosts
+
+    def start(self, index: int) -> FakeHandle:
+        return FakeHandle()
+
+    def sweep(self, index: int) -> FakeHandle:
+        return FakeHandle()

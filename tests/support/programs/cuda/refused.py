@@ -1,0 +1,106 @@
+"""Makes calls that a dry run refuses: ``ROW``, one of them; ``all FOLDER``, each in a fork, and says what became."""
+
+import os
+import re
+import sys
+
+import torch
+import torch.distributed as dist
+from torch.utils import cpp_extension
+
+from ddplaunch.worker.fake_cuda.support_matrix import UNSUPPORTED
+
+CALLS = {
+    "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
+    "torch.cuda.graph": lambda: torch.cuda.graph(None).__enter__(),
+    "torch.cuda.graph_pool_handle": lambda: torch.cuda.graph_pool_handle(),
+    "torch.cuda.make_graphed_callables": lambda: torch.cuda.make_graphed_callables(torch.nn.Linear(1, 1), ()),
+    "torch.cuda.export_dot": lambda: torch.cuda.export_dot(None),
+    "torch.cuda.export_graph_data": lambda: torch.cuda.export_graph_data(None),
+    "torch.accelerator.Graph": lambda: torch.accelerator.Graph(),
+    "torch.cuda.jiterator": lambda: torch.cuda.jiterator._create_jit_fn("template <typename T> T f(T x) { return x; }"),
+    "torch.cuda.ExternalStream": lambda: torch.cuda.ExternalStream(1),
+    "torch.cuda.get_stream_from_external": lambda: torch.cuda.get_stream_from_external(1),
+    "torch.cuda.GreenContext": lambda: torch.cuda.GreenContext.create(1),
+    "torch.cuda.current_blas_handle": lambda: torch.cuda.current_blas_handle(),
+    "torch.cuda.current_solver_handle": lambda: torch.cuda.current_solver_handle(),
+    "torch.cuda.MemPool": lambda: torch.cuda.MemPool(),
+    "torch.cuda.use_mem_pool": lambda: torch.cuda.use_mem_pool(None),
+    "torch.cuda.CUDAPluggableAllocator": lambda: torch.cuda.memory.CUDAPluggableAllocator("a.so", "a", "f"),
+    "torch.cuda.change_current_allocator": lambda: torch.cuda.change_current_allocator(None),
+    "torch.cuda.caching_allocator_alloc": lambda: torch.cuda.caching_allocator_alloc(8),
+    "torch.cuda.caching_allocator_delete": lambda: torch.cuda.caching_allocator_delete(8),
+    "torch.cuda.comm": lambda: torch.cuda.comm.broadcast(torch.ones(1), [0, 1]),
+    "torch.cuda.nccl": lambda: torch.cuda.nccl.all_reduce([torch.ones(1)]),
+    "torch.distributed.ProcessGroupNCCL": lambda: dist.ProcessGroupNCCL.Options(is_high_priority_stream=True),
+    "torch.distributed.split_group": lambda: dist.split_group(split_ranks=[[0]]),
+    "torch.utils.cpp_extension": lambda: cpp_extension.load("mine", ["bind.cpp", "kernel.cu"]),
+    "torch.utils.cpp_extension, inline": lambda: cpp_extension.load_inline("mine", "", cuda_sources=["int x;"]),
+    "Triton": lambda: __import__("triton_program"),
+    "what NCCL can and this torch's gloo cannot": lambda: unknown_to_gloo(),
+    "other calls into CUDA": lambda: torch._C._cuda_getCurrentRawStream(0),
+}
+
+
+def unknown_to_gloo():
+    dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+    raise RuntimeError("Backend gloo does not support anything")
+
+
+TRITON = """
+import torch, triton
+@triton.jit
+def add_kernel(x): pass
+add_kernel[(1,)](torch.ones(1, device="cuda"))
+"""
+
+
+def outcome(call):
+    """The exit code and what was written to stderr of a process that calls ``call``."""
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        os.dup2(writer, 2)
+        try:
+            call()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # As the interpreter, were this the script's end.
+        os._exit(0)
+    os.close(writer)
+    with open(reader, "rb") as stream:
+        said = stream.read().decode()
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), said
+
+
+def main():
+    if sys.argv[1] != "all":
+        CALLS[sys.argv[1]]()
+    stops = {name for name, line in UNSUPPORTED.items() if line.startswith("stops")}
+    assert stops == {name.partition(",")[0] for name in CALLS}, stops ^ CALLS.keys()
+    folder = sys.argv[2]
+    with open(f"{folder}/triton_program.py", "w") as file:
+        file.write(TRITON)
+    sys.path.insert(0, folder)
+    for name, call in CALLS.items():
+        owner, _, last = name.partition(",")[0].rpartition(".")
+        if owner in ("torch.cuda", "torch.accelerator") and not hasattr(sys.modules[owner], last):
+            print(f"refused: {name} (unknown to torch {torch.__version__})")
+            continue
+        code, said = outcome(call)
+        place = rf"{re.escape(folder)}/triton_program.py:\d" if name == "Triton" else rf"{re.escape(__file__)}:\d+"
+        line = rf"ddplaunch: {place}: .+ needs a real GPU and is not supported in a dry run; skip it in a dry run\n"
+        assert (code, bool(re.fullmatch(line, said))) == (85, True), f"{name}: {code}, {said}"
+        named = {"Triton": "triton", "other calls into CUDA": "_cuda_getCurrentRawStream"}.get(name, name.split(",")[0])
+        assert named in said or "gloo" in name, said
+        print(f"refused: {name}")
+    # Sources in C++ alone go to the compiler, which does not find this one.
+    code, said = outcome(lambda: cpp_extension.load("mine", ["no such file.cpp"], build_directory=folder))
+    assert (code, "no such file" in said, "real GPU" in said) == (0, True, False), said
+    # What only names a class goes on.
+    assert not isinstance(1, torch.cuda.CUDAGraph)
+    assert not isinstance(1, dist.ProcessGroupNCCL)
+    print(f"ready (pid: {os.getpid()})", flush=True)
+
+
+if __name__ == "__main__":
+    main()

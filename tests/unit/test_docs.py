@@ -1,0 +1,261 @@
+"""README.md, docs/ and the program agree."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch import LaunchConfig, errors, fault_spec
+from ddplaunch.cli import main, rendezvous_options
+from ddplaunch.cluster import schedulers
+from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.launcher.display import report_files
+from ddplaunch.protocol import results
+from ddplaunch.protocol.env_forwarding import RULES
+from tests.support import docs
+from tests.support.docs import PAGES
+from tests.support.runs import ROOT
+
+README = ROOT / "README.md"
+pages = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+
+
+def read(name: str) -> str:
+    return (ROOT / name).read_text()
+
+
+def section(name: str, title: str) -> str:
+    return re.split(rf"^#+ {re.escape(title)}\n", read(name), maxsplit=1, flags=re.MULTILINE)[1].split("\n## ", 1)[0]
+
+
+def rows(text: str) -> list[list[str]]:
+    """The cells of all rows of tables."""
+    lines = re.findall(r"^\| (.*) \|$", text, re.MULTILINE)
+    return [[cell.strip() for cell in line.split(" | ")] for line in lines if not line.startswith("---")]
+
+
+def test_readme_is_read_in_a_few_minutes():
+    assert len(read("README.md").splitlines()) < 200
+
+
+# Links.
+
+
+def slug(heading: str) -> str:
+    """The anchor that GitHub gives a heading."""
+    return re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-")
+
+
+def links(page: Path) -> Iterator[tuple[Path, str]]:
+    for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
+        if "://" not in target:
+            path, _, anchor = target.partition("#")
+            yield (page.parent / path).resolve() if path else page, anchor
+
+
+@pages
+def test_no_link_is_dead(page: Path):
+    for target, anchor in links(page):
+        assert target.exists(), target
+        if anchor:
+            assert anchor in map(slug, re.findall(r"^#+ (.*)$", target.read_text(), re.MULTILINE)), (target, anchor)
+
+
+def test_every_page_is_linked_from_the_readme():
+    assert set(PAGES) - {README} <= {target for target, _ in links(README)}
+
+
+# Tables.
+
+
+@pages
+def test_tables_are_those_of_the_code(page: Path):
+    """Where this fails: ``scripts/refresh_docs --tables``."""
+    assert page.read_text() == docs.with_tables(page.read_text())
+
+
+def test_every_table_and_every_screen_is_on_a_page():
+    text = "".join(page.read_text() for page in PAGES)
+    assert {match[2] for match in docs.TABLE.finditer(text)} == docs.TABLES.keys()
+    assert {match[2] for match in docs.SCREEN.finditer(text)} == docs.SCREENS.keys()
+
+
+def test_the_table_of_forwarded_variables_has_a_row_for_each_rule():
+    table = rows(docs.forwarding())[1:]
+    assert [row[2] for row in table] == [rule.why for rule in RULES]
+    assert table[-1][0] == "anything else"
+
+
+def test_every_exit_code_of_our_own_is_in_the_table():
+    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+    assert codes <= {int(row[0]) for row in rows(read("docs/exit-codes.md")) if row[0].isdigit()}
+
+
+def test_the_table_of_schedulers_is_the_one_in_the_code():
+    table = [row for row in rows(read("docs/slurm-and-schedulers.md")) if row[1].startswith("`")]
+    assert [row[1].strip("`") for row in table if row[1] != "`--cluster`"] == [row.word for row in schedulers.TABLE]
+    for shown, row in zip((row for row in table if row[1] != "`--cluster`"), schedulers.TABLE, strict=True):
+        assert set(row.variables) <= set(re.findall(r"\w+", shown[2]))
+
+
+def test_the_table_of_rdzv_conf_is_the_one_in_the_code():
+    keys = {
+        key for row in rows(section("docs/multi-node.md", "`--rdzv-conf`")) for key in re.findall(r"`(\w+)`", row[0])
+    }
+    assert keys == set(rendezvous_options.EFFECTIVE)
+
+
+def test_the_table_of_faults_is_the_one_in_the_code():
+    forms = [row[0].strip("`") for row in rows(read("docs/fault-injection.md"))][1:]
+    assert len(forms) == len(fault_spec.GRAMMAR.splitlines()) - 1
+    for form, line in zip(forms, fault_spec.GRAMMAR.splitlines(), strict=False):
+        assert line.startswith(f"{form} ")
+
+
+# report.json.
+
+
+def fields(record: type, more: tuple[str, ...] = ()) -> list[str]:
+    return [*more, *(field.name for field in dataclasses.fields(record))]
+
+
+REPORT = {
+    "The run": fields(results.RunResult, ("schema",)),
+    "An attempt": fields(results.AttemptResult),
+    "A worker": fields(results.WorkerExit),
+    "An injected fault": fields(results.Injected),
+    "A SLURM job": fields(SlurmJob),
+}
+
+
+@pytest.mark.parametrize("title", REPORT)
+def test_the_keys_of_the_report_are_those_of_the_code(title: str):
+    keys = [row[0].strip("`") for row in rows(section("docs/report-json.md", title))]
+    assert keys == ["key", *REPORT[title]]
+
+
+def test_the_example_of_a_report_has_all_keys():
+    text = re.search(r"```json\n(.*?)```", read("docs/report-json.md"), re.DOTALL)
+    assert text
+    report = json.loads(text[1])
+    attempt = report["attempts"][0]
+    assert report["schema"] == report_files.SCHEMA
+    assert [*report] == REPORT["The run"]
+    assert [*attempt] == REPORT["An attempt"]
+    assert [*attempt["exits"][0]] == [*report["first_failure"]] == REPORT["A worker"]
+
+
+# Options and examples.
+
+OF_OTHERS = {
+    *("--real-torch",),  # our tests'
+    *("--lr", "--resume", "--epochs", "--nproc"),  # scripts', and an abbreviation of ours
+    *(
+        "--nodes",
+        "--ntasks-per-node",
+        "--gpus-per-task",
+        "--signal",
+        "--resv-ports",
+        "--requeue",
+        "--no-kill",
+    ),  # SLURM's
+    *("--kill-on-bad-exit", "--map-by", "--bind-to"),  # srun's and mpirun's
+    *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--mixed-precision"),  # accelerate's
+    *(
+        "--num-gpus",
+        "--deepspeed",
+        "--strict",
+        "--tables",
+        "--real-torch",
+        "--local-rank",
+    ),  # DeepSpeed's, and of our scripts and workers
+}
+
+
+@pages
+def test_every_option_on_a_page_is_one_of_ours_or_known_to_be_anothers(page: Path):
+    ours = {name for option in main.command.params for name in option.opts if name.startswith("--")} | {"--help"}
+    example = {f"--{name}" for name in re.findall(r'"--([a-z-]+)"', read("scripts/examples/train_digits.py"))}
+    named = {name.replace("_", "-") for name in re.findall(r"(?<![\w-])--[a-z][a-z_-]*[a-z]", page.read_text())}
+    assert named - ours - example - OF_OTHERS == set()
+
+
+def shown_commands(page: Path) -> Iterator[list[str]]:
+    """The arguments of every command that a page shows, in a block or in a line of text."""
+    text = re.sub(r"\\\n\s*", "", page.read_text())
+    blocks = "\n".join(re.findall(r"^```\w*\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+    lines = [line.removeprefix("$ ") for line in blocks.splitlines() if not re.match(r"\[|ddplaunch:|[| ]", line)]
+    lines += re.findall(
+        r"`([^`\n]*\bddplaunch [^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+    )
+    for line in lines:
+        if re.search(r"(^| )ddplaunch ", line) and "[OPTIONS]" not in line:
+            words = shlex.split(line, comments=True)
+            if "ddplaunch" in words:
+                yield words[words.index("ddplaunch") + 1 :]
+
+
+COMMANDS = list(dict.fromkeys(tuple(words) for page in PAGES for words in shown_commands(page)))
+
+
+def test_examples_are_found():
+    assert len(COMMANDS) >= 40
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    (tmp_path / "hosts.txt").write_text("gpu1 slots=4\ngpu2 slots=4\n")
+    monkeypatch.chdir(tmp_path)
+    for name in ("WANDB_API_KEY", "MY_NAME"):
+        monkeypatch.setenv(name, "x")
+    if {"--ps", "--kill", "--check"} & {*words}:  # They act at once.
+        return
+    shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
+    assert shown == 0 if "--plan" in words else isinstance(shown, LaunchConfig)
+
+
+@pages
+def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch):
+    """Only ``launch`` does nothing."""
+    launched: list[object] = []
+
+    def launch(config: LaunchConfig) -> results.RunResult:
+        launched.append(config)
+        return results.RunResult("run", 0, "succeeded", 1.0)
+
+    monkeypatch.setattr(ddplaunch, "launch", launch, raising=False)
+    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    for example in examples:
+        exec(example, {})
+    assert len(launched) == len(examples)
+    assert all(isinstance(config, LaunchConfig) for config in launched)
+
+
+# Names of files and of code.
+
+
+@pages
+def test_files_that_a_page_names_exist(page: Path):
+    for name in re.findall(r"`([\w/]+\.(?:py|sbatch))`", page.read_text()):
+        assert any((folder / name).exists() for folder in (ROOT, ROOT / "ddplaunch", ROOT / "scripts" / "bench")), name
+
+
+def test_names_of_code_in_the_architecture_exist():
+    source = {word for path in (ROOT / "ddplaunch").rglob("*.py") for word in re.findall(r"\w+", path.read_text())}
+    quoted = re.findall(r"`((?:\w+\.)?\w+)`", read("docs/architecture.md"))
+    named = {name for text in quoted for name in text.split(".") if not text.endswith((".py", ".json"))}
+    assert named - source == set()
+
+
+def test_names_of_code_in_the_architecture_are_in_the_files_that_it_names():
+    for name, file in re.findall(
+        r"`([\w.]+)` (?:in|of) `([\w/]+\.py)`", " ".join(read("docs/architecture.md").split())
+    ):
+        assert {*name.split(".")} <= {*re.findall(r"\w+", read(f"ddplaunch/{file}"))}, (name, file)

@@ -1,0 +1,283 @@
+"""What of the launcher's environment goes to other machines: settings do, what is this machine's own does not."""
+
+from __future__ import annotations
+
+import contextlib
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.errors import UsageError
+from ddplaunch.protocol.env_forwarding import RULES, forwarded, masked_lines, parse_env_file, rule_of
+from ddplaunch.protocol.environment import NAMES
+
+SETTINGS = (
+    *("PYTHONPATH", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY"),
+    *("NCCL_DEBUG", "NCCL_IB_HCA", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "TORCH_LOGS", "TORCHINDUCTOR_CACHE_DIR"),
+    *("PYTORCH_CUDA_ALLOC_CONF", "CUDA_LAUNCH_BLOCKING", "CUDA_HOME", "CUBLAS_WORKSPACE_CONFIG", "GLOO_LOG_LEVEL"),
+    *("FI_PROVIDER", "UCX_TLS", "HF_HOME", "HF_HUB_OFFLINE", "TRANSFORMERS_CACHE", "WANDB_PROJECT", "WANDB_MODE"),
+    *("TOKENIZERS_PARALLELISM", "TORCH_COMPILE_CACHE_KEY_TAG", "MLFLOW_TRACKING_URI"),
+)
+SECRETS = ("HF_TOKEN", "WANDB_API_KEY", "MLFLOW_TRACKING_PASSWORD", "AWS_SECRET_ACCESS_KEY", "my_password", "PGPASSWD")
+OF_THIS_MACHINE = (
+    *("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME", "UCX_NET_DEVICES"),
+    *("SSH_AUTH_SOCK", "SLURM_PROCID", "SLURMD_NODENAME", "HOSTNAME", "HOME", "USER", "LOGNAME", "SHELL", "PWD"),
+    *(
+        "DISPLAY",
+        "TMPDIR",
+        "XDG_RUNTIME_DIR",
+        "DDPLAUNCH_HOSTS",
+        "PET_NNODES",
+        "CUDA_INJECTION64_PATH",
+        "BASH_FUNC_f%%",
+    ),
+)
+OTHER = ("PATH", "LANG", "MY_SETTING", "CONDA_PREFIX", "EDITOR")
+SET_BY_US = sorted(
+    NAMES.keys()
+    - {"OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING", "CUDA_VISIBLE_DEVICES"}
+    - {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+)
+
+
+def of(*names: str) -> dict[str, str]:
+    """An environment in which each of these is set."""
+    return {name: f"here: {name}" for name in names}
+
+
+EVERYTHING = of(*SETTINGS, *SECRETS, *OF_THIS_MACHINE, *OTHER, *SET_BY_US)
+
+
+# Without being asked.
+
+
+def test_settings_go_along_and_nothing_else():
+    assert forwarded(EVERYTHING, []) == of(*SETTINGS)
+
+
+def test_every_name_falls_under_the_last_rule_if_under_no_other():
+    assert RULES[-1].names == ("*",)
+    assert rule_of("") is rule_of("something") is RULES[-1]
+
+
+# -x NAME and -x NAME=VALUE.
+
+
+@pytest.mark.parametrize("name", [*SECRETS, *OF_THIS_MACHINE, *OTHER, *SETTINGS])
+def test_a_name_gives_whatever_it_is_the_name_of(name: str):
+    assert forwarded(EVERYTHING, [name]) == {**of(*SETTINGS), **of(name)}
+
+
+@pytest.mark.parametrize("name", ["HF_TOKEN", "CUDA_VISIBLE_DEVICES", "HOME", "NEW", "PYTHONPATH"])
+@pytest.mark.parametrize("value", ["", "a b", "x=y=z", "*", "'quoted'", "two\nlines", "$HOME"])
+def test_a_value_is_given_byte_for_byte(name: str, value: str):
+    assert forwarded({}, [f"{name}={value}"]) == {name: value}
+
+
+def test_a_name_that_is_not_set_is_an_error():
+    with pytest.raises(UsageError, match="-x NOT_THERE: not set") as caught:
+        forwarded(EVERYTHING, ["NOT_THERE"])
+    assert "-x NAME=VALUE" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["", "=x", "1A=x", "A B=x", "A-B=x", "PRE*=x", "Ä=x", "A=\0", "A\n=x"])
+def test_what_no_variable_can_be_is_an_error(text: str):
+    with pytest.raises(UsageError, match=r"^-x"):
+        forwarded({}, [text])
+
+
+@pytest.mark.parametrize("name", SET_BY_US)
+def test_what_ddplaunch_sets_itself_cannot_be_given(name: str):
+    for asked, file in ([name], None), ([f"{name}=5"], None), ([], f"{name}=5"):
+        with pytest.raises(UsageError, match=f"ddplaunch sets {name}"):
+            forwarded(EVERYTHING, asked, file)
+
+
+def test_the_option_that_decides_instead_is_named():
+    with pytest.raises(UsageError) as caught:
+        forwarded({}, ["MASTER_ADDR=gpu1"])
+    assert "--master-addr" in caught.value.hint
+
+
+# -x 'PRE*'.
+
+
+@pytest.mark.parametrize(
+    ("pattern", "names"),
+    [
+        ("MY_*", ["MY_SETTING"]),
+        ("*SETTING", ["MY_SETTING"]),
+        ("MY_SETTIN?", ["MY_SETTING"]),
+        ("[LP]A*", ["LANG", "PATH"]),
+        ("HF_*", ["HF_TOKEN"]),
+        ("*", [*SECRETS, *OTHER]),
+    ],
+)
+def test_a_pattern_gives_what_matches_but_is_not_this_machines(pattern: str, names: list[str]):
+    assert forwarded(EVERYTHING, [pattern]) == of(*SETTINGS, *names)
+
+
+def test_a_pattern_minds_the_case():
+    assert forwarded({"my_a": "1", "MY_B": "2"}, ["MY_*"]) == {"MY_B": "2"}
+
+
+def test_a_pattern_that_matches_nothing_is_an_error():
+    with pytest.raises(UsageError, match=r"-x NCLL_\*: matches no variable"):
+        forwarded(EVERYTHING, ["NCLL_*"])
+
+
+@pytest.mark.parametrize("pattern", ["SLURM_*", "*_VISIBLE_DEVICES", "RAN?"])
+def test_a_pattern_that_gives_nothing_is_an_error_that_says_why(pattern: str):
+    with pytest.raises(UsageError, match="which patterns do not forward") as caught:
+        forwarded(EVERYTHING, [pattern])
+    assert "-x NAME" in caught.value.hint
+
+
+# Which wins.
+
+
+def test_later_wins_over_earlier():
+    assert forwarded({"A": "here"}, ["A=1", "A=2"]) == {"A": "2"}
+    assert forwarded({"A": "here"}, ["A=1", "A"]) == {"A": "here"}
+    assert forwarded({"AB": "here"}, ["A*", "AB=1"]) == {"AB": "1"}
+    assert forwarded({"AB": "here"}, ["AB=1", "A*"]) == {"AB": "here"}
+    assert forwarded({}, [], "A=1\nA=2") == {"A": "2"}
+
+
+def test_an_option_wins_over_the_file_and_the_file_over_what_is_set_here():
+    environ = {"NCCL_DEBUG": "here", "OTHER": "here"}
+    assert forwarded(environ, [], "NCCL_DEBUG=file\nOTHER=file") == {"NCCL_DEBUG": "file", "OTHER": "file"}
+    assert forwarded(environ, ["NCCL_DEBUG=x", "OTHER"], "NCCL_DEBUG=file\nOTHER=file\nNEW=file") == {
+        "NCCL_DEBUG": "x",
+        "OTHER": "here",
+        "NEW": "file",
+    }
+
+
+def test_nothing_given_is_changed():
+    environ = dict(EVERYTHING)
+    forwarded(environ, ["A=1", "*"], "B=2")
+    assert environ == EVERYTHING
+
+
+# The env file.
+
+
+@pytest.mark.parametrize(
+    ("line", "value"),
+    [
+        ("A=1", "1"),
+        ("A=", ""),
+        ("  A = 1  ", "1"),
+        ("export A=1", "1"),
+        ("export\tA=1", "1"),
+        ("A=x=y", "x=y"),
+        ("A=a b", "a b"),
+        ("A=1 # why", "1"),
+        ("A= # why", ""),
+        ("A=#fff", "#fff"),
+        ("A=1#2", "1#2"),
+        ("A=$HOME/x", "$HOME/x"),
+        (r"A=a\nb", r"a\nb"),
+        ('A={"a": "b"}', '{"a": "b"}'),
+        ("A='1'", "1"),
+        ('A="1"', "1"),
+        ("A=''", ""),
+        ('A="  a  "  # why', "  a  "),
+        ("A='a # b'", "a # b"),
+        ("A='a' # it's why", "a"),
+        ('A="it\'s"', "it's"),
+        ("A='it's'", "it's"),
+        (r'A="C:\new\"', "C:\\new\\"),
+        ("A=`id`", "`id`"),
+    ],
+)
+def test_a_line_of_the_env_file_says(line: str, value: str):
+    assert parse_env_file(line) == {"A": value}
+
+
+@pytest.mark.parametrize("ends", ["\n", "\r\n", "\r"])
+def test_a_file_may_have_comments_and_empty_lines(ends: str):
+    lines = ["\ufeff# settings", "", "   ", "  # A=0", "A=1", "export B='2'", "A=3"]
+    assert parse_env_file(ends.join(lines) + ends) == {"A": "3", "B": "2"}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "A",
+        "export A",
+        "=1",
+        "1A=1",
+        "A B=1",
+        "A='1",
+        'A="1" 2',
+        "A='",
+        "A='1\"",
+        "A='1'#2",
+        "A=\0",
+        "export =1",
+        "x*=1",
+    ],
+)
+def test_a_line_that_means_nothing_is_an_error_that_names_the_line(line: str):
+    with pytest.raises(UsageError, match="--env-file: line 3"):
+        forwarded({"A": "1"}, [], f"# one\nX=2\n{line}\n")
+
+
+@pytest.mark.parametrize("line", ["A B=hunter2", "A='hunter2", "RANK=hunter2", "A=hunter2\0"])
+def test_an_error_never_shows_a_value(line: str):
+    with pytest.raises(UsageError) as caught:
+        forwarded({}, [], line)
+    with pytest.raises(UsageError) as caught_option:
+        forwarded({}, [line.replace("A='", "9=")])
+    for error in caught.value, caught_option.value:
+        assert "hunter2" not in error.message + error.hint
+
+
+@settings(deadline=None)
+@given(st.text())
+def test_any_file_is_read_or_refused(text: str):
+    with contextlib.suppress(UsageError):
+        assert all(name.isidentifier() and "\0" not in value for name, value in parse_env_file(text).items())
+
+
+@settings(deadline=None)
+@given(st.lists(st.text()))
+def test_any_option_is_read_or_refused(asked: list[str]):
+    with contextlib.suppress(UsageError):
+        assert forwarded(EVERYTHING, asked).keys() >= {*SETTINGS}
+
+
+# What is shown.
+
+
+def test_the_list_is_sorted_and_masks_secrets():
+    env = {"NCCL_DEBUG": "INFO", "HF_TOKEN": "hf_abc", "A": "", "my_secret": "x", "EMPTY_TOKEN": ""}
+    assert masked_lines(env) == ["A=", "EMPTY_TOKEN=", "HF_TOKEN=***", "NCCL_DEBUG=INFO", "my_secret=***"]
+
+
+@pytest.mark.parametrize("name", [*SECRETS, "A_KEY_2", "SSH_KEY", "SLURM_TOKEN", "NCCL_CREDENTIALS", "X_PASSPHRASE"])
+def test_a_secret_is_masked(name: str):
+    assert masked_lines({name: "hunter2"}) == [f"{name}=***"]
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_setting_is_not(name: str):
+    assert masked_lines({name: "value"}) == [f"{name}=value"]
+
+
+def test_a_login_in_a_url_is_masked():
+    env = {"HTTPS_PROXY": "http://ada:hunter2@proxy:3128", "A": "s3://bucket/a@b", "B": "x://t@h,y://u:p@h"}
+    assert masked_lines(env) == ["A=s3://bucket/a@b", "B=x://***@h,y://***@h", "HTTPS_PROXY=http://***@proxy:3128"]
+
+
+def test_each_variable_is_one_printable_line_of_bounded_length():
+    lines = masked_lines({"A": "two\nlines\x1b[31m", "B": "\udcff", "C": "x" * 100_000, "D\n": "1"})
+    assert lines[0] == r"A=two\nlines\x1b[31m"
+    assert all(line.isprintable() and len(line) < 1100 for line in lines)
+
+
+def test_the_table_names_all_that_ddplaunch_sets_itself():
+    assert {name for rule in RULES for name in rule.names if rule.when == "never"} == {*SET_BY_US}

@@ -1,0 +1,134 @@
+"""One test per name of the workers' environment, for any place a worker may have in a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.config import WorkerConfig
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.results import Round
+from ddplaunch.protocol.specs import AgentSpec, Program
+
+BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+"""Set only where nodes reach each other: tests/ssh/test_job.py."""
+
+SPEC = AgentSpec(
+    run_id="job7",
+    host="node2",
+    program=Program("script", "train.py", (), "python"),
+    same_python=True,
+    workers=WorkerConfig(nproc_per_node=2, role="trainer"),
+    max_restarts=3,
+)
+ROUND = Round(
+    attempt=5,
+    restart_count=2,
+    node_rank=1,
+    nnodes=3,
+    first_rank=4,
+    local_world_size=2,
+    world_size=7,
+    master_addr="10.0.0.1",
+    master_port=4242,
+)
+
+
+@pytest.fixture
+def worker() -> dict[str, str]:
+    """The second worker on the second of three nodes."""
+    shared = environment.shared_environ({"HOME": "/home/u"}, "job7", 2, 16)
+    return environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json")
+
+
+VALUES = {
+    "RANK": "5",
+    "LOCAL_RANK": "1",
+    "WORLD_SIZE": "7",
+    "LOCAL_WORLD_SIZE": "2",
+    "GROUP_RANK": "1",
+    "GROUP_WORLD_SIZE": "3",
+    "ROLE_NAME": "trainer",
+    "ROLE_RANK": "5",
+    "ROLE_WORLD_SIZE": "7",
+    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_PORT": "4242",
+    "TORCHELASTIC_RESTART_COUNT": "2",
+    "TORCHELASTIC_MAX_RESTARTS": "3",
+    "TORCHELASTIC_RUN_ID": "job7",
+    "TORCHELASTIC_USE_AGENT_STORE": "True",
+    "TORCHELASTIC_ERROR_FILE": "/logs/1/error.json",
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "OMP_NUM_THREADS": "8",
+    "DDPLAUNCH_RUN_ID": "job7",
+}
+
+
+@pytest.mark.parametrize("name", VALUES)
+def test_a_worker_has(name: str, worker: dict[str, str]) -> None:
+    assert worker[name] == VALUES[name]
+
+
+def test_it_has_nothing_else_but_what_was_inherited(worker: dict[str, str]) -> None:
+    assert worker.keys() == {*VALUES, "HOME"}
+
+
+def test_the_table_names_all_there_is(worker: dict[str, str]) -> None:
+    # Set by whoever knows the devices.
+    assert environment.NAMES.keys() - BY_NETWORK == {*VALUES, "CUDA_VISIBLE_DEVICES"}
+    assert all(environment.NAMES.values())
+
+
+def test_ranks_are_contiguous_on_a_node() -> None:
+    """torchrun: agent_api_test 1; local_elastic_agent_test 12."""
+    envs = [environment.worker_environ({}, SPEC, ROUND, local_rank, "") for local_rank in range(2)]
+    assert [(env["RANK"], env["LOCAL_RANK"]) for env in envs] == [("4", "0"), ("5", "1")]
+
+
+def test_a_virtual_local_rank_is_always_0() -> None:
+    spec = replace(SPEC, workers=WorkerConfig(virtual_local_rank=True))
+    envs = [environment.worker_environ({}, spec, ROUND, local_rank, "") for local_rank in range(2)]
+    assert [(env["LOCAL_RANK"], env["RANK"]) for env in envs] == [("0", "4"), ("0", "5")]
+
+
+@pytest.mark.parametrize(
+    ("workers", "cpus", "threads"),
+    [
+        (1, 64, None),
+        (2, 64, "32"),
+        (3, 64, "21"),
+        (8, 64, "8"),
+        (64, 64, "1"),
+        (65, 64, "1"),
+        (2, 1, "1"),
+        (4096, 2, "1"),
+    ],
+)
+def test_the_cpus_are_shared_out(workers: int, cpus: int, threads: str | None) -> None:
+    assert environment.shared_environ({}, "job", workers, cpus).get("OMP_NUM_THREADS") == threads
+
+
+@pytest.mark.parametrize("value", ["4", "", "1,2", "rubbish"])
+def test_what_the_user_has_set_stays(value: str) -> None:
+    """torchrun: local_elastic_agent_test 4."""
+    given = {"OMP_NUM_THREADS": value, "TORCH_NCCL_ASYNC_ERROR_HANDLING": value, "CUDA_VISIBLE_DEVICES": value}
+    shared = environment.shared_environ(given, "job", 4, 16)
+    worker = environment.worker_environ(shared, SPEC, ROUND, 0, "")
+    assert {name: worker[name] for name in given} == given
+
+
+def test_what_a_surrounding_job_has_left_does_not(worker: dict[str, str]) -> None:
+    stale = dict.fromkeys(environment.NAMES.keys() - {"CUDA_VISIBLE_DEVICES"} - BY_NETWORK, "stale")
+    del stale["OMP_NUM_THREADS"], stale["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    shared = environment.shared_environ({**stale, "HOME": "/home/u"}, "job7", 2, 16)
+    assert environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json") == worker
+
+
+def test_nothing_given_is_changed() -> None:
+    inherited = {"HOME": "/home/u"}
+    shared = environment.shared_environ(inherited, "job", 2, 16)
+    before = dict(shared)
+    environment.worker_environ(shared, SPEC, ROUND, 0, "")
+    assert inherited == {"HOME": "/home/u"}
+    assert shared == before

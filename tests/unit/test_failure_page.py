@@ -1,0 +1,326 @@
+"""The failure page says who, when, how, why and where to look; report.json and the reply file say the same."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddplaunch.launcher.display import event_log, failure_page, report_files
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+NOON = time.mktime((2026, 11, 20, 12, 0, 0, 0, 0, -1))
+
+
+def ended(rank: int, returncode: int = 0, **fields: Any) -> WorkerExit:
+    defaults: dict[str, Any] = {
+        "rank": rank,
+        "local_rank": rank % 8,
+        "host": f"node{rank // 8}",
+        "pid": 1000 + rank,
+        "returncode": returncode,
+        "stopped": False,
+        "time_s": NOON + 0.25,
+        "duration_s": 61.04,
+        "log_file": f"/runs/r1/attempt_0/{rank % 8}/stderr.log",
+    }
+    return WorkerExit(**{**defaults, **fields})
+
+
+def stopped(rank: int) -> WorkerExit:
+    return ended(rank, -signal.SIGTERM, stopped=True, time_s=NOON + 1)
+
+
+def failed(*exits: WorkerExit, first: WorkerExit | None = None, reason: str = "", **fields: Any) -> RunResult:
+    attempt = AttemptResult(0, "failed", exits, 61.5, reason=reason)
+    defaults: dict[str, Any] = {
+        "run_id": "r1",
+        "exit_code": 1,
+        "outcome": "failed",
+        "duration_s": 62.0,
+        "attempts": (attempt,),
+        "first_failure": first or (exits[0] if exits else None),
+        "run_dir": "/runs/r1",
+    }
+    return RunResult(**{**defaults, **fields})
+
+
+def page(*exits: WorkerExit, **fields: Any) -> str:
+    return failure_page.page(failed(*exits, **fields))
+
+
+RAISED = WorkerError(
+    "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no\n', NOON
+)
+
+
+# The page.
+
+
+def test_an_exception_is_shown_with_its_traceback() -> None:
+    text = page(ended(11, 1, error=RAISED), stopped(8), stopped(9), stopped(10))
+    assert text.splitlines() == [
+        "========================== ddplaunch: the job failed ===========================",
+        "rank 11 (local_rank 3, pid 1011) on node1 failed first,",
+        "at 12:00:00.250, 61.0 s after its start: exit code 1",
+        "",
+        "  | Traceback (most recent call last):",
+        '  |   File "a.py", line 3',
+        "  | ValueError: no",
+        "",
+        "stopped:  ranks 8-10 (by ddplaunch, because of the failure)",
+        "log:      /runs/r1/attempt_0/3/stderr.log",
+        "report:   /runs/r1/report.json",
+        "left:     nothing; every process of this run has ended",
+        "=" * 80,
+    ]
+
+
+@pytest.mark.parametrize(
+    ("returncode", "words"),
+    [
+        (7, "exit code 7"),
+        (-11, "SIGSEGV"),
+        (-6, "SIGABRT"),
+        (-9, "SIGKILL"),
+        (-40, "signal 40"),
+        (255, "exit code 255"),
+    ],
+)
+def test_an_end_without_an_exception_shows_how_and_the_last_lines(returncode: int, words: str) -> None:
+    """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
+    text = page(ended(0, returncode, tail=("Fatal Python error: Segmentation fault", "", "Thread 0x0")))
+    assert f"after its start: {words}\n" in text
+    assert "its last lines:\n  | Fatal Python error: Segmentation fault\n  | \n  | Thread 0x0\n" in text
+
+
+def test_a_worker_without_output_is_shown_as_such() -> None:
+    assert "no output of it was logged." in page(ended(0, 7))
+
+
+def test_a_message_without_a_traceback_is_shown_with_the_last_lines() -> None:
+    text = page(ended(0, 1, error=WorkerError("terminate called\nwhat(): x", "", NOON), tail=("bye",)))
+    assert "  | terminate called\n  | what(): x\n\nits last lines:\n  | bye\n" in text
+
+
+def test_a_kill_for_memory_is_named_as_such() -> None:
+    text = page(ended(0, -9, out_of_memory="yes"))
+    assert "SIGKILL, killed by the kernel for memory (out of memory)" in text
+    assert "hint:     Use less memory per worker" in text
+
+
+def test_a_kill_that_may_have_been_for_memory_is_not_said_to_have_been() -> None:
+    text = page(ended(0, -9, out_of_memory="perhaps"))
+    assert "SIGKILL, perhaps by the kernel for memory" in text
+    assert "hint:     If the kernel sent the signal, `dmesg`" in text
+
+
+def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() -> None:
+    first = ended(3, 1, error=RAISED)
+    later = ended(1, 7, time_s=NOON + 2, error=WorkerError("\nRuntimeError: lost\nmore", "", NOON + 2))
+    text = page(stopped(0), later, stopped(2), first, first=first)
+    assert "then:     rank 1 on node0: exit code 7: RuntimeError: lost\n" in text
+    assert "stopped:  ranks 0, 2 (by ddplaunch" in text
+
+
+def test_many_ranks_are_folded() -> None:
+    exits = [ended(rank, 1, time_s=NOON + rank) for rank in range(100)]
+    text = page(*exits, stopped(200), stopped(201), stopped(205))
+    assert text.count("then:") == 9
+    assert "then:     91 more ranks: ranks 9-99" in text
+    assert "stopped:  ranks 200-201, 205 (by" in text
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [([4], "rank 4"), ([2, 0, 1], "ranks 0-2"), ([0, 1, 3, 5, 6], "ranks 0-1, 3, 5-6")]
+)
+def test_ranks_are_named_in_ranges(numbers: list[int], words: str) -> None:
+    assert failure_page.ranks(numbers) == words
+
+
+def test_earlier_attempts_are_told_in_a_line_each() -> None:
+    attempts = tuple(
+        AttemptResult(number, "failed", (ended(number, 1, error=RAISED),), 5.0, will_restart=number < 2)
+        for number in range(3)
+    )
+    text = failure_page.page(failed(ended(2, 1), attempts=attempts))
+    assert "attempt 0: rank 0 on node0: exit code 1: ValueError: no\nattempt 1: rank 1" in text
+
+
+def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
+    text = page(reason="the workers' store on node0 ended by SIGKILL")
+    assert "failed first" not in text
+    assert "\nthe workers' store on node0 ended by SIGKILL\n" in text
+    assert failure_page.page(failed(attempts=(), run_dir=None)).count("\n") == 2
+
+
+def test_without_files_no_file_is_named() -> None:
+    text = page(ended(0, 7, log_file=None), run_dir=None)
+    assert "log:" not in text
+    assert "report:" not in text
+
+
+def test_what_could_not_be_ended_is_named() -> None:
+    assert "left:     pids 7, 8 could not be killed" in page(ended(0, 7), unkillable_pids=(7, 8))
+
+
+def test_a_host_that_could_not_be_asked_what_is_left_is_named() -> None:
+    text = page(ended(0, 7), unreachable_hosts=("gpu1", "gpu2"))
+    assert "left:     unknown on gpu[1-2], which could not be reached; check again with --ps" in text
+
+
+def test_the_log_of_another_machine_is_named_with_its_host() -> None:
+    result = failed(ended(3, 1, error=RAISED))
+    assert "log:      node0:/runs/r1/attempt_0/3/stderr.log" in failure_page.page(result, is_remote=True)
+
+
+def test_a_signal_of_ours_is_not_called_what_a_late_worker_died_of() -> None:
+    late = ended(1, -15, error=WorkerError("RuntimeError: Read error", "", NOON))
+    assert "then:     rank 1 on node0: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
+
+
+def test_no_worker_can_steer_the_users_terminal_through_the_page() -> None:
+    evil = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ereversed\ud800"
+    error = WorkerError(f"E: {evil}", "", NOON)
+    text = page(ended(0, 1, error=error, tail=(evil,)), ended(1, 1, error=error))
+    assert set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
+    assert r"\x1b]0;owned\x07" in text
+    text = page(ended(0, 1, error=replace(error, traceback=f"Traceback\n{evil}\tafter a tab")))
+    assert set(filter(lambda c: not c.isprintable(), text)) == {"\n", "\t"}
+
+
+def test_a_huge_traceback_and_huge_lines_leave_a_page_that_can_be_read() -> None:
+    stack = "\n".join(["first", *("x" * 100_000 for _ in range(1000)), "last"])
+    text = page(ended(0, 1, error=WorkerError("m" * 1_000_000, stack, NOON)), ended(1, 1, tail=("y" * 100_000,)))
+    assert len(text) < 100_000
+    assert "  | first\n" in text
+    assert "  | last\n" in text
+    assert "... 942 lines, see the log" in text
+    assert "... 99000 more characters" in text
+
+
+@pytest.mark.parametrize("time_s", [0.0, -1.0, 1e20, float("inf"), float("nan")])
+def test_a_nonsense_time_does_no_harm(time_s: float) -> None:
+    assert "failed first,\nat " in page(ended(0, 1, time_s=time_s))
+
+
+def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
+    assert "at 12:00:00.999," in page(ended(0, 1, time_s=NOON + 0.9996))
+
+
+# Hints.
+
+
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "batch size"),
+        ("DistNetworkError: port: 29500, code: -98, name: EADDRINUSE", "--master-port"),
+        ("ModuleNotFoundError: No module named 'datasets'", "not installed"),
+        ("CUDA error: invalid device ordinal", "--nproc-per-node"),
+        ("error: unrecognized arguments: --local-rank=0", "--pass-local-rank"),
+        ("train.py: error: unrecognized arguments: --local_rank=0", "--pass-local-rank"),
+        ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp", "NCCL_DEBUG=INFO"),
+        ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error", "/dev/shm"),
+        ("OSError: [Errno 24] Too many open files", "ulimit -n"),
+        ("OSError: [Errno 28] No space left on device", "disk is full"),
+    ],
+)
+def test_one_hint_for_what_is_known(said: str, hint: str) -> None:
+    by_exception = page(ended(0, 1, error=WorkerError(said, "Traceback", NOON)))
+    by_last_lines = page(ended(0, 1, tail=("noise", said)))
+    for text in (by_exception, by_last_lines):
+        assert text.count("hint:") == 1
+        assert hint in text[text.index("hint:") :]
+
+
+def test_a_kill_from_outside_has_a_hint_and_a_plain_failure_has_none() -> None:
+    assert "hint:     SIGKILL came from outside" in page(ended(0, -9))
+    assert "hint:" not in page(ended(0, 7, tail=("it did not work",)))
+
+
+def test_hints_are_found_in_time_whatever_the_message() -> None:
+    """CPU time, which a busy machine does not change: 0.2 s, and 50 s for a search of the whole message."""
+    before_s = time.thread_time()
+    page(ended(0, 1, error=WorkerError("DataLoader worker " * 40_000, "", NOON)))
+    assert time.thread_time() - before_s < 5
+
+
+# Files.
+
+
+def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
+    result = failed(ended(0, 1, error=RAISED, tail=("a\x00\udcff",)), stopped(1), signal=None, unkillable_pids=(7,))
+    report_files.write(result, tmp_path, "the page \udcff")
+    body = json.loads((tmp_path / "report.json").read_text())
+    assert next(iter(body)) == "schema"
+    assert body.pop("schema") == report_files.SCHEMA
+    assert wire._build(RunResult, body) == result
+    assert (tmp_path / "report.txt").read_text() == "the page \\udcff\n"
+
+
+def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:
+    result = RunResult("r1", 0, "succeeded", 2.0, (AttemptResult(0, "succeeded", (ended(0),), 1.0),))
+    report_files.write(result, tmp_path, "")
+    assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_path: Path) -> None:
+    report_files.write(failed(ended(0, 1)), tmp_path / "gone", "page")
+    (tmp_path / "report.part").symlink_to("/dev/full")
+    report_files.write(failed(ended(0, 1)), tmp_path, "page")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_process_above_gets_the_first_failure_in_torchs_schema_with_its_exit_code(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 8, 9."""
+    path = tmp_path / "error.json"
+    path.write_text("what an earlier process left, longer than the reply " * 100)
+    report_files.write_error_file(ended(3, 7, error=RAISED), str(path))
+    message = json.loads(path.read_text())["message"]
+    assert message == {
+        "message": "ValueError: no",
+        "errorCode": 7,
+        "extraInfo": {"py_callstack": RAISED.traceback, "timestamp": str(int(NOON))},
+    }
+
+
+def test_there_is_no_reply_without_an_exception_or_without_a_place_for_it(tmp_path: Path) -> None:
+    """torchrun: errors_api_test 7."""
+    path = tmp_path / "error.json"
+    report_files.write_error_file(ended(3, 7), str(path))
+    report_files.write_error_file(None, str(path))
+    report_files.write_error_file(ended(3, 7, error=RAISED), "")
+    report_files.write_error_file(ended(3, 7, error=RAISED), str(tmp_path / "no" / "folder"))
+    assert list(tmp_path.iterdir()) == []
+
+
+# Events.
+
+
+def test_events_have_torchelastics_fields() -> None:
+    """torchrun: agent_api_test 10."""
+    attempt = AttemptResult(2, "failed", (ended(0), ended(1, 7, error=RAISED), stopped(2)), 5.0)
+    lines = [json.loads(line) for line in event_log.worker_events("r1", "trainer", attempt)]
+    assert [line["name"] for line in lines] == [
+        "torchelastic.worker.status.SUCCEEDED",
+        "torchelastic.worker.status.FAILED",
+        "torchelastic.worker.status.TERMINATED",
+    ]
+    assert {line["source"] for line in lines} == {"WORKER"}
+    assert lines[1]["timestamp"] == int((NOON + 0.25) * 1000)
+    metadata = lines[1]["metadata"]
+    assert metadata["global_rank"] == 1
+    assert metadata["agent_restarts"] == 2
+    assert metadata["role"] == "trainer"
+    assert metadata["raw_error"] == "ValueError: no"
+    assert json.loads(metadata["metadata"])["exit_code"] == [7]

@@ -1,0 +1,133 @@
+"""What is told at the end of a run of each injected failure, and when a line counts as printed."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.fault_spec import parse
+from ddplaunch.launcher.fault_injector import Fault, describe_effect
+from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
+from ddplaunch.transport.local import LineSeen, with_line_search
+
+
+def result(exit_code: int, *outcomes: Outcome, signal: str | None = None) -> RunResult:
+    """A run whose attempts ended like this after 2 s each."""
+    last = len(outcomes) - 1
+    attempts = tuple(AttemptResult(i, each, (), 2.0, will_restart=i < last) for i, each in enumerate(outcomes))
+    outcome: Outcome = "stopped" if signal else "failed" if exit_code else "succeeded"
+    return RunResult("r1", exit_code, outcome, 9.0, attempts, signal=signal)
+
+
+RECOVERED = result(0, "failed", "succeeded")
+SUCCEEDED = result(0, "succeeded")
+
+
+def done(text: str, run: RunResult, starts: dict[int, float]) -> str:
+    """Of an injection that happened half a second after the start of its attempt."""
+    injection = parse(text)
+    started_s = starts[injection.attempt]
+    case = Fault(injection, "node1", started_s, started_s + 0.4, started_s + 0.5)
+    told = describe_effect(case, starts, run)
+    assert told == Injected(text, 0.5, told.account)
+    return told.account
+
+
+@pytest.mark.parametrize(
+    ("text", "deed"),
+    [
+        ("kill rank=3", "rank 3 on node1 got SIGKILL"),
+        ("exit rank=3 code=7", "rank 3 on node1 ended with exit code 7"),
+        ("hang rank=3", "rank 3 on node1 was stopped (SIGSTOP)"),
+        ("slow rank=3 by=10x", "rank 3 on node1 became 10 times slower"),
+        ("lose node=1", "all processes of node1 were killed at once"),
+        ("partition node=1 for=3s", "node1 was disconnected for 3 s,"),
+        ("partition node=1", "node1 was disconnected until the end of the run,"),
+        ("crash agent node=1", "the agent on node1 got SIGKILL"),
+    ],
+)
+def test_what_happened_is_told_with_the_time(text: str, deed: str):
+    told = done(text, RECOVERED, {0: 100.0, 1: 101.25})
+    assert told == f"{deed} 0.5 s into attempt 0; attempt 1 ran 0.75 s later, and the job succeeded"
+
+
+@pytest.mark.parametrize(
+    ("run", "starts", "answer"),
+    [
+        (SUCCEEDED, {0: 1.0}, "the attempt continued, and the job succeeded"),
+        (result(9, "failed"), {0: 1.0}, "the job ended with exit code 9"),
+        (result(84), {0: 1.0}, "the job ended with exit code 84"),
+        (
+            result(7, "failed", "failed"),
+            {0: 1.0, 1: 2.0},
+            "attempt 1 ran 0.50 s later, and the job ended with exit code 7",
+        ),
+        (result(130, "stopped", signal="SIGINT"), {0: 1.0}, "the job was stopped by SIGINT"),
+    ],
+)
+def test_how_the_job_answered_is_told(run: RunResult, starts: dict[int, float], answer: str):
+    assert done("kill rank=3", run, starts) == f"rank 3 on node1 got SIGKILL 0.5 s into attempt 0; {answer}"
+
+
+@pytest.mark.parametrize(
+    ("text", "case", "run", "why"),
+    [
+        ("kill rank=3 attempt=2", {}, RECOVERED, "there was no attempt 2"),
+        ("kill rank=3 attempt=1", {}, RECOVERED, "attempt 1 had no rank 3"),
+        ("lose node=1 attempt=1", {}, RECOVERED, "attempt 1 had no node 1"),
+        ("kill rank=3 after=1m", {"started_s": 1.0}, SUCCEEDED, "attempt 0 was over after 2.0 s"),
+        ("kill rank=3 after=1m", {"started_s": 1.0}, result(84), "node1 was already lost"),
+        ("hang rank=3", {"started_s": 1.0, "tried_s": 1.0}, SUCCEEDED, "rank 3 had already ended"),
+        (
+            "hang rank=3 after-line=x",
+            {"started_s": 1.0},
+            SUCCEEDED,
+            "no such line reached the console from rank 3 in attempt 0",
+        ),
+    ],
+)
+def test_what_did_not_happen_is_told_with_the_reason(text: str, case: dict[str, float], run: RunResult, why: str):
+    told = describe_effect(Fault(parse(text), "node1", **case), {0: 1.0, 1: 2.0}, run)
+    assert told == Injected(text, None, f"did not happen: {why}")
+
+
+# Lines.
+
+
+def seen(text: str, *chunks: tuple[Output, bytes]) -> list[object]:
+    """What is posted when these chunks come by; all of them must go on to the console."""
+    posted: list[object] = []
+    shown: list[tuple[Output, bytes]] = []
+    output = with_line_search(
+        [parse("kill rank=9 after=1s"), parse(text)], lambda *chunk: shown.append(chunk), posted.append
+    )
+    for chunk in chunks:
+        output(*chunk)
+    assert shown == list(chunks)
+    return posted
+
+
+def header(rank: int = 3, attempt: int = 0) -> Output:
+    return Output("node1", rank, 0, "stdout", 0, attempt=attempt)
+
+
+def test_nobody_looks_at_lines_that_nothing_waits_for():
+    output = lambda header, data: None  # noqa: E731
+    assert with_line_search([parse("kill rank=3")], output, print) is output
+
+
+def test_a_line_counts_once_and_from_that_rank_in_that_attempt():
+    wanted = "kill rank=3 attempt=1 after-line='epoch 1'"
+    assert seen(wanted, (header(2, 1), b"epoch 1\n"), (header(3, 0), b"epoch 1\n"), (header(3, 1), b"epoch 2\n")) == []
+    assert seen(wanted, (header(3, 1), b"a\nepoch 1 b\n"), (header(3, 1), b"epoch 1\n")) == [LineSeen(1)]
+
+
+def test_any_rank_of_a_node_may_print_it():
+    assert seen("lose node=1 after-line=epoch", (header(7), b"the epoch\n")) == [LineSeen(1)]
+
+
+def test_a_line_may_come_in_pieces_but_two_lines_are_not_one():
+    wanted = "kill rank=3 after-line='epoch 1'"
+    assert seen(wanted, (header(), b"x\nepo"), (header(), b"ch 1")) == [LineSeen(1)]
+    assert seen(wanted, (header(), b"epo\n"), (header(), b"ch 1\n")) == []
+    assert seen(wanted, (header(), b"epo"), (header(2), b"ch 1\n")) == []

@@ -1,0 +1,280 @@
+"""What other machines send as logs is written where it belongs, and nothing that they can send does any harm."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.launcher import log_collector, log_writer
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.log_collector import LogCollector
+from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
+from ddplaunch.transport.handle import LogData
+from ddplaunch.transport.remote_start import NodeFacts
+from tests.support.fake_agents import FakeTransport
+from tests.support.processes import wait_until
+
+OUT = "attempt_0/0/stdout.log"
+
+ON_NODES = "the complete files stay on the nodes"
+
+
+class Progress:
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+
+    def show(self, text) -> float:
+        self.texts.append(text())
+        return float("inf")
+
+    def end(self) -> None:
+        self.texts.append("")
+
+
+class Run:
+    """A run of some nodes whose work is done."""
+
+    def __init__(self, folder: Path, *hosts: str) -> None:
+        self.folder = folder
+        self.said: list[tuple[str, int]] = []
+        self.progress = Progress()
+        self.nodes = Nodes(FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(), self.show)
+        self.nodes.start()
+        for node in self.nodes.all:
+            self.nodes.on_agent_connected(node, NodeFacts())
+            node.handle.sent.clear()
+            node.state, node.unkillable_pids = NodeState.ENDING, ()
+        self.collected = LogCollector(folder, self.nodes, self)
+
+    def show(self, text: str, level: int) -> None:
+        self.said.append((text, level))
+
+    def find(self, *nodes: int) -> None:
+        for number in nodes or range(len(self.nodes.all)):
+            self.collected.on_found(self.nodes.all[number], LogsFound(1, 1000))
+
+    def send(self, number: int, path: str, data: bytes, *, is_last: bool = True) -> None:
+        chunk = LogChunk(path, len(data), is_last)
+        self.collected.on_record(self.nodes.all[number], LogData(chunk, data))
+
+    def sent(self, *nodes: int, skipped_files: int = 0) -> None:
+        for number in nodes:
+            self.collected.on_record(self.nodes.all[number], LogsSent(skipped_files))
+
+    def sent_to(self, number: int) -> list[object]:
+        return self.nodes.all[number].handle.sent
+
+    def leave(self, *nodes: int, state=NodeState.DONE) -> None:
+        for number in nodes:
+            self.nodes.all[number].state = state
+        self.run_due()
+
+    def run_due(self) -> float:
+        return self.collected.run_due(time.monotonic())
+
+    def end(self) -> list[str]:
+        self.leave(*(node.index for node in self.nodes.all if node.state.has_agent))
+        self.collected.close()
+        return [text for text, _ in self.said]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Run:
+    return Run(tmp_path, "gpu1", "gpu2")
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_pieces_become_files_by_node_and_all_is_counted(run: Run) -> None:
+    run.find()
+    run.send(0, OUT, b"one ", is_last=False)
+    run.send(1, "attempt_0/filtered_stdout.log", b"")
+    run.send(0, OUT, b"two")
+    run.send(1, "attempt_1/3/error.json", b"{}")
+    wait_until(lambda: len(run.sent_to(0)) == len(run.sent_to(1)) == 3)
+    assert run.sent_to(0) == [GrantLogBytes(WINDOW_BYTES), GrantLogBytes(4 + 512), GrantLogBytes(3 + 512)]
+    run.sent(0, 1)
+    assert run.end() == [f"logs of 2 ranks (9 B) from 2 nodes are in {run.folder}"]
+    assert files(run.folder) == {
+        "gpu1/attempt_0/0/stdout.log": b"one two",
+        "gpu2/attempt_0/filtered_stdout.log": b"",
+        "gpu2/attempt_1/3/error.json": b"{}",
+    }
+    assert os.stat(run.folder / "gpu1" / OUT).st_mode & 0o777 == 0o600
+    assert run.progress.texts[-1] == ""
+
+
+def test_a_file_that_is_not_whole_is_marked_and_said(run: Run) -> None:
+    run.find()
+    run.send(0, OUT, b"all")
+    run.send(1, OUT, b"hal", is_last=False)
+    run.sent(0)
+    assert run.end() == [
+        f"logs of 1 rank (3 B) from 1 node are in {run.folder}",
+        f"logs of gpu2 are incomplete: the connection was closed; {ON_NODES}",
+    ]
+    assert files(run.folder) == {f"gpu1/{OUT}": b"all", f"gpu2/{OUT}.part": b"hal"}
+
+
+@pytest.mark.parametrize("path", ["../x", "/tmp/x", "attempt_0/0/../../../x", "attempt_0/0/" + "x" * 300, "", "a\0"])
+def test_a_name_that_leads_elsewhere_ends_it_for_that_node_alone(run: Run, path: str) -> None:
+    run.find()
+    run.send(0, path, b"evil")
+    run.send(0, OUT, b"later")
+    run.send(1, OUT, b"good")
+    run.sent(1)
+    assert run.end()[1] == f"logs of gpu1 are incomplete: the node sent data that was not requested; {ON_NODES}"
+    assert GrantLogBytes(0) in run.sent_to(0)
+    assert files(run.folder) == {f"gpu2/{OUT}": b"good"}
+
+
+def test_who_sends_more_than_is_wanted_is_not_heard_any_more(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    run.find(0)
+    for _ in range(3):
+        run.send(0, OUT, b"x" * (WINDOW_BYTES // 2 - 512), is_last=False)
+        monkeypatch.setattr(log_writer, "cost", lambda _: 0)  # Nothing is wanted again.
+    assert f"logs of gpu1 are incomplete: the node sent data that was not requested; {ON_NODES}" in run.end()
+
+
+def test_there_is_a_limit_to_the_bytes_of_a_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_collector, "_MAX_NODE_BYTES", 300 << 10)
+    run.find()
+    for _ in range(3):
+        before = len(run.sent_to(0))
+        run.send(0, OUT, b"x" * (128 << 10), is_last=False)
+        wait_until(lambda before=before: len(run.sent_to(0)) > before)
+    run.send(1, OUT, b"good")
+    run.sent(1)
+    assert f"logs of gpu1 are incomplete: more than 300 kB are not copied from one node; {ON_NODES}" in run.end()
+
+
+def test_there_is_a_limit_to_the_files_of_a_node(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(log_collector, "MAX_FILES", 3)
+    run.find(0)
+    for number in range(4):
+        run.send(0, f"attempt_0/{number}/stdout.log", b"")
+    assert "not requested" in str(run.end())
+    assert len(files(run.folder)) == 3
+
+
+def test_what_was_not_asked_for_is_passed_over(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gpu1")
+    run.nodes.all[0].state = NodeState.RUNNING
+    run.find()
+    run.send(0, OUT, b"x")
+    run.sent(0)
+    assert run.nodes.all[0].state is NodeState.RUNNING
+    assert run.sent_to(0) == []
+    assert files(tmp_path) == {}
+
+
+def test_files_that_are_here_already_stay_as_they_are(run: Run) -> None:
+    """A file system that both machines have: the agent's file and the one to write are one."""
+    there = run.folder / "gpu1" / OUT
+    there.parent.mkdir(parents=True)
+    there.write_bytes(b"theirs")
+    run.find()
+    run.send(0, OUT, b"thei", is_last=False)
+    run.send(0, OUT, b"rs")
+    wait_until(lambda: GrantLogBytes(0) in run.sent_to(0))
+    run.send(1, OUT, b"good")
+    run.sent(1)
+    assert run.end() == [
+        f"logs of gpu1 are in {run.folder}, on a file system that these nodes share",
+        f"logs of 1 rank (4 B) from 1 node are in {run.folder}",
+    ]
+    assert files(run.folder) == {f"gpu1/{OUT}": b"theirs", f"gpu2/{OUT}": b"good"}
+
+
+def test_a_disk_that_is_full_is_told_once_and_keeps_room_for_the_report(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_writer, "_KEPT_FREE_BYTES", 1 << 62)
+    run.find()
+    run.send(0, OUT, b"x" * 1000, is_last=False)
+    run.send(1, OUT, b"y")
+    wait_until(lambda: run.run_due() and GrantLogBytes(0) in run.sent_to(0) and GrantLogBytes(0) in run.sent_to(1))
+    assert run.end() == [f"logs of gpu[1-2] are incomplete: {run.folder}: {os.strerror(errno.ENOSPC)}; {ON_NODES}"]
+    assert run.said[0][1] == -1
+    assert files(run.folder) == {}
+
+
+def test_a_folder_that_cannot_be_made_is_told_as_well(run: Run) -> None:
+    (run.folder / "gpu1").write_text("a file")
+    run.find()
+    run.send(0, OUT, b"x")
+    wait_until(lambda: run.run_due() and GrantLogBytes(0) in run.sent_to(1))
+    assert run.end() == [f"logs of gpu[1-2] are incomplete: {run.folder}: {os.strerror(errno.ENOTDIR)}; {ON_NODES}"]
+
+
+def test_few_nodes_send_at_a_time(tmp_path: Path) -> None:
+    run = Run(tmp_path, *(f"gpu{n}" for n in range(40)))
+    run.find()
+    asked = lambda: [n for n in range(40) if run.sent_to(n)]  # noqa: E731
+    assert len(asked()) == 16
+    run.sent(0, 1)
+    run.leave(2)
+    assert len(asked()) == 19
+    assert f"logs of gpu[2-39] are incomplete: the connection was closed; {ON_NODES}" in run.end()
+
+
+def test_lost_nodes_are_named_and_those_whose_agents_never_came_to_it(tmp_path: Path) -> None:
+    run = Run(tmp_path, *(f"gpu{n}" for n in range(1, 5)))
+    run.leave(0, 1, state=NodeState.LOST)
+    run.find(3)
+    run.sent(3)
+    assert run.end() == [
+        f"logs of gpu3 are incomplete: the connection was closed; {ON_NODES}",
+        "logs of gpu[1-2] could not be copied: the nodes were lost",
+    ]
+
+
+def test_files_that_an_agent_left_out_are_counted(run: Run) -> None:
+    run.find()
+    run.sent(0)
+    run.sent(1, skipped_files=3)
+    assert run.end() == ["3 files of gpu2 not copied: unreadable, too many, or not named like a log"]
+
+
+def test_a_signal_ends_it_and_a_second_one_at_once(run: Run) -> None:
+    run.find(0)
+    assert not run.collected.on_signal(signal.SIGINT), "the other node still works"
+    run.find(1)
+    assert run.collected.on_signal(signal.SIGINT)
+    assert run.sent_to(0)[-1] == run.sent_to(1)[-1] == GrantLogBytes(0)
+    assert not run.nodes.all[0].handle.is_killed
+    assert run.collected.on_signal(signal.SIGINT)
+    assert run.nodes.all[0].handle.is_killed
+    assert run.end()[-1] == f"logs of gpu[1-2] are incomplete: SIGINT; {ON_NODES}"
+    assert not run.collected.on_signal(signal.SIGINT)
+
+
+def test_who_sends_nothing_is_given_up_and_who_does_not_leave_is_killed(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_collector, "_STALL_S", 0.0)
+    run.find()
+    wait_until(lambda: run.run_due() and GrantLogBytes(0) in run.sent_to(0))
+    assert not run.nodes.all[0].handle.is_killed
+    monkeypatch.setattr(log_collector, "_EXIT_S", 0.0)
+    run.sent(1)
+    run.collected._senders[0].finish()
+    wait_until(lambda: run.run_due() and run.nodes.all[0].handle.is_killed)
+    assert f"logs of gpu[1-2] are incomplete: nothing has arrived for 0 s; {ON_NODES}" in run.end()
+
+
+def test_without_a_folder_nothing_is_done_and_nothing_said(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gpu1")
+    run.collected = LogCollector(None, run.nodes, run)
+    run.find()
+    assert run.sent_to(0) == []
+    assert run.run_due() == float("inf")
+    assert run.end() == []

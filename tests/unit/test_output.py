@@ -1,0 +1,447 @@
+"""From the pipe to the file and the outbox: every byte in the file, whole lines in order, what is lost is counted."""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+import resource
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.agent import launcher_channel
+from ddplaunch.agent.launcher_channel import Outbox
+from ddplaunch.agent.workers import output
+from ddplaunch.agent.workers.output import LineBuffer, LogFile, Pump, Stream, matching, output_pipe
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, Pong
+from tests.support.processes import wait_until
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+HEADER = Output("node", 3, 1, "stdout", 0)
+
+
+class Received:
+    """Stands for the outbox: takes output, or refuses it while ``refuses``."""
+
+    def __init__(self) -> None:
+        self.items: list[tuple[Output, bytes]] = []
+        self.refuses = False
+
+    def __call__(self, header: Output, data: bytes) -> bool:
+        if self.refuses and data:
+            return False
+        self.items.append((header, data))
+        return True
+
+    @property
+    def chunks(self) -> list[bytes]:
+        return [data for _, data in self.items]
+
+    @property
+    def data(self) -> bytes:
+        return b"".join(self.chunks)
+
+
+def stream(send: Callable[[Output, bytes], bool] | None, log: LogFile | None = None) -> Stream:
+    return Stream(HEADER, send, log)
+
+
+# Whole lines.
+
+
+@settings(deadline=None)  # The machine may be busy.
+@given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])), st.data())
+def test_no_byte_is_lost_or_moved_wherever_the_reads_cut(pieces: list[bytes], data: st.DataObject) -> None:
+    whole = b"".join(pieces)
+    buffer, taken, start = LineBuffer(1 << 20), b"", 0
+    while start < len(whole):
+        end = data.draw(st.integers(start + 1, len(whole)))
+        chunk = buffer.add(whole[start:end])
+        assert chunk == b"" or chunk.endswith((b"\n", b"\r"))
+        taken, start = taken + chunk, end
+    rest = buffer.take_rest()
+    assert taken + rest == whole
+    assert not re.search(rb"[\r\n][^\r\n]*[\r\n]", rest.removesuffix(b"\r\n")), "only an unfinished line is held"
+
+
+def test_cr_lf_is_never_cut_in_two() -> None:
+    buffer = LineBuffer(100)
+    assert [buffer.add(piece) for piece in (b"a\r", b"\nb", b"\r\n")] == [b"", b"a\r\n", b"b\r\n"]
+
+
+def test_a_progress_bar_that_returns_at_its_end_shows_when_the_next_comes() -> None:
+    buffer = LineBuffer(100)
+    assert [buffer.add(piece) for piece in (b"1%\r", b"2%\r", b"3%\r")] == [b"", b"1%\r", b"2%\r"]
+
+
+def test_a_line_over_the_limit_goes_on_in_pieces() -> None:
+    buffer = LineBuffer(10)
+    assert [buffer.add(b"123456"), buffer.add(b"7890x"), buffer.add(b"y")] == [b"", b"1234567890x", b""]
+
+
+def test_an_unfinished_line_is_due_when_it_is_quiet_or_has_grown_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 100.0
+    monkeypatch.setattr(output.time, "monotonic", lambda: now)
+    buffer = LineBuffer(100)
+    assert buffer.deadline() is None
+    buffer.add(b".")
+    first = buffer.deadline()
+    assert first is not None
+    assert now < first <= now + 0.2
+    for _ in range(50):
+        now += 0.05
+        buffer.add(b".")
+    last = buffer.deadline()
+    assert last is not None
+    assert last <= 101.0, "dots that never stop are shown all the same"
+
+
+def test_the_filter_takes_whole_lines_with_a_needle_and_puts_the_prefix_before_them() -> None:
+    found = matching(b"step\nloss 1\r\nrate 2\xff\n", (b"loss", b"\xff"), b"[a0]:")
+    assert found == b"[a0]:loss 1\n[a0]:rate 2\xff\n"
+
+
+# A stream.
+
+
+def test_the_file_gets_the_bytes_and_the_console_the_lines(tmp_path: Path) -> None:
+    received, path = Received(), tmp_path / "stdout.log"
+    it = stream(received, LogFile(path, pytest.fail))
+    it.write(b"one\ntw")
+    assert path.read_bytes() == b"one\ntw", "the file is never behind the console"
+    it.write(b"o\n\xff\x00")
+    it.close()
+    assert received.chunks == [b"one\n", b"two\n", b"\xff\x00"]
+    assert [header.nbytes for header, _ in received.items] == [4, 4, 2]
+    assert path.read_bytes() == b"one\ntwo\n\xff\x00"
+    assert it.tail == b"one\ntwo\n\xff\x00"
+
+
+def test_a_stream_kept_off_the_console_still_has_its_file_and_its_tail(tmp_path: Path) -> None:
+    path = tmp_path / "stderr.log"
+    it = stream(None, LogFile(path, pytest.fail))
+    it.write(b"x\n" * 100_000)
+    assert it.partial_deadline() is None
+    it.close()
+    assert path.stat().st_size == 200_000
+    assert len(it.tail) == 16 << 10
+
+
+def test_a_line_of_many_megabytes_goes_on_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_CHUNK_BYTES", 1000)
+    received = Received()
+    it = stream(received)
+    text = bytes(range(1, 10)) * 1000 + b"\n"
+    for start in range(0, len(text), 700):
+        it.write(text[start : start + 700])
+    it.close()
+    assert received.data == text
+    assert max(map(len, received.chunks)) <= 1000
+
+
+def test_lines_that_were_refused_are_counted_in_front_of_the_next() -> None:
+    received = Received()
+    it = stream(received)
+    it.write(b"a\n")
+    received.refuses = True
+    it.write(b"b\nc\n")
+    it.write(b"d")
+    it.flush_partial()
+    received.refuses = False
+    it.write(b"e\n")
+    received.refuses = True
+    it.write(b"f\n")
+    it.close()
+    assert [(header.lost_lines, data) for header, data in received.items] == [(0, b"a\n"), (3, b"e\n"), (1, b"")]
+
+
+def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early(tmp_path: Path) -> None:
+    path, received = tmp_path / "filtered_stdout.log", Received()
+    it = Stream(HEADER, received, None, (b"loss",), LogFile(path, pytest.fail), b"[default1]:")
+    it.write(b"lo")
+    it.flush_partial()
+    it.write(b"ss 1\nother\n")
+    it.write(b"last loss")
+    it.close()
+    assert received.chunks == [b"lo", b"ss 1\nother\n", b"last loss"]
+    assert path.read_bytes() == b"[default1]:loss 1\n[default1]:last loss\n"
+
+
+# Log files.
+
+
+def test_a_full_disk_is_reported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    said: list[str] = []
+    (tmp_path / "device").mkdir()
+    log = LogFile(tmp_path / "device" / ".." / ".." / ".." / ".." / ".." / ".." / "dev" / "full", said.append)
+    for _ in range(3):
+        log.write(b"x" * 1000)
+    log.close()
+    log.write(b"late")
+    assert len(said) == 1
+    assert said[0].endswith("/dev/full: No space left on device")
+
+
+@pytest.fixture
+def small_files() -> Iterator[Callable[[int], None]]:
+    """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda nbytes: resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_where_there_is_room_again_the_file_says_what_is_missing(
+    tmp_path: Path, small_files: Callable[[int], None]
+) -> None:
+    path, said = tmp_path / "stdout.log", []
+    log = LogFile(path, said.append)
+    small_files(10)
+    log.write(b"12345678\nabc\n")
+    log.write(b"def\n")
+    small_files(resource.RLIM_INFINITY)
+    log.write(b"ghi\n")
+    log.write(b"jkl\n")
+    log.close()
+    assert path.read_bytes() == b"12345678\na\n... 7 bytes could not be written here\nghi\njkl\n"
+    assert said == [f"{path}: File too large"]
+
+
+@pytest.mark.parametrize("obstacle", ["a missing folder", "a folder", "a link"])
+def test_a_file_that_cannot_be_opened_is_reported_once(tmp_path: Path, obstacle: str) -> None:
+    path, said = tmp_path / "log" / "stdout.log", []
+    if obstacle != "a missing folder":
+        path.parent.mkdir()
+        if obstacle == "a folder":
+            path.mkdir()
+        else:
+            path.symlink_to(tmp_path / "elsewhere")
+    log = LogFile(path, said.append)
+    log.write(b"x")
+    log.close()
+    assert len(said) == 1
+    assert str(path) in said[0]
+    assert not (tmp_path / "elsewhere").exists()
+
+
+# The outbox.
+
+
+class Launcher:
+    """Reads what an outbox writes, when told to."""
+
+    def __init__(self) -> None:
+        reader, writer = os.pipe()
+        self._stream = os.fdopen(reader, "rb")
+        self.outbox = Outbox(writer)
+
+    def receive(self, record: object = None) -> list[tuple[object, bytes]]:
+        """What has been sent, up to ``record``; without one, up to now."""
+        last = record or Notice("the end")
+        if record is None:
+            self.outbox.send(last)
+        received = [self.receive_one()]
+        while received[-1][0] != last:
+            received.append(self.receive_one())
+        return received[:-1]
+
+    def receive_one(self) -> tuple[object, bytes]:
+        received = wire.read_record(self._stream, FROM_AGENT)
+        assert received
+        return received
+
+    def leave(self) -> None:
+        self._stream.close()
+
+
+@pytest.fixture
+def launcher() -> Iterator[Launcher]:
+    launcher = Launcher()
+    yield launcher
+    launcher.leave()
+
+
+def output_bytes(received: list[tuple[object, bytes]]) -> int:
+    return sum(len(data) for _, data in received)
+
+
+def fill(box: Outbox, nbytes: int) -> int:
+    """Send that much in lines of 1,024 bytes, 64 at a time; returns how many lines were refused."""
+    chunk = (b"x" * 1023 + b"\n") * 64
+    header = Output("node", 3, 1, "stdout", len(chunk))
+    return sum(64 for _ in range(nbytes // len(chunk)) if not box.send_output(header, chunk))
+
+
+def test_records_overtake_output_and_keep_their_order(launcher: Launcher) -> None:
+    fill(launcher.outbox, 4 << 20)
+    for number in range(3):
+        launcher.outbox.send(Notice(str(number)))
+    received = launcher.receive(Notice("2"))
+    assert [record for record, _ in received if isinstance(record, Notice)] == [Notice("0"), Notice("1")]
+    before = output_bytes(received)
+    assert before < 4 << 20
+    threading.Thread(target=launcher.outbox.drain, args=(60,)).start()
+    behind = 0
+    while before + behind < 4 << 20:
+        behind += len(launcher.receive_one()[1])
+
+
+def test_a_launcher_that_takes_nothing_costs_the_worker_one_short_wait(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(launcher_channel, "_QUEUE_BYTES", 2 << 20)
+    started = time.monotonic()
+    refused = fill(launcher.outbox, 64 << 20)
+    assert time.monotonic() - started < 5
+    assert refused >= (64 << 20 >> 10) - 8192
+    assert launcher.outbox._queued_bytes < 3 << 20
+    assert launcher.outbox.send_output(Output("node", 3, 1, "stdout", 0, refused), b""), "the count itself always goes"
+
+
+def test_what_cannot_be_sent_by_the_end_is_counted(launcher: Launcher) -> None:
+    fill(launcher.outbox, 6 << 20)
+    launcher.outbox.send_output(Output("node", 4, 2, "stderr", 4, lost_lines=10), b"half")
+    launcher.outbox.drain(0.1)
+    received = launcher.receive()
+    shown = output_bytes(received) // 1024
+    lost = {
+        record.rank: record.lost_lines for record, _ in received if isinstance(record, Output) and record.lost_lines
+    }
+    assert lost == {3: (6 << 10) - shown, 4: 11}
+
+
+def test_a_record_of_the_meantime_overtakes_what_is_drained_slowly(launcher: Launcher) -> None:
+    """An agent that drains its output for seconds answers all the same."""
+    box = launcher.outbox
+    fill(box, 4 << 20)
+    asked = threading.Event()
+    attend = lambda: asked.is_set() and (asked.clear(), box.send(Pong()))  # noqa: E731
+    draining = threading.Thread(target=box.drain, args=(60, attend))
+    draining.start()
+    before = output_bytes([launcher.receive_one() for _ in range(4)])
+    asked.set()
+    wait_until(lambda: not asked.is_set())
+    before += output_bytes(launcher.receive(Pong()))
+    assert before < 1 << 20, "no more than was on the way"
+    while before < 4 << 20:
+        before += len(launcher.receive_one()[1])
+    draining.join(60)
+
+
+def test_a_large_piece_that_moves_slowly_is_not_given_up() -> None:
+    reader, writer = os.pipe()
+    box, read = Outbox(writer), bytearray()
+    line = b"x" * (384 << 10) + b"\n"
+    box.send_output(replace(HEADER, nbytes=len(line)), line)
+    box.drain(1.0, lambda: read.extend(os.read(reader, 16 << 10)))
+    box.send(Notice("the end"))
+    while b"the end" not in read:
+        read.extend(os.read(reader, 1 << 20))
+    os.close(reader)
+    assert line in read
+
+
+def test_long_output_goes_in_pieces_of_whole_lines(launcher: Launcher) -> None:
+    text = b"".join(b"%07d\n" % number for number in range(40_000))
+    launcher.outbox.send_output(replace(HEADER, nbytes=len(text), lost_lines=3), text)
+    threading.Thread(target=launcher.outbox.drain, args=(60,)).start()
+    received = [launcher.receive_one()]
+    while output_bytes(received) < len(text):
+        received.append(launcher.receive_one())
+    pieces = [data for _, data in received]
+    assert b"".join(pieces) == text
+    assert all(len(piece) <= 64 << 10 and piece.endswith(b"\n") for piece in pieces)
+    assert [header.lost_lines for header, _ in received if isinstance(header, Output)] == [3] + [0] * (len(pieces) - 1)
+
+
+def test_a_launcher_that_is_gone_ends_all_waiting(launcher: Launcher) -> None:
+    launcher.leave()
+    fill(launcher.outbox, 1 << 20)
+    launcher.outbox.drain(60)
+    assert not launcher.outbox.send_output(HEADER, b"x\n")
+
+
+# Pumps.
+
+
+def test_a_pump_brings_everything_in_order(tmp_path: Path) -> None:
+    received, path = Received(), tmp_path / "stdout.log"
+    reader, writer = output_pipe()
+    pump = Pump(reader, stream(received, LogFile(path, pytest.fail)), "test")
+    text = b"".join(b"%08d\n" % number for number in range(300_000))
+    with os.fdopen(writer, "wb") as file:
+        file.write(text)
+    assert pump.join(time.monotonic() + 60)
+    assert received.data == text == path.read_bytes()
+    assert len(received.chunks) < 1000, "in large pieces"
+    assert all(chunk.endswith(b"\n") for chunk in received.chunks)
+
+
+def test_a_prompt_appears_while_the_worker_waits() -> None:
+    received = Received()
+    reader, writer = output_pipe()
+    pump = Pump(reader, stream(received), "test")
+    for text in (b"name? ", b"\rbar 1", b"\rbar 2"):
+        os.write(writer, text)
+        wait_until(lambda text=text: received.data.endswith(text))
+    os.close(writer)
+    assert pump.join(time.monotonic() + 60)
+    assert received.data == b"name? \rbar 1\rbar 2"
+
+
+def test_a_pipe_that_somebody_holds_is_given_up() -> None:
+    received = Received()
+    reader, writer = output_pipe()
+    pump = Pump(reader, stream(received), "test")
+    os.write(writer, b"line\nhalf")
+    wait_until(lambda: received.data == b"line\nhalf")
+    assert not pump.join(time.monotonic())
+    os.close(writer)
+    assert pump.join(time.monotonic() + 60)
+
+
+def test_a_pump_that_is_behind_gets_the_time_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_READ_BYTES", 1 << 16)
+    received = io.BytesIO()
+
+    def slowly(_header: Output, data: bytes) -> bool:
+        time.sleep(0.05)  # A busy machine or disk.
+        received.write(data)
+        return True
+
+    reader, writer = output_pipe()
+    pump = Pump(reader, stream(slowly), "test")
+    text = b"x" * 1023 + b"\n"
+    threading.Thread(target=lambda: (os.write(writer, text * 1000), os.close(writer))).start()
+    wait_until(lambda: received.tell())
+    assert pump.join(time.monotonic())
+    assert received.getvalue() == text * 1000
+
+
+def test_the_pump_of_a_busy_stranger_is_given_up_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(output, "_BUSY_S", 0.5)
+    reader, writer = output_pipe()
+    pump = Pump(reader, stream(Received()), "test")
+    stop = threading.Event()
+
+    def chatter() -> None:
+        while not stop.is_set():
+            os.write(writer, b"still here\n")
+            time.sleep(0.01)
+        os.close(writer)
+
+    thread = threading.Thread(target=chatter)
+    thread.start()
+    assert not pump.join(time.monotonic())
+    stop.set()
+    thread.join()
+    assert pump.join(time.monotonic() + 60)

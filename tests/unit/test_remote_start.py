@@ -1,0 +1,153 @@
+"""What is sent to start an agent, and what is made of its answer."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from dataclasses import replace
+
+import pytest
+
+import ddplaunch
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
+from ddplaunch.transport import agent_process, remote_start
+from ddplaunch.transport.failures import HostFailure, failures_table
+from ddplaunch.transport.remote_start import NodeFacts, RemoteStart
+
+START = RemoteStart(python="/opt/python", cwd="/job", script="train.py")
+GOOD = NodeFacts(pid=1, host="gpu1", python="3.12.1", ddplaunch=ddplaunch.__version__, torch="2.9.0")
+
+
+def test_the_command_is_the_same_for_all_and_plain_enough_for_every_shell():
+    inside = remote_start.COMMAND.removeprefix("exec /bin/sh -c '").removesuffix("'")
+    assert not set(inside) & set("'!\\\n")
+
+
+@pytest.mark.parametrize("shell", ["sh", "bash", "dash", "busybox"])
+@pytest.mark.parametrize("setup", ["", "echo 'it''s'; export B=set"])
+def test_what_is_sent_survives_the_shell(shell, setup, tmp_path):
+    if not shutil.which(shell):
+        shell = "sh"
+    value = "'\"\\n\\0101 %s $HOME `id`\n\n !ü\udcff\t"
+    code = "import os; os.write(1, os.environb[b'A'] + os.environb.get(b'B', b'')); os._exit(0)"
+    (tmp_path / "entry.py").write_text(f"def main():\n    {code}\n")
+    env = {"A": value, "PYTHONPATH": str(tmp_path), "not-a-name": "x", "UID": "0"}
+    start = RemoteStart(python=sys.executable, cwd="/", env=env, setup=setup, entry="entry")
+    words = [shell, "sh"] if shell == "busybox" else [shell]
+    done = subprocess.run(
+        [*words, "-c", remote_start.COMMAND], input=remote_start.first_input(start), capture_output=True
+    )
+    assert done.stdout.endswith(value.encode("utf-8", "surrogateescape") + (b"set" if setup else b"")), done
+
+
+def test_only_a_line_with_all_marks_of_an_answer_is_one():
+    line = remote_start.FACTS_PREFIX + b'{"pid": 7, "host": "h", "python": "3.12.1"}\n'
+    assert remote_start.read_facts(line) == NodeFacts(pid=7, host="h", python="3.12.1")
+    for other in (
+        b"",
+        line[1:],
+        remote_start.FACTS_PREFIX + b"{",
+        remote_start.FACTS_PREFIX + b"[]",
+        line.replace(b"7", b'"7"'),
+        b"\xff" + line,
+    ):
+        assert remote_start.read_facts(other) is None
+    assert remote_start.read_facts(line.replace(b"pid", b"more")) is None
+
+
+@pytest.mark.parametrize("pid", [-(10**30), -2, -1, 0, 1, (1 << 22) + 1, 10**30])
+def test_a_pid_that_must_not_be_signalled_is_none(pid):
+    line = remote_start.FACTS_PREFIX + b'{"pid": %d, "host": "h", "python": "3.12.1"}\n' % pid
+    assert remote_start.read_facts(line) == NodeFacts(pid=0, host="h", python="3.12.1")
+
+
+@pytest.mark.parametrize("tag", ["job7.0a1b2c.1", "it's \\1 [a].*"])
+def test_only_a_process_with_the_run_tag_is_signalled(tag):
+    def start(env):
+        return subprocess.Popen(["sleep", "60"], env={**os.environ, **env})
+
+    foreign = [
+        {},
+        {"DDPLAUNCH_RUN_ID": f"{tag}2"},
+        {"DDPLAUNCH_RUN_ID": tag[:-1]},
+        {"OTHER": f"DDPLAUNCH_RUN_ID={tag}"},
+    ]
+    with start({"DDPLAUNCH_RUN_ID": tag, "TEXT": "\udcff\n"}) as process:
+        others = [start(env) for env in foreign]
+        for each in (*others, process):
+            text = remote_start.signal_input("KILL", each.pid, tag)
+            subprocess.run(["sh", "-c", remote_start.COMMAND], input=text, timeout=10)
+        assert process.wait(10) == -signal.SIGKILL
+    for other in others:
+        assert other.poll() is None
+        other.kill()
+        other.wait()
+
+
+def test_a_process_that_has_ended_is_not_signalled():
+    with subprocess.Popen(["true"]) as process:
+        process.wait()
+    text = remote_start.signal_input("KILL", process.pid, "job7")
+    assert subprocess.run(["sh", "-c", remote_start.COMMAND], input=text, capture_output=True).returncode
+
+
+@pytest.mark.parametrize(
+    ("facts", "cause", "message"),
+    [
+        (NodeFacts(failed="python"), "python", "no /opt/python"),
+        (NodeFacts(failed="setup", status=3), "setup", "--remote-setup ended with exit code 3"),
+        (replace(GOOD, python="3.9.18"), "python", "/opt/python is Python 3.9.18"),
+        (replace(GOOD, python=""), "python", "/opt/python is Python of unknown version"),
+        (replace(GOOD, ddplaunch="", error="x"), "ddplaunch", "ddplaunch is missing (x)"),
+        (replace(GOOD, ddplaunch="0"), "ddplaunch", f"ddplaunch 0, and {ddplaunch.__version__} here"),
+        (replace(GOOD, torch=""), "torch", "/opt/python has no torch"),
+        (replace(GOOD, directory="Permission denied"), "directory", "/job: Permission denied"),
+        (replace(GOOD, has_script=False), "script", "no train.py in /job"),
+    ],
+)
+def test_what_is_wrong_with_a_node_is_told_by_its_cause(facts, cause, message):
+    failure = remote_start.check_facts("gpu1", facts, START)
+    assert failure
+    assert (failure.host, failure.cause, failure.message) == ("gpu1", cause, message)
+    assert failure.hint
+
+
+def test_the_module_that_is_started_is_the_agents():
+    module = importlib.import_module(RemoteStart(python="", cwd="").entry)
+    assert module.main.__module__ == AGENT_MODULE
+    assert any(AGENT_MODULE in word for word in agent_process.COMMAND)
+    assert START_VARIABLE.encode() in remote_start.first_input(START)
+
+
+def test_a_good_node_is_good():
+    assert remote_start.check_facts("gpu1", GOOD, START) is None
+    assert remote_start.check_facts("gpu1", replace(GOOD, torch=""), replace(START, needs_torch=False)) is None
+
+
+def test_nodes_with_another_torch_than_most_are_told():
+    facts = {"a1": GOOD, "a2": replace(GOOD, torch="2.8.0"), "a3": GOOD}
+    assert [(f.host, f.message) for f in remote_start.check_torch_versions(facts)] == [
+        ("a2", "torch 2.8.0, and 2.9.0 on most hosts")
+    ]
+    assert remote_start.check_torch_versions({"a1": GOOD}) == ()
+
+
+def test_equal_failures_are_one_line_and_equal_hints_too():
+    failures = [HostFailure(f"gpu{n:02}", "TCP", "connection refused", "Start sshd.") for n in (3, 4, 5, 11)]
+    failures.insert(0, HostFailure("gpu09", "name", "the name does not resolve", "Start sshd."))
+    failures.append(HostFailure("gpu10", "timeout", "connection refused", ""))
+    assert failures_table(failures).splitlines() == [
+        "  gpu[03-05,11]: connection refused",
+        "  gpu09: the name does not resolve",
+        "  gpu10: connection refused",
+        "hint: Start sshd.",
+    ]
+
+
+def test_neither_the_launcher_nor_its_ssh_modules_load_paramiko_by_themselves():
+    code = "import sys, ddplaunch.launcher.run, ddplaunch.transport.ssh.handle; sys.exit('paramiko' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code]).returncode == 0

@@ -1,0 +1,144 @@
+"""A restart that cannot help is not tried; whatever may pass by itself is tried again."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
+from ddplaunch.protocol.results import WorkerError, WorkerExit
+
+FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
+CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"
+
+
+def ended(message: str, traceback: str | None = None, duration_s: float = 1.0) -> WorkerExit:
+    error = WorkerError(message, f"{FRAMES}{message}\n" if traceback is None else traceback, 100.0)
+    return WorkerExit(0, 0, "node1", 1000, 1, stopped=False, time_s=100.0, duration_s=duration_s, error=error)
+
+
+WRONG_KEY = ended("KeyError: 'x'")
+KILLED = WorkerExit(0, 0, "node1", 1000, -9, stopped=False, time_s=100.0, duration_s=1.0)
+
+
+# A script that cannot be parsed.
+
+IN_THE_SCRIPT = '  File "/x/train.py", line 3\n    def f(:\n          ^\nSyntaxError: invalid syntax\n'
+IN_A_TEXT = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n' + IN_THE_SCRIPT
+
+
+@pytest.mark.parametrize("kind", ["SyntaxError", "IndentationError", "TabError"])
+def test_a_script_that_cannot_be_parsed_is_not_tried_again(kind: str) -> None:
+    error = ended(f"{kind}: invalid syntax (train.py, line 3)", IN_THE_SCRIPT)
+    assert reason_not_to_restart([error]) == "not restarted: the script cannot be parsed"
+    assert reason_not_to_restart([WRONG_KEY, KILLED, error]) == "not restarted: the script cannot be parsed"
+
+
+def test_whatever_else_fails_may_succeed_next_time() -> None:
+    assert reason_not_to_restart([]) == reason_not_to_restart([None]) == reason_not_to_restart([KILLED]) == ""
+    assert reason_not_to_restart([ended("ValueError: about a SyntaxError")]) == ""
+    assert reason_not_to_restart([ended("SyntaxError: invalid syntax (train.py, line 3)", IN_A_TEXT)]) == ""
+
+
+# The same error again and again.
+
+
+def test_the_same_error_of_three_attempts_in_a_row_is_enough() -> None:
+    """resilience 3.2 #22."""
+    attempts = [ended("KeyError: 'x'", duration_s=duration_s) for duration_s in (0.51, 3.32, 0.04)]
+    assert reason_not_to_restart(attempts) == (
+        "not restarted again: 3 attempts in a row ended by the same exception at the same place, "
+        "each within 3.4 s of its start"
+    )
+    assert reason_not_to_restart(attempts[1:]) == ""
+    assert reason_not_to_restart([KILLED, None, *attempts])
+
+
+OWN = (
+    "KeyError: 'x'",
+    "AssertionError: ",
+    "AssertionError: Torch not compiled with CUDA enabled",
+    "ModuleNotFoundError: No module named 'apex'",
+    "AttributeError: 'NoneType' object has no attribute 'device'",
+    "RuntimeError: mat1 and mat2 shapes cannot be multiplied (4x3 and 2x1)",
+    "RuntimeError: Error(s) in loading state_dict for Net:\n\tMissing key(s) in state_dict: 'head.weight'.",
+    "TypeError: step() missing 1 required positional argument: 'batch'",
+    "ZeroDivisionError: division by zero",
+)
+
+
+@pytest.mark.parametrize("message", OWN)
+def test_a_mistake_of_the_program_stays(message: str) -> None:
+    shown = message.removesuffix(": ")  # As Python shows one without a text.
+    assert reason_not_to_restart([ended(message, f"{FRAMES}{shown}\n")] * MAX_IDENTICAL_FAILURES)
+
+
+def test_a_mistake_that_led_to_another_or_came_from_a_loaders_process_stays() -> None:
+    chained = CHAINED.format("KeyError: 'x'", "ValueError: no x")
+    assert reason_not_to_restart([ended("ValueError: no x", chained)] * MAX_IDENTICAL_FAILURES)
+    from_loader = f"KeyError: Caught KeyError in DataLoader worker process 0.\nOriginal {FRAMES}KeyError: 'x'\n"
+    assert reason_not_to_restart([ended(from_loader)] * MAX_IDENTICAL_FAILURES)
+
+
+MAY_PASS = (
+    "FileNotFoundError: [Errno 2] No such file or directory: '/mnt/data/train.bin'",
+    "OSError: [Errno 5] Input/output error",
+    "ConnectionError: HTTPSConnectionPool(host='hub', port=443): Max retries exceeded",
+    "TimeoutError: timed out",
+    "OutOfMemoryError: CUDA out of memory. Tried to allocate 20.00 MiB",
+    "DistBackendError: NCCL error in: ProcessGroupNCCL.cpp:94, unhandled system error",
+    "DistStoreError: wait timeout after 300000ms",
+    "MemoryError: ",
+    "RuntimeError: CUDA error: an illegal memory access was encountered",
+    "RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED",
+    "RuntimeError: HIP error: unspecified launch failure",
+    "RuntimeError: No CUDA GPUs are available",
+    "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: Error code 12",
+    "RuntimeError: can't start new thread",
+    "RuntimeError: Gloo connectFullMesh failed with timed out connecting",
+    "RuntimeError: Connection closed by peer [127.0.0.1]:1",
+    "RuntimeError: the dataset's server is\nnot there: Connection refused",
+    "ValueError: cannot download: Connection refused",
+    "RuntimeError: unable to write to file </torch_1_2_3>: No space left on device (28)",
+    "SomeError: of a library",
+    "(its error file cannot be parsed)",
+)
+
+
+@pytest.mark.parametrize("message", MAY_PASS)
+def test_what_may_pass_by_itself_is_tried_again(message: str) -> None:
+    assert reason_not_to_restart([ended(message)] * MAX_IDENTICAL_FAILURES) == ""
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [
+        ("ConnectionError: no route", "KeyError: 'answer'"),
+        ("requests.exceptions.ReadTimeout: 30 s", "AttributeError: 'NoneType' object has no attribute 'json'"),
+        ("RuntimeError: CUDA error: unspecified launch failure", "ValueError: step 3 failed"),
+    ],
+)
+def test_a_mistake_that_something_else_led_to_may_pass(first: str, last: str) -> None:
+    assert reason_not_to_restart([ended(last, CHAINED.format(first, last))] * MAX_IDENTICAL_FAILURES) == ""
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        None,
+        KILLED,
+        ended("KeyError: 'y'"),
+        ended("KeyError: 'x'", f"{FRAMES.replace('line 9', 'line 10')}KeyError: 'x'\n"),
+        ended("KeyError: 'x'", ""),
+        ended("KeyError: 'x'", duration_s=300.1),
+    ],
+    ids=["no failure", "no error", "another message", "another place", "unknown place", "after long work"],
+)
+@pytest.mark.parametrize("place", range(MAX_IDENTICAL_FAILURES))
+def test_an_attempt_that_ended_otherwise_starts_the_count_anew(other: WorkerExit | None, place: int) -> None:
+    attempts = [WRONG_KEY] * MAX_IDENTICAL_FAILURES
+    attempts[place : place + 1] = [other]
+    assert reason_not_to_restart(attempts) == ""
+
+
+def test_an_error_that_is_nowhere_is_nothing_to_go_by() -> None:
+    assert reason_not_to_restart([ended("KeyError: 'x'", "")] * MAX_IDENTICAL_FAILURES) == ""

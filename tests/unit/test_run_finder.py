@@ -1,0 +1,116 @@
+"""Marks are read as they are made, and what was found becomes one table."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from ddplaunch.commands import ps_page as page
+from ddplaunch.protocol.queries import RunOnHost, RunsFound
+from ddplaunch.system import run_tags
+from ddplaunch.transport.handle import node_tag
+
+FRESH = "20261120-193012-a1b2c3"
+GB = 1 << 30
+
+
+@pytest.mark.parametrize(
+    ("run", "run_id"),
+    [
+        (FRESH, FRESH),
+        ("job7.0a1b2c", "job7"),
+        ("job7.123456", "job7"),
+        ("job7.012345", "job7"),
+        ("a.7.0a1b2c", "a.7"),
+        ("a.0a1b2c.0a1b2c", "a.0a1b2c"),
+    ],
+)
+@pytest.mark.parametrize("nodes", [1, 2, 12000])
+def test_a_mark_leads_back_to_the_run_and_its_id(run: str, run_id: str, nodes: int) -> None:
+    mark = node_tag(run, ("host",) * nodes, nodes - 1)
+    assert run_tags.ids_of(mark) == (run_id, run)
+    assert run_tags.is_run_tag(mark)
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a/b", "a\n", "ä", "x" * 200])
+def test_what_no_run_can_have_as_its_mark_is_none(text: str) -> None:
+    assert not run_tags.is_run_tag(text)
+
+
+def test_a_launcher_is_found_by_its_memfd() -> None:
+    with run_tags.launcher_memfd("job7.0a1b2c"), run_tags.launcher_memfd(FRESH):
+        assert run_tags.launcher_memfds(os.getpid()) == {"job7.0a1b2c", FRESH}
+    assert not run_tags.launcher_memfds(os.getpid())
+    assert not run_tags.launcher_memfds(1 << 30)
+
+
+def test_a_fork_of_the_launcher_is_no_launcher() -> None:
+    reader, writer = os.pipe()
+    with run_tags.launcher_memfd("job7.0a1b2c"):
+        pid = os.fork()
+        if pid == 0:
+            os.write(writer, str(len(run_tags.launcher_memfds(os.getpid()))).encode())
+            os._exit(0)
+        os.waitpid(pid, 0)
+    assert os.read(reader, 9) == b"0"
+    os.close(reader)
+    os.close(writer)
+
+
+def has(
+    mark: str, *, launcher_alive: bool = False, age_s: float = 60, memory_bytes: int = GB, **counts: int
+) -> RunOnHost:
+    return RunOnHost(
+        run_tag=mark,
+        counts=tuple(counts.items()),
+        age_s=age_s,
+        memory_bytes=memory_bytes,
+        launcher_alive=launcher_alive,  # type: ignore[arg-type]
+    )
+
+
+def found(**runs: list[RunOnHost]) -> dict[str, RunsFound]:
+    return {host: RunsFound(host, tuple(its)) for host, its in runs.items()}
+
+
+def test_the_table_has_a_row_for_a_run_and_one_for_what_an_earlier_one_of_that_id_left() -> None:
+    text = page.run_table(
+        found(
+            login=[has("job7.0a1b2c", launcher_alive=True, launcher=1, memory_bytes=GB // 8)],
+            gpu1=[has("job7.0a1b2c", agent=1, worker=8, age_s=7300), has(FRESH, other=1)],
+            gpu2=[has("job7.0a1b2c", agent=1, worker=8, memory_bytes=20 * GB)],
+            gpu3=[has("job7.ffffff", other=2, age_s=3 * 86400, memory_bytes=0)],
+        )
+    )
+    assert text.splitlines() == [
+        f"{'run':22}  state      hosts           processes                         since       memory",
+        f"{FRESH}  left over  gpu1            1 other                           60 s ago    1024 MB",
+        f"{'job7':22}  left over  gpu3            2 others                          3 days ago  0 MB",
+        f"{'job7':22}  runs       gpu[1-2],login  1 launcher, 2 agents, 16 workers  2 h ago     21 GB",
+    ]
+
+
+def test_what_was_ended_is_told_by_host_equal_ones_together() -> None:
+    before = found(
+        login=[],
+        gpu1=[has("a.000000", agent=1, worker=2), has("b.000000", other=5)],
+        gpu2=[has("a.000000", agent=1, worker=2)],
+        gpu3=[has("a.000000", other=1)],
+        gpu4=[has("a.000000", other=12)],
+    )
+    left = {"login": (), "gpu1": (), "gpu2": (), "gpu4": tuple(range(10, 22))}
+    assert page.ended("a", before, left) == [
+        "gpu[1-2]: ended 1 agent, 2 workers",
+        "gpu4: had 12 others; pids 10, 11, 12, 13, 14, 15, 16, 17 and 4 more could not be ended",
+    ]
+
+
+def test_ids_are_told_once_and_hidden_processes_in_short() -> None:
+    here = [RunsFound("a", (has("x.000000"), has("x.000001.3")), (5,)), RunsFound("b", (has(FRESH),), (6, 7))]
+    assert page.ids(here) == [FRESH, "x"]
+    assert page.hidden({"a": here[0], "b": here[1], "c": RunsFound("c", ())}) == [
+        "a: a process of yours could not be inspected (pid 5)",
+        "b: 2 processes of yours could not be inspected (pid 6, 7)",
+    ]
+    assert page.hidden({"a1": here[1], "a2": here[1]}) == ["a[1-2]: 2 processes of yours could not be inspected"]

@@ -1,0 +1,48 @@
+"""Where a worker was, by what faulthandler wrote."""
+
+from __future__ import annotations
+
+import faulthandler
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.protocol import stack_dump
+
+PACKAGE = Path(ddplaunch.__file__).parent
+HEAD = "Current thread 0x00007f30 (most recent call first):\n"
+OTHER = 'Thread 0x00007f31 (most recent call first):\n  File "/usr/lib/python3.11/threading.py", line 324 in wait\n\n'
+LIBRARY = '  File "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", line 3252 in all_reduce\n'
+OWN = '  File "/home/ada/train.py", line 41 in step\n'
+BOOTSTRAP = '  File "<frozen runpy>", line 88 in _run_code\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        (HEAD + OWN + BOOTSTRAP, "train.py:41 in step"),
+        (OTHER + HEAD + LIBRARY + OWN, "train.py:41 in step (all_reduce, distributed_c10d.py:3252)"),
+        (HEAD.replace("Current thread", "Thread") + OWN, "train.py:41 in step"),
+        (
+            HEAD + LIBRARY + f'  File "{PACKAGE}/worker/bootstrap.py", line 62 in run\n' + OWN + BOOTSTRAP,
+            "train.py:41 in step (all_reduce, distributed_c10d.py:3252)",
+        ),
+        (HEAD + LIBRARY + BOOTSTRAP, "<frozen runpy>:88 in _run_code (all_reduce, distributed_c10d.py:3252)"),
+        (HEAD + "  <no Python frame>\n", ""),
+        (HEAD, ""),
+        ("", ""),
+        ('  File "half', ""),
+    ],
+)
+def test_the_scripts_own_frame_and_what_it_called(text: str, place: str) -> None:
+    assert stack_dump.whereabouts(text) == place
+
+
+def test_what_this_interpreter_writes_is_understood(tmp_path: Path) -> None:
+    with (tmp_path / "stacks").open("w") as file:
+        faulthandler.dump_traceback(file, all_threads=True)
+    code = sys._getframe().f_code
+    assert stack_dump.whereabouts((tmp_path / "stacks").read_text()).startswith(f"{Path(__file__).name}:")
+    assert f" in {code.co_name}" in stack_dump.whereabouts((tmp_path / "stacks").read_text())

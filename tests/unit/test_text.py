@@ -1,0 +1,35 @@
+"""What others wrote is shown so that it cannot steer the user's terminal."""
+
+from __future__ import annotations
+
+from ddplaunch.text import escape, fold_ints, is_device_id, plural, quote, table
+
+EVIL = "\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
+
+
+def test_control_characters_are_escaped_but_line_ends_and_tabs() -> None:
+    assert escape(EVIL) == r"\x1b]0;owned\x07 \x9b31m \u202e \r" + "\n\tend"
+
+
+def test_what_is_quoted_is_one_line_and_not_endless() -> None:
+    assert quote(EVIL) == r"\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
+    assert quote("x" * 100, 10) == "xxxxxxxxxx..."
+
+
+def test_plurals() -> None:
+    assert [plural(count, "node") for count in (0, 1, 3)] == ["0 nodes", "1 node", "3 nodes"]
+
+
+def test_a_table_has_left_aligned_columns_and_no_spaces_at_line_ends() -> None:
+    assert table([("run", "state"), ("a", ""), ("long-id", "x")]) == ["run      state", "a", "long-id  x"]
+    assert table([]) == []
+
+
+def test_numbers_are_folded_to_ranges() -> None:
+    assert fold_ints([5, 0, 2, 1]) == "0-2, 5"
+    assert fold_ints([]) == ""
+
+
+def test_device_ids() -> None:
+    assert all(map(is_device_id, ("0", "12", "GPU-8f1c2a", "MIG-GPU-8f/1/0")))
+    assert not any(map(is_device_id, ("", "-1", "123456", "GPU", "0,1", "0\n")))

@@ -1,0 +1,270 @@
+"""Every record survives the wire, and whatever else comes over it is a ProtocolError and nothing worse."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import json
+import os
+import types
+import typing
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.protocol import launcher_agent, rendezvous, wire
+from ddplaunch.protocol.launcher_agent import Notice, Output, PassSignal, StopWorkers
+from ddplaunch.protocol.specs import WorkerSpec
+from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
+
+RECORDS: tuple[type, ...] = tuple(
+    dict.fromkeys(
+        record
+        for module in (launcher_agent, rendezvous)
+        for name, group in vars(module).items()
+        if name.startswith(("FROM_", "TO_"))
+        for record in group
+    )
+)
+
+TEXT = st.text(st.characters(codec="utf-8") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=8)
+"""What ``os.fsdecode`` can give: any text, and escapes of bytes that are no UTF-8."""
+
+SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
+    str: TEXT,
+    int: st.integers(),
+    bool: st.booleans(),
+    float: st.floats(allow_nan=False),
+    type(None): st.none(),
+}
+
+
+def values(kind: Any) -> st.SearchStrategy[Any]:
+    """Values of an annotation, as far as records use them."""
+    if dataclasses.is_dataclass(kind):
+        return st.builds(kind, **{name: values(hint) for name, hint in typing.get_type_hints(kind).items()})
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (typing.Union, types.UnionType):
+        return st.one_of([values(arg) for arg in args])
+    if origin is typing.Literal:
+        return st.sampled_from(args)
+    if origin is frozenset:
+        return st.frozensets(values(args[0]), max_size=3)
+    if origin is dict:
+        return st.dictionaries(values(args[0]), values(args[1]), max_size=3)
+    if origin is tuple and args[-1] is Ellipsis:
+        return st.lists(values(args[0]), max_size=3).map(tuple)
+    return st.tuples(*map(values, args)) if origin is tuple else SIMPLE[kind]
+
+
+ANY_RECORD = st.one_of([values(record) for record in RECORDS])
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+EXAMPLE = {"record": "StopWorkers", "signum": 15, "grace_s": 1.5}
+
+
+def as_line(body: object) -> bytes:
+    return json.dumps(body).encode() + b"\n"
+
+
+@settings(deadline=None)
+@given(ANY_RECORD)
+def test_a_record_survives_the_wire(record: Any) -> None:
+    line = encode(record)
+    assert line.count(b"\n") == 1
+    assert line.endswith(b"\n")
+    again = decode(line, RECORDS)
+    assert again == record
+    assert type(again) is type(record)
+
+
+def test_a_text_that_is_not_utf8_survives() -> None:
+    argument = os.fsdecode(b"\xff\x00\n\r\x1b[31m\xc3\xa9\xf0\x9f\x92\xa5\xed\xa0\x80")
+    spec = WorkerSpec(tag="0", how="exec", argv=(argument,), env={argument: argument})
+    again = decode(encode(spec), (WorkerSpec,))
+    assert os.fsencode(again.argv[0]) == os.fsencode(argument)
+    assert again.env == {argument: argument}
+
+
+def test_what_an_environment_may_hold_fits_into_a_line() -> None:
+    env = {f"NAME_{number}": "\udcff" * 100_000 for number in range(40)}
+    line = encode(WorkerSpec(tag="0", how="exec", argv=(), env=env))
+    assert len(line) < wire.MAX_LINE_BYTES
+    assert decode(line, (WorkerSpec,)).env == env
+
+
+@settings(deadline=None)
+@given(st.text(st.characters(exclude_categories=()) | st.characters(categories=["Cs"]), max_size=8))
+def test_the_reader_accepts_every_text_that_can_be_sent(text: str) -> None:
+    spec = WorkerSpec(tag=text, how="exec", argv=(text,), env={text: text})
+    again = decode(encode(spec), (WorkerSpec,))
+    assert again.tag == again.argv[0] == again.env[again.tag]
+    assert list(again.env) == [again.tag]
+    assert decode(encode(again), (WorkerSpec,)) == again
+    again.tag.encode("utf-8", "surrogateescape")
+
+
+@pytest.mark.parametrize(
+    ("text", "arrives"),
+    [
+        ("half \ud83d.", r"half \ud83d."),
+        ("\ud83d\ud83d\ude00", "\\ud83d\U0001f600"),
+        ("\ud83d\ude00\ude00", "\U0001f600\\ude00"),
+        ("\udc7f\udc80\udcff\udd00", "\\udc7f\udc80\udcff\\udd00"),
+        (r"\ud83d" + "\udcff\0\n", r"\ud83d" + "\udcff\0\n"),
+    ],
+    ids=range(5),
+)
+def test_a_surrogate_that_stands_for_nothing_becomes_its_escape(text: str, arrives: str) -> None:
+    assert decode(encode(Notice(text)), (Notice,)) == Notice(arrives)
+
+
+def test_a_number_that_is_none_survives() -> None:
+    for number in (float("nan"), float("inf"), -float("inf")):
+        assert repr(decode(encode(StopWorkers(15, number)), (StopWorkers,)).grace_s) == repr(number)
+
+
+# Garbage.
+
+
+@settings(deadline=None)
+@given(st.binary())
+def test_bytes_are_no_record(garbage: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(garbage, RECORDS)
+
+
+@settings(deadline=None)
+@given(JSON)
+def test_json_alone_is_no_record(body: Any) -> None:
+    with pytest.raises(ProtocolError):
+        decode(as_line(body), RECORDS)
+
+
+@settings(deadline=None)
+@given(ANY_RECORD, st.data())
+def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) -> None:
+    line = encode(record)
+    cut = data.draw(st.integers(1, len(line) - 1))
+    with pytest.raises(ProtocolError):
+        read_record(io.BytesIO(line[:cut]), RECORDS)
+
+
+@settings(deadline=None)
+@given(ANY_RECORD, JSON, st.data())
+def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any, data: st.DataObject) -> None:
+    body = json.loads(encode(record))
+    body[data.draw(st.sampled_from(sorted(body)))] = value
+    try:
+        again = decode(as_line(body), RECORDS)
+    except ProtocolError:
+        return
+    # It fitted; a NaN among it is not equal to itself, so compare what is sent.
+    assert decode(encode(again), RECORDS).__class__ is again.__class__
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        ({"signum": "15"}, "'15' is not int"),
+        ({"signum": True}, "'True' is not int"),
+        ({"signum": 15.0}, "'15.0' is not int"),
+        ({"signum": None}, "'None' is not int"),
+        ({"grace_s": "soon"}, "'soon' is not float"),
+        ({"grace_s": 10**400}, "not a record"),
+        ({"more": 1}, "StopWorkers has no 'more'"),
+        ({"record": "Nothing"}, "not a record"),
+        ({"record": ["StopWorkers"]}, "not a record"),
+        ({"record": None}, "not a record"),
+        ({"record": "WorkerSpec"}, "not a record"),
+    ],
+)
+def test_a_wrong_field_is_refused_and_named(change: dict[str, Any], complaint: str) -> None:
+    with pytest.raises(ProtocolError, match=complaint):
+        decode(as_line({**EXAMPLE, **change}), (StopWorkers, PassSignal))
+
+
+def test_a_missing_field_is_refused() -> None:
+    for name in EXAMPLE:
+        with pytest.raises(ProtocolError):
+            decode(as_line({key: value for key, value in EXAMPLE.items() if key != name}), (StopWorkers,))
+
+
+def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
+    again = decode(as_line({**EXAMPLE, "grace_s": 3}), (StopWorkers,))
+    assert again == StopWorkers(15, 3.0)
+    assert type(again.grace_s) is float
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("how", "other"),
+        ("how", ["exec"]),
+        ("argv", "text"),
+        ("argv", ["x", 1]),
+        ("argv", {"0": "x"}),
+        ("env", {"A": 1}),
+        ("env", [["A", "1"]]),
+        ("cpus", ["1"]),
+        ("cpus", [[1]]),
+    ],
+)
+def test_what_is_inside_a_field_is_checked_too(field: str, value: Any) -> None:
+    body = json.loads(encode(WorkerSpec(tag="0", how="exec")))
+    with pytest.raises(ProtocolError):
+        decode(as_line({**body, field: value}), (WorkerSpec,))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"[" * 100_000 + b"\n",
+        b'{"record":' * 100_000 + b"\n",
+        b'{"record": "PassSignal", "signum": ' + b"9" * 10_000 + b"}\n",
+        b'{"record": "PassSignal", "signum": 1}{"record": "PassSignal", "signum": 1}\n',
+        b'{"record": "PassSignal", "signum": 1, "signum": "x"}\n',
+        b"\xff\xfe{}\n",
+        b"null\n",
+        b"\n",
+        b"",
+    ],
+    ids=range(9),
+)
+def test_hostile_lines_are_refused(line: bytes) -> None:
+    with pytest.raises(ProtocolError):
+        decode(line, RECORDS)
+
+
+# Streams.
+
+
+def test_the_end_of_the_stream_is_no_error() -> None:
+    stream = io.BytesIO(encode(PassSignal(1)) + encode(PassSignal(2)))
+    assert [read_record(stream, RECORDS) for _ in range(3)] == [(PassSignal(1), b""), (PassSignal(2), b""), None]
+
+
+def test_output_comes_with_its_bytes_whatever_they_are() -> None:
+    data = bytes(range(256)) + encode(PassSignal(1))
+    stream = io.BytesIO(encode(Output("node", 0, 0, "stdout", len(data))) + data + encode(Notice("next")))
+    assert read_record(stream, RECORDS) == (Output("node", 0, 0, "stdout", len(data)), data)
+    assert read_record(stream, RECORDS) == (Notice("next"), b"")
+
+
+@pytest.mark.parametrize("nbytes", [-1, 5, MAX_CHUNK_BYTES + 1, 1 << 62])
+def test_output_of_an_impossible_length_is_refused_before_it_is_read(nbytes: int) -> None:
+    with pytest.raises(ProtocolError, match="output chunk"):
+        read_record(io.BytesIO(encode(Output("node", 0, 0, "stdout", nbytes)) + b"four"), RECORDS)
+
+
+def test_a_line_without_end_is_not_read_to_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(wire, "MAX_LINE_BYTES", 1000)
+    stream = io.BytesIO(encode(Notice("x" * 2000)))
+    with pytest.raises(ProtocolError, match="over 1000 bytes"):
+        read_record(stream, RECORDS)
+    assert stream.tell() == 1000
