@@ -46,9 +46,12 @@ class Heartbeats:
         self._suspend_by: float | None = None
 
     def watch(self, node: Node, now: float, extra_s: float = 0.0) -> None:
-        """Ping ``node`` from now on; its first answer may take ``extra_s`` longer."""
+        """Ping ``node`` from now on; its first answer may take ``extra_s`` longer.
+
+        The first ping is sent at once: an agent that is cut off before any ping would wait for its launcher for ever.
+        """
         self._answered_at[node.index] = now + extra_s
-        self._unanswered[node.index] = 0
+        self._ping([node], self.lost_after_s)
         self._deadline = min(self._deadline, now + INTERVAL_S)
 
     def unwatch(self, node: Node) -> None:

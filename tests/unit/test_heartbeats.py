@@ -33,14 +33,14 @@ class Watch:
         return self.silent
 
 
-def test_nodes_that_come_one_after_the_other_are_pinged_together():
+def test_every_node_is_pinged_at_once_and_all_of_them_together_afterwards():
     watch = Watch()
     for number, node in enumerate(watch.nodes):
         watch.heartbeats.watch(node, 0.1 * number)
+        assert node.handle.sent == [Ping(5.0)]
         assert watch.heartbeats.run_due(0.1 * number) == INTERVAL_S
-    assert [node.handle.sent for node in watch.nodes] == [[], [], []]
     assert watch.heartbeats.run_due(INTERVAL_S) == 2 * INTERVAL_S
-    assert [node.handle.sent for node in watch.nodes] == [[Ping(5.0)]] * 3
+    assert [node.handle.sent for node in watch.nodes] == [[Ping(5.0)] * 2] * 3
 
 
 def test_nothing_is_due_while_no_node_is_watched():
@@ -76,6 +76,8 @@ def test_a_suspension_waits_until_the_agents_know_of_it(monkeypatch: pytest.Monk
     suspended: list[bool] = []
     monkeypatch.setattr(heartbeats.signals, "suspend", lambda: suspended.append(True))
     watch = Watch(3)
+    for node in watch.nodes:
+        watch.heartbeats.on_pong(node, 0.1)
     watch.heartbeats.suspend(0.5)
     for node in watch.nodes:
         assert watch.heartbeats.run_due(0.6) == 0.5 + heartbeats._SUSPEND_WAIT_S
