@@ -83,6 +83,7 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
     host = "this node"
     try:
         received = wire.read_record(stream, (AgentSpec, SweepRun, ListRuns, InspectNode))
+        signal.alarm(0)  # Set by remote_start, for an agent whose launcher is cut off before the first record.
         if received is None:
             return ()
         order = received[0]

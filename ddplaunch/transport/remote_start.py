@@ -40,6 +40,9 @@ exec "$(command -v bash || echo /bin/sh)" -l -c '{_RUN_LINE.format(" <&3")}'
 
 FACTS_PREFIX = b"@ddplaunch-agent@ "
 MAX_ANSWER_BYTES = 1 << 16
+_FIRST_RECORD_S = 300
+"""Seconds until SIGALRM ends an agent that has received no record: its machine may be cut off from the launcher."""
+
 _MAX_LOGIN_OUTPUT_BYTES = 1 << 20
 
 _OLDEST_PYTHON = (3, 10)
@@ -53,7 +56,7 @@ _SHELL_VARIABLES = re.compile(
 """Variables that a shell does not allow to set, or that have no meaning on another machine."""
 
 _STARTER = r"""
-import json, os, re, sys
+import json, os, re, signal, sys
 facts = {"pid": os.getpid(), "host": os.uname()[1], "python": ".".join(map(str, sys.version_info[:3]))}
 sys.path[:not getattr(sys.flags, "safe_path", False)] = []
 try:
@@ -78,6 +81,7 @@ except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
 os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
 if facts.get("ddplaunch") == start["version"]:
+    signal.alarm(start["first_record_s"])
     __import__(start["entry"], fromlist=["main"]).main()
 """
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
@@ -150,10 +154,11 @@ def agent_start(config: LaunchConfig, run_tag: str, *, for_sweep: bool = False) 
 
 def first_input(start: RemoteStart) -> bytes:
     """Stdin of ``COMMAND``. Records must follow after the facts only: a login script may read earlier input."""
-    values = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
+    values: dict[str, str | int] = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
     values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
+    values["first_record_s"] = _FIRST_RECORD_S
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
-    # All values are texts: their JSON in ASCII is also a Python literal.
+    # Texts and numbers: their JSON in ASCII is also a Python literal.
     env[START_VARIABLE] = f"start = {json.dumps(values)}\n{_STARTER}"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     python = shlex.quote(start.python)

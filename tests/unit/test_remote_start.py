@@ -44,6 +44,15 @@ def test_what_is_sent_survives_the_shell(shell, setup, tmp_path):
     assert done.stdout.endswith(value.encode("utf-8", "surrogateescape") + (b"set" if setup else b"")), done
 
 
+def test_an_agent_without_a_first_record_ends_by_itself(tmp_path):
+    (tmp_path / "entry.py").write_text("def main():\n    import signal\n    print(signal.alarm(0))\n")
+    start = RemoteStart(python=sys.executable, cwd="/", env={"PYTHONPATH": str(tmp_path)}, entry="entry")
+    done = subprocess.run(
+        ["sh", "-c", remote_start.COMMAND], input=remote_start.first_input(start), capture_output=True, check=True
+    )
+    assert 0 < int(done.stdout.splitlines()[-1]) <= remote_start._FIRST_RECORD_S
+
+
 def test_only_a_line_with_all_marks_of_an_answer_is_one():
     line = remote_start.FACTS_PREFIX + b'{"pid": 7, "host": "h", "python": "3.12.1"}\n'
     assert remote_start.read_facts(line) == NodeFacts(pid=7, host="h", python="3.12.1")
