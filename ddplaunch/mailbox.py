@@ -8,11 +8,11 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import queue
 import signal
 import threading
 import time
 import weakref
+from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 if TYPE_CHECKING:
@@ -21,15 +21,11 @@ if TYPE_CHECKING:
 E = TypeVar("E")
 
 
-class _Wake:
-    """Wakes the main thread, so that Python runs its signal handlers; never returned as an event."""
-
-
 class Mailbox(Generic[E]):
     """Events in the order they were posted; posting never blocks and is safe in a signal handler.
 
-    ``SimpleQueue.put`` is reentrant (documented), so a handler that interrupts a ``put`` of its thread does not
-    deadlock, unlike with ``queue.Queue``.
+    ``queue.SimpleQueue`` is not used: up to Python 3.12 its ``get`` waits for ever if the timeout ends just after it
+    took the queue's lock and found no item. ``queue.Queue`` deadlocks if a signal handler puts during a ``put``.
 
     Python runs signal handlers in the main thread only, but the kernel may deliver a signal to another thread, as it
     does after SIGCONT or for the second of two; such a delivery does not interrupt the main thread's wait.
@@ -37,20 +33,28 @@ class Mailbox(Generic[E]):
     """
 
     def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[E | _Wake] = queue.SimpleQueue()
+        self._events: deque[E] = deque()
+        # Released by each post, acquired by the thread that waits: an acquisition means that it looks again.
+        self._posted = threading.Lock()
         self._wakeup_fd: int | None = None
 
     def post(self, event: E) -> None:
         """Append an event. Any thread, also inside a signal handler."""
-        self._queue.put(event)
+        self._events.append(event)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._posted.locked():
+            with contextlib.suppress(RuntimeError):  # Another post has released it meanwhile.
+                self._posted.release()
 
     @property
     def is_empty(self) -> bool:
         """Whether all posted events have been taken."""
-        return self._queue.empty()
+        return not self._events
 
     def get(self, deadline: float = math.inf) -> E | None:
-        """Wait for the next event; None after ``deadline`` (``time.monotonic()``). Main thread only."""
+        """Wait for the next event; None after ``deadline`` (``time.monotonic()``). One thread only."""
         if threading.current_thread() is not threading.main_thread():
             return self._get(deadline)
         if self._wakeup_fd is None:
@@ -62,13 +66,11 @@ class Mailbox(Generic[E]):
             signal.set_wakeup_fd(before)
 
     def _get(self, deadline: float) -> E | None:
-        while True:
-            try:
-                event = take(self._queue, deadline)
-            except queue.Empty:
+        while not self._events:
+            remaining_s = min(max(0.0, deadline - time.monotonic()), threading.TIMEOUT_MAX)
+            if not self._posted.acquire(timeout=remaining_s):
                 return None
-            if not isinstance(event, _Wake):
-                return event
+        return self._events.popleft()
 
     def _open_wakeup_fd(self) -> int:
         """A descriptor for ``set_wakeup_fd``; closed with this mailbox, which ends the thread. -1 without resources."""
@@ -77,7 +79,9 @@ class Mailbox(Generic[E]):
         except OSError:
             return -1
         os.set_blocking(writer, False)
-        thread = threading.Thread(target=_wake, args=(reader, self._queue.put), name="signals", daemon=True)
+        # The thread must not hold the mailbox itself, which would never be closed.
+        wake = weakref.WeakMethod(self._wake)
+        thread = threading.Thread(target=_forward_wakeups, args=(reader, wake), name="signals", daemon=True)
         try:
             thread.start()
         except RuntimeError:
@@ -88,25 +92,9 @@ class Mailbox(Generic[E]):
         return writer
 
 
-def take(source: queue.SimpleQueue[E], deadline: float) -> E:
-    """The next item of ``source``; no other thread may take from it.
-
-    Before Python 3.12 ``SimpleQueue.get`` waits for ever if its timeout ends just after it took the queue's lock and
-    found no item: with ``timeout=0`` sometimes in 3.10, with a few microseconds in all. So the first attempt, which
-    takes the lock, does not wait.
-
-    Raises:
-        queue.Empty: no item until ``deadline`` (``time.monotonic()``).
-    """
-    with contextlib.suppress(queue.Empty):
-        return source.get_nowait()
-    remaining_s = deadline - time.monotonic()
-    if remaining_s <= 0:
-        raise queue.Empty
-    return source.get(timeout=None if remaining_s == math.inf else remaining_s)
-
-
-def _wake(reader: int, put: Callable[[_Wake], None]) -> None:
+def _forward_wakeups(reader: int, wake: Callable[[], Callable[[], None] | None]) -> None:
     while os.read(reader, 64):
-        put(_Wake())
+        if call := wake():
+            call()
+        del call
     os.close(reader)

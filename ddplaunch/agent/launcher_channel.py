@@ -7,7 +7,6 @@ pings. Received records become events in the agent's mailbox. Must not act on th
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
 from collections import deque
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import LauncherLost
 from ddplaunch.agent.workers.output import count_lines
+from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
 
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-    from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.log_transfer import LogChunk
 
 _QUEUE_BYTES = 16 << 20
@@ -179,7 +178,7 @@ class Inbox:
         """Start the thread that reads ``stream``; nothing else may read it."""
         self.is_closed = threading.Event()
         self._stream, self._mailbox, self._send = stream, mailbox, send
-        self._pings: queue.SimpleQueue[float] | None = None
+        self._pings: Mailbox[float] | None = None
         threading.Thread(target=self._read_all, name="launcher", daemon=True).start()
 
     def _read_all(self) -> None:
@@ -197,17 +196,15 @@ class Inbox:
 
     def _reset_timer(self, lost_after_s: float) -> None:
         if self._pings is None:
-            self._pings = queue.SimpleQueue()
+            self._pings = Mailbox()
             threading.Thread(target=self._time_pings, args=(self._pings,), name="pings", daemon=True).start()
-        self._pings.put(lost_after_s)
+        self._pings.post(lost_after_s)
 
-    def _time_pings(self, pings: queue.SimpleQueue[float]) -> None:
+    def _time_pings(self, pings: Mailbox[float]) -> None:
         lost_after_s = pings.get()
-        try:
-            while True:
-                lost_after_s = pings.get(timeout=lost_after_s)
-        except queue.Empty:
-            self._close()
+        while lost_after_s is not None:
+            lost_after_s = pings.get(time.monotonic() + lost_after_s)
+        self._close()
 
     def _close(self) -> None:
         self.is_closed.set()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import queue
 import select
 import socket
 import threading
@@ -16,7 +15,7 @@ import time
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ddplaunch.mailbox import take
+from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.rendezvous import StoreNotFound
 from ddplaunch.system.limits import raise_open_files
 
@@ -75,7 +74,7 @@ class _Search:
     def __init__(self, spec: MemberSpec) -> None:
         self._settings, self._open_key = spec.rendezvous, _open_key(spec)
         self._ports = (self._settings.port, *self._settings.other_ports)
-        self._found: queue.SimpleQueue[_Found] = queue.SimpleQueue()
+        self._found: Mailbox[_Found] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
 
@@ -86,12 +85,13 @@ class _Search:
         began, join_s = time.monotonic(), self._settings.join_timeout_s
         limit_s = min(self._settings.search_timeout_s or join_s, join_s)
         try:
-            with contextlib.suppress(queue.Empty):
-                return take(self._found, began + min(_REPORT_AFTER_S, limit_s / 2))
-            report(StoreNotFound(self._reason))
-            with contextlib.suppress(queue.Empty):
-                return take(self._found, began + limit_s)
-            raise RuntimeError(f"{self._reason}, after {limit_s:g} s")
+            found = self._found.get(began + min(_REPORT_AFTER_S, limit_s / 2))
+            if found is None:
+                report(StoreNotFound(self._reason))
+                found = self._found.get(began + limit_s)
+            if found is None:
+                raise RuntimeError(f"{self._reason}, after {limit_s:g} s")
+            return found
         finally:
             self._is_over.set()
 
@@ -111,7 +111,7 @@ class _Search:
             )
             host = min(answered, key=hosts.index, default="")
             if host and (store := self._store_of_run(host, port)):
-                self._found.put((store, host, port))
+                self._found.post((store, host, port))
                 return
             self._is_over.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
