@@ -53,14 +53,14 @@ class Attempts:
         results = [*self.ended, *(result for opened in self._open.values() for result in opened.results)]
         return any(not result.will_restart for result in results)
 
-    def on_started(self, number: int, participants: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
+    def on_started(self, node: int, number: int, participants: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
         """A node's workers run. The first value is whether this node is the first to report this attempt."""
         is_first = number not in self._open
-        return is_first, self._complete_before(number, participants)
+        return is_first, self._enter(node, number, participants)
 
     def on_ended(self, node: int, result: AttemptResult, participants: Sequence[int]) -> list[AttemptResult]:
         """A node's workers have ended."""
-        completed = self._complete_before(result.attempt, participants)
+        completed = self._enter(node, result.attempt, participants)
         opened = self._open.get(result.attempt)
         if opened is None:  # The attempt was completed without this node.
             return completed
@@ -71,17 +71,26 @@ class Attempts:
         """A node will send no further reports."""
         for opened in self._open.values():
             opened.missing.discard(node)
-        return self._complete([number for number, opened in self._open.items() if not opened.missing])
+        return self._complete_reported()
 
     def close(self) -> list[AttemptResult]:
         """No node will send further reports."""
         return self._complete(list(self._open))
 
-    def _complete_before(self, number: int, participants: Sequence[int]) -> list[AttemptResult]:
-        """A node is in attempt ``number``: open it, and complete all earlier ones."""
+    def _enter(self, node: int, number: int, participants: Sequence[int]) -> list[AttemptResult]:
+        """``node`` is in attempt ``number``: open it. The node has reported all that it knows of earlier ones.
+
+        Another node's report of an earlier attempt may still be on its way: each node has a channel of its own.
+        """
         if number >= self.next_number:
             self._open[number] = _OpenAttempt(set(participants))
-        return self._complete([earlier for earlier in self._open if earlier < number])
+        for earlier, opened in self._open.items():
+            if earlier < number:
+                opened.missing &= set(participants) - {node}
+        return self._complete_reported()
+
+    def _complete_reported(self) -> list[AttemptResult]:
+        return self._complete([number for number, opened in self._open.items() if not opened.missing])
 
     def _complete(self, numbers: Iterable[int]) -> list[AttemptResult]:
         results = [self._open.pop(number).results for number in sorted(numbers)]

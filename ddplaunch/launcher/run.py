@@ -187,7 +187,7 @@ class Run:
             case EndpointOpen():
                 self._on_endpoint_open(record)
             case AttemptStarted():
-                self._on_attempt_started(record)
+                self._on_attempt_started(node, record)
             case AttemptEnded(result=result):
                 participants = self._nodes.participants
                 self._report_attempts(self._attempts.on_ended(node.index, result, participants))
@@ -232,8 +232,8 @@ class Run:
 
     # Attempts.
 
-    def _on_attempt_started(self, event: AttemptStarted) -> None:
-        is_first, completed = self._attempts.on_started(event.attempt, self._nodes.participants)
+    def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
+        is_first, completed = self._attempts.on_started(node.index, event.attempt, self._nodes.participants)
         self._report_attempts(completed)
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_round_formed()

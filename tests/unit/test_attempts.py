@@ -19,8 +19,8 @@ def result(number: int, rank: int, **fields: object) -> AttemptResult:
 
 def test_one_result_of_all_nodes_in_the_order_of_ranks():
     attempts = Attempts()
-    assert attempts.on_started(0, [0, 1]) == (True, [])
-    assert attempts.on_started(0, [0, 1]) == (False, [])
+    assert attempts.on_started(0, 0, [0, 1]) == (True, [])
+    assert attempts.on_started(1, 0, [0, 1]) == (False, [])
     assert attempts.on_ended(1, result(0, rank=1, duration_s=3.0), [0, 1]) == []
     [whole] = attempts.on_ended(0, result(0, rank=0), [0, 1])
     assert ([each.rank for each in whole.exits], whole.outcome, whole.duration_s) == ([0, 1], "succeeded", 3.0)
@@ -38,7 +38,7 @@ def test_a_failure_on_one_node_is_the_attempts():
 
 def test_a_lost_node_is_not_waited_for():
     attempts = Attempts()
-    attempts.on_started(0, [0, 1])
+    attempts.on_started(0, 0, [0, 1])
     assert attempts.on_ended(0, result(0, rank=0), [0, 1]) == []
     assert [each.attempt for each in attempts.remove_node(1)] == [0]
 
@@ -46,13 +46,30 @@ def test_a_lost_node_is_not_waited_for():
 def test_whoever_is_in_the_next_attempt_has_left_the_last():
     """As when a node that was lost before the attempt began was counted among those that take part."""
     attempts = Attempts()
-    attempts.on_started(0, [0, 7])
+    attempts.on_started(0, 0, [0, 7])
     attempts.on_ended(0, result(0, rank=0, will_restart=True, outcome="stopped"), [0, 7])
-    is_first, completed = attempts.on_started(1, [0, 2])
+    is_first, completed = attempts.on_started(0, 1, [0, 2])
     assert is_first
     assert [each.attempt for each in completed] == [0]
     assert attempts.next_number == 2
     assert attempts.on_ended(7, result(0, rank=1), [0, 2]) == [], "what comes too late counts no more"
+
+
+def test_a_report_that_another_node_overtakes_still_counts():
+    attempts = Attempts()
+    attempts.on_started(0, 0, [0, 1])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1])
+    assert attempts.on_started(0, 1, [0, 1]) == (True, [])
+    [whole] = attempts.on_ended(1, result(0, rank=1, outcome="failed", will_restart=True), [0, 1])
+    assert ([each.rank for each in whole.exits], whole.outcome) == ([0, 1], "failed")
+
+
+def test_a_node_in_the_next_attempt_has_nothing_left_to_report_of_the_last():
+    """As one that was to take part in the last attempt, and joined too late for it."""
+    attempts = Attempts()
+    attempts.on_started(0, 0, [0, 1])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1])
+    assert [each.attempt for each in attempts.on_started(1, 1, [0, 1])[1]] == [0]
 
 
 def test_a_round_that_ended_because_a_node_joined_is_no_restart():
@@ -75,12 +92,12 @@ def test_a_restart_counts_whichever_node_tells_of_it_first():
 
 def test_at_the_end_what_is_known_counts():
     attempts = Attempts()
-    attempts.on_started(0, [0, 1])
+    attempts.on_started(0, 0, [0, 1])
     part = result(0, rank=0)
     attempts.on_ended(0, part, [0, 1])
     assert attempts.close() == [part]
     assert attempts.close() == []
-    attempts.on_started(1, [0, 1])
+    attempts.on_started(0, 1, [0, 1])
     assert attempts.close() == [], "of which nobody has told anything"
 
 
@@ -101,7 +118,7 @@ def test_one_node_that_tells_of_the_end_decides():
 def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_heard_it() -> None:
     """On a slow link the node that serves may be gone by then."""
     attempts, seats = Attempts(), [0, 1]
-    attempts.on_started(0, seats)
+    attempts.on_started(0, 0, seats)
     attempts.on_ended(
         1, result(0, rank=1, outcome="stopped", will_restart=True, reason="the rendezvous is lost"), seats
     )
