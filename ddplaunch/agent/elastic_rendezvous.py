@@ -179,7 +179,8 @@ class ElasticRendezvous:
         is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
         if self._client:
             index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
-            self._client.send(NodeEnded(index, result.attempt, failed, is_stopping, cause))
+            reason = result.reason if is_stopping else ""
+            self._client.send(NodeEnded(index, result.attempt, failed, is_stopping, cause, reason))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             return self._without_verdict(result, is_stopping)

@@ -58,6 +58,7 @@ class NodeEnded:
         failed: a worker failed (ddplaunch had not stopped it), or the node could not run its workers.
         stopped: somebody stopped this node; the run ends.
         cause: this node's first failure of a worker; None if none failed.
+        reason: why the node was stopped, if it knows more than that its launcher ordered it.
     """
 
     node_index: int
@@ -65,6 +66,7 @@ class NodeEnded:
     failed: bool = False
     stopped: bool = False
     cause: WorkerExit | None = None
+    reason: str = ""
 
 
 @dataclass(frozen=True)

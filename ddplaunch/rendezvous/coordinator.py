@@ -194,8 +194,8 @@ class Coordinator:
     def _on_ended(self, record: NodeEnded) -> list[Outgoing]:
         self._running.discard(record.node_index)
         self._reports.ended_nodes.append(record)
-        if record.stopped:
-            self._reports.stopped_host = self._reports.stopped_host or self._hosts[record.node_index]
+        if record.stopped and not self._reports.stop_reason:
+            self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
         sent = self._stop("") if record.failed or record.stopped else []
         return [*sent, *self._finish_round()]
 

@@ -25,7 +25,7 @@ class RoundReports:
         node_joined: a node has joined, and the next round includes it.
         failed_nodes: nodes that have sent WorkerFailed, in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
-        stopped_host: host of the first node that a user stopped; empty if there is none.
+        stop_reason: why the first node that was stopped by a user or another process was; empty if none was.
     """
 
     reason: str = ""
@@ -33,7 +33,7 @@ class RoundReports:
     node_joined: bool = False
     failed_nodes: list[int] = field(default_factory=list)
     ended_nodes: list[NodeEnded] = field(default_factory=list)
-    stopped_host: str = ""
+    stop_reason: str = ""
 
     def verdict(self, attempt: int, *, restart_allowed: bool, may_shrink: bool) -> RoundVerdict:
         """The verdict on round ``attempt``.
@@ -43,13 +43,13 @@ class RoundReports:
             restart_allowed: fewer than ``max_restarts`` restarts have happened.
             may_shrink: the run continues after the loss of a node.
         """
-        is_incomplete = self.node_lost or bool(self.stopped_host)
+        is_incomplete = self.node_lost or bool(self.stop_reason)
         if any(node.failed and not (is_incomplete and _is_consequence(node)) for node in self.ended_nodes):
-            will_restart = restart_allowed and not self.stopped_host
+            will_restart = restart_allowed and not self.stop_reason
             cause = self._cause()
             return RoundVerdict(attempt, will_restart=will_restart, failed=True, reason=self.reason, cause=cause)
-        if self.stopped_host:
-            reason = self.reason or f"{self.stopped_host} was stopped"
+        if self.stop_reason:
+            reason = self.reason or self.stop_reason
             return RoundVerdict(attempt, will_restart=False, failed=False, stopped=True, reason=reason)
         changed = self.node_lost or self.node_joined
         will_restart = changed and (may_shrink or not self.node_lost)

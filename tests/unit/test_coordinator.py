@@ -295,6 +295,14 @@ def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
     assert (over.will_restart, over.stopped, over.reason) == (False, True, "host1 was stopped")
 
 
+def test_all_nodes_get_the_reason_that_the_stopped_node_knows():
+    coordinator = Coordinator(0, 1, 2, 3)
+    started(coordinator, 0, 1)
+    coordinator.receive(NodeEnded(1, 0, stopped=True, reason="another process sent SIGTERM"))
+    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict).values()
+    assert {verdict.reason for verdict in over} == {"another process sent SIGTERM"}
+
+
 def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
