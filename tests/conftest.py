@@ -13,7 +13,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.support import slowest
+from tests.support import runs, slowest
 from tests.support.processes import command_line, has_children, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
@@ -52,6 +52,7 @@ def leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
         monkeypatch.delenv(name)
     started_before = _started
     yield
+    runs.kill_unfinished()
     if _started != started_before or has_children():
         _assert_none_left(f"DDPLAUNCH_TEST_MARK={mark}")
 

@@ -47,6 +47,18 @@ class Finished:
         return json.loads((self.run_dir / "report.json").read_text())
 
 
+_processes: list[subprocess.Popen[bytes]] = []
+
+
+def kill_unfinished() -> None:
+    """Kill the runs of a test that has failed before it waited for them; called after each test."""
+    for process in _processes:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    _processes.clear()
+
+
 @dataclass
 class Running:
     """A run that goes on. Its output is read by two threads, so that it never blocks on us."""
@@ -57,6 +69,7 @@ class Running:
     _threads: list[threading.Thread] = field(default_factory=list)
 
     def __post_init__(self) -> None:
+        _processes.append(self.process)
         for stream, lines in ((self.process.stdout, self.lines), (self.process.stderr, self.error_lines)):
             if stream is not None:
                 self.read_by(threading.Thread(target=self._read, args=(stream, lines), daemon=True))
