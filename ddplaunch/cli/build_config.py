@@ -213,7 +213,7 @@ def _rendezvous(
         min_nodes=max_nodes if static else min_nodes,
         max_nodes=max_nodes,
         node_rank=node_rank or 0 if static else node_rank,
-        hosts=(endpoint[0],),
+        hosts=(endpoint[0], *(scheduler.other_addresses if scheduler else ())),
         port=endpoint[1],
         other_ports=scheduler.ports[1:] if scheduler else (),
         is_server=is_server,

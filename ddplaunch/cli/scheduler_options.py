@@ -156,11 +156,29 @@ def _with_endpoint(
     if agents == 1:
         return CompletedOptions(options, task=scheduler.task, notices=notices)
     scheduler = replace(scheduler, agents=agents, ports=_ports(scheduler, options))
+    if scheduler_checks.needs_endpoint(scheduler):
+        scheduler = _exchange(scheduler, environ)
     error = scheduler_checks.needs_endpoint(scheduler)
     if error:
         raise error
     options = {**options, **_endpoint_options(scheduler, options)}
     return CompletedOptions(options, endpoint=scheduler, task=scheduler.task, notices=notices)
+
+
+def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> SchedulerInfo:
+    """``scheduler`` with the endpoint that the tasks of an mpirun exchange; unchanged if they have no way to do so."""
+    from ddplaunch.cluster import mpi_exchange, scheduler_checks, schedulers
+    from ddplaunch.system import network
+
+    addresses = None
+    if scheduler.is_server:
+        addresses = network.own_addresses({}) or (schedulers.LOOPBACK,)
+    try:
+        exchanged = mpi_exchange.exchange(environ, addresses)
+    except OSError as error:
+        message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
+        raise UsageError(message, scheduler_checks.ENDPOINT_HINT) from None
+    return schedulers.with_exchanged(scheduler, exchanged.run, exchanged.addresses) if exchanged else scheduler
 
 
 def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:

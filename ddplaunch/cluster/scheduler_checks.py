@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from ddplaunch.cluster.schedulers import SchedulerInfo
     from ddplaunch.cluster.task import ScheduledTask
 
+ENDPOINT_HINT = "Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all (mpirun -x, -genv)."
+
 _WORKER_VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
@@ -77,7 +79,7 @@ def needs_endpoint(scheduler: SchedulerInfo) -> UsageError | None:
     missing = "the port" if scheduler.first_host else "the host"
     return UsageError(
         f"{scheduler.name} started ddplaunch on several nodes without {missing} of their rendezvous",
-        "Give --rdzv-endpoint HOST:PORT, or export MASTER_ADDR and MASTER_PORT to all of them (mpirun -x, -genv).",
+        ENDPOINT_HINT,
     )
 
 

@@ -22,7 +22,7 @@ from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import UsageError
 from ddplaunch.text import quote
 
-_LOOPBACK = "127.0.0.1"
+LOOPBACK = "127.0.0.1"
 
 Kind = Literal["node", "task", "allocation", "hosts"]
 
@@ -46,6 +46,7 @@ class SchedulerInfo:
         hosts: the nodes in the scheduler's order, without slots, because schedulers count CPUs, not workers.
         hostfile: path of the file that names the nodes, if the environment does not; ``read_hosts`` reads it.
         first_host: host that serves the rendezvous; None if unknown, see ``needs_endpoint``.
+        other_addresses: further addresses of the first host, in the order to try.
         ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.
         token: text that is equal in all agents of a run and differs between runs; a valid run id. None if unknown.
         is_server: this agent serves the rendezvous.
@@ -60,6 +61,7 @@ class SchedulerInfo:
     hosts: tuple[Host, ...] = ()
     hostfile: str | None = None
     first_host: str | None = None
+    other_addresses: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
     token: str | None = None
     is_server: bool = False
@@ -109,7 +111,7 @@ def _slurm_step(environ: Mapping[str, str]) -> SchedulerInfo | None:
         index=step.rank,
         agents=sum(per_node),
         hosts=tuple(map(Host, step.hosts)),
-        first_host=_LOOPBACK if nodes == 1 else step.hosts[0],
+        first_host=LOOPBACK if nodes == 1 else step.hosts[0],
         ports=(*step.reserved_ports[:8], *candidate_ports(token))[:8],
         token=token,
         is_server=step.node_id == step.local_rank == 0,
@@ -140,19 +142,31 @@ def _mpi(name: str, variables: tuple[str, ...], environ: Mapping[str, str]) -> S
     per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, per_node)
     run = next((environ[id_] for id_ in _MPI_RUN_IDS if environ.get(id_)), "")
-    token = re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128] if run else None
+    token = _mpi_token(run) if run else None
     return SchedulerInfo(
         name=name,
         kind="task" if local_size > 1 else "node",
         description=f"{name}: rank {rank} of {size}, local rank {local_rank} of {local_size}",
         index=rank,
         agents=size,
-        first_host=_LOOPBACK if size == local_size else environ.get("MASTER_ADDR") or None,
+        first_host=LOOPBACK if size == local_size else environ.get("MASTER_ADDR") or None,
         ports=_master_port(environ) or (candidate_ports(token) if token else ()),
         token=token,
         is_server=rank == 0,
         task=task if local_size > 1 else None,
     )
+
+
+def with_exchanged(scheduler: SchedulerInfo, run: str, addresses: tuple[str, ...]) -> SchedulerInfo:
+    """``scheduler``, completed by what the tasks of an mpirun have exchanged: its id, and the addresses of rank 0."""
+    first_host, *others = (scheduler.first_host,) if scheduler.first_host else addresses
+    token = scheduler.token or _mpi_token(run)
+    ports = scheduler.ports or candidate_ports(token)
+    return replace(scheduler, first_host=first_host, other_addresses=tuple(others), token=token, ports=ports)
+
+
+def _mpi_token(run: str) -> str:
+    return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128]
 
 
 _MPI_RUN_IDS = ("PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "PALS_APID")

@@ -67,7 +67,8 @@ def bind_endpoint(host: str, rendezvous: RendezvousConfig) -> tuple[socket.socke
             raise LaunchError(f"{host} has no address but loopback", "Give one with --local-addr.", RENDEZVOUS)
         return _first_free(host, addresses[0] if len(addresses) == 1 else any_address(), rendezvous), addresses
     try:
-        return _first_free(host, bindable(rendezvous.hosts[0]), rendezvous), rendezvous.hosts
+        address = bindable(rendezvous.hosts[0]) if len(rendezvous.hosts) == 1 else any_address()
+        return _first_free(host, address, rendezvous), rendezvous.hosts
     except LaunchError as error:
         if rendezvous.is_server:
             addresses_here = ", ".join(own_addresses(os.environ)) or "loopback only"

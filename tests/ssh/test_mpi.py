@@ -1,0 +1,50 @@
+"""ddplaunch under a real mpirun: the process manager tells all tasks where to meet, on one machine and on two."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import Running, start
+from tests.support.ssh_jobs import ROUNDS
+
+MPIRUNS = {
+    "open-mpi": ("mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+    "mpich": ("mpiexec.mpich",),
+}
+
+
+@pytest.fixture(params=MPIRUNS)
+def mpirun(request) -> tuple[str, ...]:
+    words = MPIRUNS[request.param]
+    if not shutil.which(words[0]):
+        pytest.skip(f"needs {words[0]}")
+    return words
+
+
+def assert_all_meet(running: Running, size: int, end: Path) -> None:
+    for rank in range(size):
+        running.wait_for(f"rank {rank} of {size} in round 0")
+    end.touch()
+    finished = running.finish()
+    assert finished.returncode == 0, finished.err
+
+
+def test_the_tasks_of_one_machine_meet(mpirun, tmp_path):
+    end = tmp_path / "end"
+    assert_all_meet(start(ROUNDS, end, under=(*mpirun, "-np", "2")), 2, end)
+
+
+def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
+    lab, end, ssh = make_lab(2), tmp_path / "end", tmp_path / "ssh"
+    ssh.write_text(f'#!/bin/sh\nexec ssh -F {lab.ssh_config} "$@"\n')
+    ssh.chmod(0o755)
+    names = ("DDPLAUNCH_TEST_MARK", "XDG_STATE_HOME", "PYTHONPATH")
+    if "openmpi" in mpirun[0]:
+        passed = [word for name in names for word in ("-x", name)]
+        words = ["--mca", "plm_rsh_agent", str(ssh), "-H", "node1:2,node2:2", "--map-by", "ppr:2:node", *passed]
+    else:
+        words = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts", "node1,node2", "-ppn", "2", "-np", "4"]
+    assert_all_meet(start(ROUNDS, end, under=(*lab.prefix, *mpirun, *words)), 4, end)
