@@ -149,7 +149,7 @@ def parse(text: str) -> FaultSpec:
 
 def _kind_of(words: list[str]) -> tuple[FaultKind, list[str]]:
     """The kind of fault, and the words after it."""
-    if not words:
+    if words in ([], ["help"]):
         raise ValueError("names no fault")
     for kind in _KINDS:
         names = kind.split()

@@ -176,7 +176,7 @@ def _check_supported(options: Mapping[str, Any]) -> None:
     # torchrun's dynamic_rendezvous logs messages between its agents; ddplaunch has no such messages.
     if options["event_log_handler"] not in ("null", "console", "dynamic_rendezvous"):
         raise OptionError("--event-log-handler", options["event_log_handler"], "must be null or console")
-    if options["logs_specs"] is not None:
+    if options["logs_specs"] not in (None, "default"):
         raise UsageError(
             "--logs-specs: not supported, torch's LogsSpecs plug-ins run inside torchrun's agent",
             "Use --log-dir, --redirects, --tee and --ranks-filter; the files have torchrun's names.",

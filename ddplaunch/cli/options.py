@@ -6,12 +6,16 @@ A new option needs an entry here, a field in ``config`` and its line in ``build_
 from __future__ import annotations
 
 import sys
-from typing import get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, get_args
 
 import click
 
-from ddplaunch.cli.parser import Option, flag
+from ddplaunch.cli.parser import GroupedCommand, Option, flag
 from ddplaunch.config import NumaBinding
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 STOP_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
@@ -35,14 +39,44 @@ def version_line() -> str:
     return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
 
 
+def _print_short_help(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+    if is_set and not ctx.resilient_parsing and isinstance(ctx.command, GroupedCommand):
+        click.echo(
+            ctx.command.short_help_page(ctx, "All options and exit codes: ddplaunch --help. Documentation: --docs.")
+        )
+        ctx.exit()
+
+
+def _print_docs_folder(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+    if is_set and not ctx.resilient_parsing:
+        click.echo(docs_folder())
+        ctx.exit()
+
+
+def _shows(name: str, text: str, callback: Callable[[click.Context, click.Parameter, bool], None]) -> Option:
+    """An option that prints something and ends the command."""
+    return flag(name, text, pet=False, is_eager=True, expose_value=False, callback=callback)
+
+
+def docs_folder() -> Path:
+    """The folder with the documentation: inside the package, or next to it in a clone of the repository."""
+    package = Path(__file__).parents[1]
+    return next(path for path in (package / "docs", package.parent / "docs") if path.is_dir())
+
+
 OPTIONS: dict[str, tuple[Option, ...]] = {
     "Workers": (
         Option(
             "--nproc-per-node",
             "N",
-            "Workers per node: a number, auto, cpu, gpu or xpu. Default: one per GPU, or one.",
+            "Workers per node: a number, gpu, xpu, cpu (one per CPU), or auto (gpu, else cpu). Default: gpu, else 1.",
+            short="workers per node; default: one per GPU, or one",
         ),
-        flag("-m --module", "SCRIPT is a module; run it as 'python -m' does."),
+        flag(
+            "-m --module",
+            "SCRIPT is a module; run it as 'python -m' does.",
+            short="SCRIPT is a module, as with python -m",
+        ),
         flag("--no-python", "SCRIPT is a program; execute it directly."),
         flag("--run-path", "SCRIPT is a script, even with -m or --no-python."),
         Option(
@@ -60,7 +94,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--role", "NAME", "The workers' ROLE_NAME. Default: default.", "default"),
     ),
     "Devices": (
-        Option("--gpus", "2,4,7", "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.", pet=False),
+        Option(
+            "--gpus",
+            "2,4,7",
+            "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.",
+            pet=False,
+            short="GPUs to use; default: all",
+        ),
         Option("--gpus-per-proc", "K", "Each worker sees K GPUs of the node. Default: all.", "0", pet=False),
         flag("--virtual-local-rank", "Each worker sees one GPU, with LOCAL_RANK=0."),
         Option(
@@ -72,7 +112,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Restarts and stopping": (
-        Option("--max-restarts", "N", "After a failure start all workers again, at most N times. Default: 0.", "0"),
+        Option(
+            "--max-restarts",
+            "N",
+            "After a failure start all workers again, at most N times. Default: 0.",
+            "0",
+            short="after a failure start again, at most N times",
+        ),
         Option(
             "--shutdown-timeout",
             "S",
@@ -83,6 +129,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "S",
             "End the job as hung when no worker has written a line for S seconds. Default: never.",
             pet=False,
+            short="end the job if no worker writes a line for S s",
         ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(
@@ -92,7 +139,6 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "",
             pet=False,
         ),
-        Option("--monitor-interval", "S", "Accepted, without effect: ddplaunch does not poll.", "0.1"),
     ),
     "Output and logs": (
         Option(
@@ -133,12 +179,16 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
-        Option("--logs-specs", "NAME", "Not supported (plug-ins of torchrun's agent).", pet=False),
         flag("-v --verbose", "Show more messages.", pet=False),
         flag("-q --quiet", "Show only errors and the failure page.", pet=False),
     ),
     "Nodes and rendezvous": (
-        Option("--nnodes", "N|MIN:MAX", "Nodes of the job. Default: all named hosts, else 1."),
+        Option(
+            "--nnodes",
+            "N|MIN:MAX",
+            "Nodes of the job. Default: all named hosts, else 1.",
+            short="nodes of the job; default: all hosts, or one",
+        ),
         Option(
             "--cluster",
             "WORD",
@@ -174,7 +224,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
     ),
     "Hosts (started over SSH)": (
-        Option("--hosts", "gpu[1-4],USER@HOST:PORT", "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.", pet=False),
+        Option(
+            "--hosts",
+            "gpu[1-4],USER@HOST:PORT",
+            "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.",
+            pet=False,
+            short="hosts to start nodes on, over SSH",
+        ),
         Option("--hostfile", "FILE", "File with a host per line. Default: DDPLAUNCH_HOSTFILE.", pet=False),
         Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host.", pet=False),
         Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these.", pet=False),
@@ -204,10 +260,16 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--check",
             "Test this machine, or --hosts: versions, GPUs, limits, network speed; run no script.",
             pet=False,
+            short="test this machine or the hosts; run no script",
         ),
     ),
     "Earlier runs (yours, here and on --hosts)": (
-        flag("--ps", "List runs that have processes, and whether their launcher is alive.", pet=False),
+        flag(
+            "--ps",
+            "List runs that have processes, and whether their launcher is alive.",
+            pet=False,
+            short="list runs that have processes",
+        ),
         Option("--kill", "RUN_ID", "End all processes of a run: SIGTERM, --shutdown-timeout, SIGKILL.", pet=False),
     ),
     "Dry run": (
@@ -215,23 +277,35 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--dry-run",
             "Run the job on this machine's CPU, with simulated nodes and GPUs; scripts stay unchanged.",
             pet=False,
+            short="run the job on this machine's CPU",
         ),
         flag(
             "--rehearse-compile",
             "With --dry-run: torch.compile compiles for the CPU. Default: it returns the model unchanged.",
             pet=False,
         ),
-        flag("--plan", "Show the plan of the run: nodes, ranks, GPUs, environment; start nothing.", pet=False),
+        flag(
+            "--plan",
+            "Show the plan of the run: nodes, ranks, GPUs, environment; start nothing.",
+            pet=False,
+            short="show what would be started; start nothing",
+        ),
         flag("--json", "With --plan: print JSON.", pet=False),
         Option(
             "--inject",
             "'kill rank=3 after=5s'",
-            "With --dry-run: inject a fault and report how the job handled it; '' lists the faults.",
+            "With --dry-run: inject a fault and report how the job handled it; 'help' lists the faults.",
             pet=False,
             multiple=True,
         ),
     ),
+    "Accepted, without effect": (
+        Option("--monitor-interval", "S", "ddplaunch does not poll.", "0.1"),
+        Option("--logs-specs", "NAME", "Must be default: plug-ins of torchrun's agent are not supported.", pet=False),
+    ),
     "Other": (
-        flag("--version", "Show versions.", pet=False, is_eager=True, expose_value=False, callback=_print_version),
+        _shows("--version", "Show versions.", _print_version),
+        _shows("--docs", "Show the folder with the documentation.", _print_docs_folder),
+        _shows("-h", "Show the most used options.", _print_short_help),
     ),
 }

@@ -40,6 +40,7 @@ class Option(click.Option):
         text: description on the help page.
         default: value if neither the command line nor the environment gives one.
         pet: whether the environment variable is read.
+        short: description on the short help page, of ``-h``; empty: it is not on that page.
         attributes: passed to ``click.Option``.
     """
 
@@ -51,6 +52,7 @@ class Option(click.Option):
         default: str | None = None,
         *,
         pet: bool = True,
+        short: str = "",
         **attributes: Any,
     ) -> None:
         if metavar is not None and not attributes.get(
@@ -59,6 +61,7 @@ class Option(click.Option):
             attributes["default"] = default
         super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
         self.long_name = names.split()[-1]
+        self.short = short
         self.pet = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
 
 
@@ -95,7 +98,7 @@ class GroupedCommand(click.Command):
         after: Mapping[str, Sequence[tuple[str, str]]],
     ) -> None:
         params = [*(option for options in groups.values() for option in options), *arguments]
-        settings = {"help_option_names": ["-h", "--help"], "max_content_width": 80}
+        settings = {"help_option_names": ["--help"], "max_content_width": 80}
         super().__init__(name, context_settings=settings, callback=callback, params=params, help=before)
         self.groups = groups
         self.after = after
@@ -112,6 +115,16 @@ class GroupedCommand(click.Command):
         inherited = {} if ctx.resilient_parsing else from_environ(self.groups, spelled, os.environ)
         ctx.meta[INHERITED] = frozenset(inherited)
         return super().parse_args(ctx, [*inherited.values(), *spelled, "--", *rest])
+
+    def short_help_page(self, ctx: click.Context, last_line: str) -> str:
+        """The help page with the most used options only, and ``last_line``."""
+        formatter = ctx.make_formatter()
+        self.format_usage(ctx, formatter)
+        self.format_help_text(ctx, formatter)
+        options = [option for group in self.groups.values() for option in group if option.short]
+        rows = [(f"{option.opts[0]} {option.metavar or ''}", option.short) for option in options]
+        _write_rows(formatter, "Most used options", rows)
+        return f"{formatter.getvalue()}\n{last_line}"
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options under their headings (overrides click)."""

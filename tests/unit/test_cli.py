@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
@@ -133,7 +134,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
 NO_EFFECT = {
     "inject": "needs --dry-run: tests/process/test_inject.py",
     "logs_specs": "refused",
-    "version": "ends the program",
+    **dict.fromkeys(("version", "docs", "h"), "ends the program"),
     **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
     "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
@@ -340,6 +341,10 @@ def test_logs_specs_plug_ins_are_refused(error_of: ErrorOf) -> None:
     assert "--ranks-filter" in error_of("--logs-specs", "mine", "x.py")
 
 
+def test_torchruns_own_logs_specs_are_accepted(config_of: ConfigOf) -> None:
+    assert config_of("--logs-specs=default", "x.py") == config_of("x.py")
+
+
 def test_a_program_is_not_a_module(error_of: ErrorOf, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun: test_run 3."""
     assert "exclude each other" in error_of("--no-python", "-m", "x")
@@ -509,9 +514,9 @@ def test_all_that_torchruns_own_parser_accepts_is_accepted() -> None:
     from torch.distributed.run import get_args_parser
 
     parser = get_args_parser()
-    with click.Context(main.command, help_option_names=["-h", "--help"]) as ctx:
+    with click.Context(main.command, help_option_names=["--help"]) as ctx:
         ours = {name: param for param in main.command.get_params(ctx) for name in param.opts}
-    actions = [action for action in parser._actions if action.option_strings]
+    actions = [action for action in parser._actions if action.option_strings and action.dest != "help"]
     assert len(actions) > 25
     for action in actions:
         reads_environment = isinstance(action, (env, check_env))
@@ -533,7 +538,20 @@ def _typed(parser: argparse.ArgumentParser, action: argparse.Action) -> Iterator
                 yield name[:end]
 
 
-@pytest.mark.parametrize("argv", [["--help"], ["-h"], ["--hel"], ["--nproc-per-node", "0", "--help", "x.py"]])
+def test_the_short_help_fits_a_screen_and_names_the_other_pages(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("-h", "x.py") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) < 30
+    assert max(map(len, lines)) <= 80
+    assert "--help" in lines[-1]
+
+
+def test_the_folder_of_the_documentation_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("--docs") == 0
+    assert (Path(capsys.readouterr().out.strip()) / "options.md").is_file()
+
+
+@pytest.mark.parametrize("argv", [["--help"], ["--hel"], ["--nproc-per-node", "0", "--help", "x.py"]])
 def test_help_fits_80_columns_and_shows_every_option(argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(*argv) == 0
     page = capsys.readouterr().out

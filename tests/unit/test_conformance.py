@@ -149,7 +149,7 @@ elastic/agent/server, ``rendezvous`` and ``timer`` all below elastic/rendezvous 
 
 DIFFERENCES = {
     "workers by default": {"test_run": (4,)},
-    "etcd backends, rendezvous plug-ins, `--logs-specs`, file timers": {
+    "etcd backends, rendezvous plug-ins, `--logs-specs` (except `default`), file timers": {
         "test_run": (16,),
         "local_elastic_agent_test": (5,),
         "rendezvous": (2, 7, 17),

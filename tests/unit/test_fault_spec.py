@@ -113,6 +113,7 @@ def test_an_exit_is_a_failure_unless_it_says_otherwise():
     [
         ("", "names no fault"),
         ("   ", "names no fault"),
+        ("help", "names no fault"),
         ("kil rank=1", "there is no fault kil"),
         ("rank=1", "there is no fault rank=1"),
         ("Kill rank=1", "there is no fault Kill"),
