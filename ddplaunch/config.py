@@ -33,6 +33,7 @@ _MIN_LOST_AFTER_S = 3.0
 """Agents are pinged once a second; one or two late answers do not show that a node is lost."""
 
 NO_LOGS = "/dev/null"
+LINE_PREFIX = "[${host}:${rank}] "
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,7 @@ class OutputConfig:
         show_local_ranks: local ranks whose output reaches the console; None: all. A worker must pass both filters.
         duplicate_stdout_filters: stdout lines that contain one of these texts are copied to ``filtered_stdout.log``.
         duplicate_stderr_filters: stderr lines that contain one of these texts are copied to ``filtered_stderr.log``.
-        line_prefix: template of a console line's prefix: torchrun's macros and ``${host}``; None: ``[host:rank] ``.
+        line_prefix: template of a console line's prefix: torchrun's macros, ${host}, ${time}; None: ``LINE_PREFIX``.
         events: ``console`` writes torchrun's events as JSON lines.
         verbosity: -1 quiet, 0 normal, 1 verbose.
     """

@@ -6,6 +6,7 @@ Used in every process. Pure: reads nothing, prints nothing, imports nothing of d
 from __future__ import annotations
 
 import re
+import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -26,6 +27,14 @@ def quote(text: str, limit: int = 80) -> str:
     """``text`` for use inside a message: escaped, on one line, cut after ``limit`` characters."""
     start = escape(text[:limit]).replace("\n", r"\n").replace("\t", r"\t")
     return start + ("..." if len(text) > limit else "")
+
+
+def clock(time_s: float) -> str:
+    """The local time of day, with milliseconds, of ``time_s`` seconds since 1970."""
+    try:
+        return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"
+    except (ValueError, OverflowError, OSError):  # A time from another process may be anything.
+        return "an unknown time"
 
 
 def plural(count: int, noun: str) -> str:

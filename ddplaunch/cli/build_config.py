@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli import host_options, scheduler_options, values
 from ddplaunch.cli.rendezvous_options import SEARCH_TIMEOUT_S, RendezvousConf, parse_rdzv_conf
 from ddplaunch.config import (
+    LINE_PREFIX,
     Entry,
     LaunchConfig,
     OutputConfig,
@@ -113,10 +114,14 @@ def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputCon
         show_local_ranks=values.parse_ranks(options["local_ranks_filter"], "--local-ranks-filter"),
         duplicate_stdout_filters=values.parse_needles(options["duplicate_stdout_filters"]),
         duplicate_stderr_filters=values.parse_needles(options["duplicate_stderr_filters"]),
-        line_prefix=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None,
+        line_prefix=_line_prefix(environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None, options["timestamps"]),
         events="console" if options["event_log_handler"] == "console" else "null",
         verbosity=options["verbose"] - options["quiet"],
     )
+
+
+def _line_prefix(template: str | None, timestamps: bool) -> str | None:
+    return f"${{time}} {LINE_PREFIX if template is None else template}" if timestamps else template
 
 
 def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RendezvousConf | None) -> TimeoutConfig:

@@ -173,6 +173,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Copy stderr lines with A or B to filtered_stderr.log; ',,' is a comma. Default: none.",
             "",
         ),
+        flag("--timestamps", "Show the time, on this machine's clock, before every line on the console.", pet=False),
         flag(
             "--collect-logs",
             "At the end copy the log files of all nodes to this machine. Default: the last lines of failed workers.",

@@ -17,7 +17,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries
-from ddplaunch.config import NO_LOGS, LaunchConfig, OutputConfig, Streams, TimeoutConfig, WorkerConfig
+from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, TimeoutConfig, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
@@ -155,7 +155,7 @@ def _job(config: LaunchConfig, names: Sequence[str]) -> LaunchConfig:
         output=OutputConfig(
             log_dir=NO_LOGS,
             redirects=Streams(2),
-            line_prefix="[${host}:${rank}] ",
+            line_prefix=LINE_PREFIX,
             verbosity=max(-1, config.output.verbosity - 1),
         ),
     )

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system import run_folder
@@ -97,7 +97,7 @@ def console_style(config: LaunchConfig, folder: Path | None) -> Style:
 
     return Style(
         role=config.workers.role,
-        template="[${host}:${rank}] " if config.output.line_prefix is None else config.output.line_prefix,
+        template=LINE_PREFIX if config.output.line_prefix is None else config.output.line_prefix,
         colour={"stdout": colour and os.isatty(1), "stderr": colour and os.isatty(2)},
         log_hint=log_hint,
     )

@@ -106,6 +106,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),
     "collect_logs": (None, "collect_logs", True),
+    "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
     "tee": ("0:2", "tee", Streams(by_local_rank=((0, 2),))),
     "ranks_filter": ("1,2", "show_ranks", frozenset({1, 2})),

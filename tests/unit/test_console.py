@@ -70,6 +70,14 @@ def screens(tmp_path: Path) -> Screens:
     return Screens(tmp_path)
 
 
+def test_the_time_stands_before_lines_of_workers_and_messages(tmp_path: Path) -> None:
+    screens = Screens(tmp_path, template="${time} [${host}:${rank}] ", one=True)
+    shown = screens.shown((out(0), b"one\ntwo\n"), "ddplaunch: three")
+    clock = rb"\d\d:\d\d:\d\d\.\d{3} "
+    lines = (rb"\[node1:0\] one", rb"\[node1:0\] two", rb"ddplaunch: three")
+    assert re.fullmatch(b"".join(clock + line + b"\n" for line in lines), shown)
+
+
 @pytest.fixture
 def stuck_pipe() -> Iterator[tuple[int, int]]:
     """A pipe that nobody reads yet: (reader, writer)."""

@@ -28,6 +28,7 @@ class Console:
     """
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
+        self._style = style
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
@@ -42,7 +43,7 @@ class Console:
 
     def show(self, text: str) -> None:
         """Queue a message of the launcher, on stderr."""
-        self._stderr.show(text.encode("utf-8", "backslashreplace") + b"\n")
+        self._stderr.show(f"{self._style.time}{text}\n".encode("utf-8", "backslashreplace"))
 
     @property
     def has_progress(self) -> bool:

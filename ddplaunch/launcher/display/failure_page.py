@@ -7,12 +7,11 @@ from __future__ import annotations
 
 import re
 import signal
-import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.protocol import first_failure, stack_dump
-from ddplaunch.text import escape, fold_ints, quote
+from ddplaunch.text import clock, escape, fold_ints, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -84,15 +83,8 @@ def _headline(first: WorkerExit) -> list[str]:
     who = f"rank {first.rank} (local_rank {first.local_rank}, pid {first.pid}) on {first.host}"
     return [
         f"{who} failed first,",
-        f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
+        f"at {clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
     ]
-
-
-def _clock(time_s: float) -> str:
-    try:
-        return time.strftime("%H:%M:%S", time.localtime(time_s)) + f".{int(time_s % 1 * 1000):03d}"
-    except (ValueError, OverflowError, OSError):  # The time comes from the worker's error file and may be anything.
-        return "an unknown time"
 
 
 def how(exit_: WorkerExit) -> str:

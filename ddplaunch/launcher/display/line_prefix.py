@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import re
 import string
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.text import clock
 
 _COLOURS = (36, 32, 33, 35, 34, 96, 92, 93, 95, 94)
 _LINE_END = re.compile(rb"\r\n|\n|\r")
@@ -21,7 +23,7 @@ class Style:
     """The appearance of console lines.
 
     Attributes:
-        template: torchrun's line prefix template, which may also contain ``${host}``.
+        template: torchrun's line prefix template, which may also contain ``${host}`` and ``${time}``.
         colour: whether to colour the prefix, by stream.
         log_hint: the location of the log with a worker's lines, for a message.
     """
@@ -31,9 +33,15 @@ class Style:
     colour: dict[str, bool]
     log_hint: Callable[[Output], str]
 
+    @property
+    def time(self) -> str:
+        """The time of day, followed by a space, for a message of the launcher; empty if the template has no time."""
+        return f"{clock(time.time())} " if "${time}" in self.template else ""
+
     def prefix(self, header: Output) -> bytes:
-        """The prefix of a worker's lines."""
+        """The prefix of a worker's lines. ``${time}`` is the moment of this call."""
         values = {
+            "time": clock(time.time()),
             "host": header.host,
             "role_name": self.role,
             "rank": str(header.rank),
