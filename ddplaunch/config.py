@@ -246,9 +246,7 @@ class RemoteConfig:
 class LaunchConfig:
     """The settings of one run.
 
-    Settings are in groups; the names are those of the options, with the unit where there is one::
-
-        LaunchConfig(script="train.py", max_restarts=1, workers=WorkerConfig(nproc_per_node=4))
+    Settings are in groups; the names are those of the options, with the unit where there is one.
 
     Attributes:
         script: path of the script, name of the module, or program, according to ``entry``.
@@ -261,6 +259,7 @@ class LaunchConfig:
         run_id: name of the run; None: a new one.
         max_restarts: attempts after the first one.
         signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2 are otherwise forwarded to the workers.
+        on_exit: shell command that the launcher runs when the run has ended, see ``launcher.on_exit``.
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.
         timeouts: time limits of the run.
@@ -292,6 +291,7 @@ class LaunchConfig:
     run_id: str | None = None
     max_restarts: int = 0
     signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    on_exit: str | None = None
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)

@@ -67,6 +67,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         max_nodes=max_nodes,
         run_id=None if options["rdzv_id"] == "none" else options["rdzv_id"],
         max_restarts=values.parse_whole(options["max_restarts"], "--max-restarts"),
+        on_exit=options["on_exit"] or None,
         signals=(
             *values.parse_signals(options["signals_to_handle"]),
             *(completed.job.requeue_on if completed.job else ()),

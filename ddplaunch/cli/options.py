@@ -139,6 +139,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "",
             pet=False,
         ),
+        Option(
+            "--on-exit",
+            "COMMAND",
+            "Run this shell command when the run has ended; DDPLAUNCH_OUTCOME and others are in its environment.",
+            pet=False,
+        ),
     ),
     "Output and logs": (
         Option(

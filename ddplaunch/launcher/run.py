@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import outcome, setup, slurm_requeue
+from ddplaunch.launcher import on_exit, outcome, setup, slurm_requeue
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.console import Console
@@ -335,6 +335,8 @@ class Run:
         self._messages.run_ended(result, is_explained=error is not None)
         slurm_requeue.requeue(result, self._show)
         self._messages.drain(result, is_interrupted)
+        on_exit.run(self._config, result, error, self._show, is_interrupted)
+        self._messages.close()
         if error:
             leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""
             raise LaunchError(f"{error.message}{leftovers}", error.hint, error.exit_code)

@@ -103,6 +103,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "shutdown_timeout": ("5", "shutdown_s", 5.0),
     "hang_timeout": ("600", "hang_s", 600.0),
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
+    "on_exit": ("date", "on_exit", "date"),
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),
     "collect_logs": (None, "collect_logs", True),

@@ -129,8 +129,11 @@ class UserMessages:
             self.show(leftovers, Level.ALWAYS)
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
-        """Wait until all output is written, or ``is_interrupted()``; then close the console."""
+        """Wait until all output is written, or ``is_interrupted()``."""
         self._console.drain(is_interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
+
+    def close(self) -> None:
+        """Close the console; nothing can be shown afterwards."""
         self._console.close()
 
 

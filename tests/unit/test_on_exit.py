@@ -1,0 +1,70 @@
+"""--on-exit: the command sees the result, and cannot hold up or change the end of the run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.errors import LaunchError, Level
+from ddplaunch.launcher import on_exit
+from ddplaunch.protocol.results import AttemptResult, RunResult
+from tests.support.runs import run
+
+FAILED = RunResult("job7", 84, "failed", 61.7, (AttemptResult(0, "failed", (), 60.0, reason="gpu3 is lost\x1b"),))
+
+
+def messages(command: str | None, node_rank: int | None = None, interrupted: bool = False) -> list[tuple[str, int]]:
+    shown: list[tuple[str, int]] = []
+    rendezvous = None if node_rank is None else SimpleNamespace(node_rank=node_rank)
+    config: Any = SimpleNamespace(on_exit=command, rendezvous=rendezvous)
+    on_exit.run(config, FAILED, None, lambda *message: shown.append(message), lambda: interrupted)
+    return shown
+
+
+def test_the_command_sees_the_result(tmp_path: Path):
+    assert messages(f"env > {tmp_path / 'seen'}") == []
+    seen = (tmp_path / "seen").read_text().splitlines()
+    assert {f"{name}={value}" for name, value in on_exit.variables(FAILED, None).items()} <= set(seen)
+    assert "DDPLAUNCH_EXIT_REASON=gpu3 is lost\\x1b" in seen
+
+
+def test_an_error_of_ddplaunch_is_the_reason():
+    assert on_exit.variables(FAILED, LaunchError("no host answers"))["DDPLAUNCH_EXIT_REASON"] == "no host answers"
+
+
+def test_the_docs_list_all_variables():
+    page = (Path(__file__).parents[2] / "docs" / "options.md").read_text()
+    assert [name for name in on_exit.variables(FAILED, None) if f"`{name}`" not in page] == []
+
+
+def test_a_command_that_fails_is_told():
+    assert messages("exit 3") == [("--on-exit: exit 3 ended with exit code 3", Level.ALWAYS)]
+
+
+@pytest.mark.parametrize("interrupted", [True, False])
+def test_a_command_that_does_not_end_is_killed_with_its_children(interrupted: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(on_exit, "LIMIT_S", 3600.0 if interrupted else 0.0)
+    [(text, _)] = messages("sleep 3600 & sleep 3600", interrupted=interrupted)
+    assert "did not end in time and was killed" in text
+
+
+def test_a_command_with_a_null_byte_is_told():
+    [(text, _)] = messages("echo \0")
+    assert "the command cannot be started" in text
+
+
+def test_only_node_rank_0_runs_it(tmp_path: Path):
+    for node_rank in (0, 1, None):
+        messages(f"echo {node_rank} >> {tmp_path / 'ran'}", node_rank)
+    assert (tmp_path / "ran").read_text().split() == ["0", "None"]
+
+
+def test_it_runs_after_the_last_line_and_leaves_the_exit_code(tmp_path: Path):
+    script = tmp_path / "fail.py"
+    script.write_text("import sys; sys.exit(7)\n")
+    finished = run("--on-exit", "echo $DDPLAUNCH_OUTCOME $DDPLAUNCH_EXIT_CODE >&2; exit 1", script)
+    assert finished.returncode == 7
+    assert finished.err.splitlines()[-2] == "failed 7"
