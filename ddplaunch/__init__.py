@@ -10,10 +10,10 @@ The names below are the Python API; each is loaded on first use, so importing th
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ddplaunch.version import __version__
 
+# Not from typing: before ``__main__`` runs, the working directory of ``python -m ddplaunch`` may hide modules.
+TYPE_CHECKING = False
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig, OutputConfig, TimeoutConfig, WorkerConfig
     from ddplaunch.errors import LaunchError

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+from ddplaunch.protocol.agent_entry import use_own_search_path
 
-def main() -> None:
-    """Run the command line. Ctrl-C shows no traceback, from the first import on."""
+
+def main(*, by_module: bool = False) -> None:
+    """Run the command line; ``by_module``: of ``python -m``. Ctrl-C shows no traceback, from the first import on."""
     try:
+        use_own_search_path(drop_first=by_module)
         _open_standard_streams()
         from ddplaunch.cli.main import main as command_line
     except KeyboardInterrupt:
@@ -26,4 +29,4 @@ def _open_standard_streams() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(by_module=True)

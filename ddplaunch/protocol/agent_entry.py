@@ -6,7 +6,7 @@ finds agents by these names in their command lines. Must not import another modu
 
 from __future__ import annotations
 
-from pathlib import Path
+import os
 
 AGENT_MODULE = "ddplaunch.agent.main"
 """The module whose ``main()`` is the agent; it is in the command line of an agent on the launcher's machine."""
@@ -14,17 +14,38 @@ AGENT_MODULE = "ddplaunch.agent.main"
 START_VARIABLE = "DDPLAUNCH_START"
 """The variable with the Python text that starts an agent on another machine; its name is in the command line."""
 
-PACKAGE_ROOT = str(Path(__file__).parents[2])
+PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """The folder that contains the package."""
 
+DROP_FIRST_PATH = "import os, sys; del sys.path[: not getattr(sys.flags, 'safe_path', False)]"
+"""Text that removes the folder that ``python -c`` and ``python -m`` put first; with PYTHONSAFEPATH there is none."""
+
+STANDARD_LIBRARY_FIRST = (
+    "sys.path.sort(key=lambda path: path != os.path.dirname(os.__file__) and not path.endswith('lib-dynload'))"
+)
+"""Text that moves the standard library before the folders of PYTHONPATH. Valid from Python 2.7 on.
+
+A process of ddplaunch does not import the ``queue.py`` of a project in PYTHONPATH; workers see Python's own order.
+"""
+
 IMPORT_PACKAGE = (
-    "import sys; root = sys.argv.pop(1); del sys.path[: not getattr(sys.flags, 'safe_path', False)]; "
+    f"{DROP_FIRST_PATH}; root = sys.argv.pop(1); search_path = sys.path[:]; {STANDARD_LIBRARY_FIRST}; "
     "from importlib import util; spec = util.spec_from_file_location('ddplaunch', root + '/ddplaunch/__init__.py'); "
     "sys.modules['ddplaunch'] = util.module_from_spec(spec); spec.loader.exec_module(sys.modules['ddplaunch'])"
 )
 """Begin of a text for ``python -c``: imports ddplaunch from its first argument, ``PACKAGE_ROOT``.
 
-``sys.path`` keeps its order, without the working directory (with PYTHONSAFEPATH it is absent): with the package's
-folder first, a backport in site-packages would hide a module of the standard library; with the folder last, the import
-could find another ddplaunch than the launcher's.
+The package's folder does not enter ``sys.path``: there first, a backport in site-packages would hide a module of the
+standard library; there last, the import could find another ddplaunch than the launcher's. ``search_path`` is the path
+in Python's own order.
 """
+
+
+def use_own_search_path(*, drop_first: bool) -> None:
+    """Put the standard library first in ``sys.path``; with ``drop_first`` remove what Python put first for ``-m``."""
+    exec(f"{DROP_FIRST_PATH if drop_first else 'import os, sys'}; {STANDARD_LIBRARY_FIRST}", {})
+
+
+def is_own_module(name: str) -> bool:
+    """Whether workers that run the module ``name`` run code of ddplaunch, which needs no folder of the user."""
+    return name.startswith("ddplaunch.")

@@ -80,7 +80,7 @@ class ForkserverSpec:
         imports: import torch for forked workers; otherwise the forkserver only forks and execs.
         preload: further modules to import, in this order.
         script: path of a script, whose text names further parts of torch to import; empty for none.
-        script_dir: ``sys.path[0]`` of the workers, which also applies to the imports here.
+        script_dir: ``sys.path[0]`` of the workers during the imports; empty for none.
     """
 
     run_id: str

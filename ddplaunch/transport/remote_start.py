@@ -17,7 +17,13 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.agent_entry import AGENT_MODULE, PACKAGE_ROOT, START_VARIABLE
+from ddplaunch.protocol.agent_entry import (
+    AGENT_MODULE,
+    DROP_FIRST_PATH,
+    PACKAGE_ROOT,
+    STANDARD_LIBRARY_FIRST,
+    START_VARIABLE,
+)
 from ddplaunch.system.run_folder import working_folder
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.version import __version__
@@ -55,10 +61,11 @@ _SHELL_VARIABLES = re.compile(
 )
 """Variables that a shell does not allow to set, or that have no meaning on another machine."""
 
-_STARTER = r"""
-import json, os, re, signal, sys
+_STARTER = (
+    f"{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
+    + r"""
+import json, re, signal
 facts = {"pid": os.getpid(), "host": os.uname()[1], "python": ".".join(map(str, sys.version_info[:3]))}
-sys.path[:not getattr(sys.flags, "safe_path", False)] = []
 try:
     os.chdir(start["cwd"])
     facts["has_script"] = not start["script"] or os.path.exists(start["script"])
@@ -84,6 +91,7 @@ if facts.get("ddplaunch") == start["version"]:
     signal.alarm(start["first_record_s"])
     __import__(start["entry"], fromlist=["main"]).main()
 """
+)
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
 
 

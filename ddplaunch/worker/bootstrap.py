@@ -19,6 +19,7 @@ from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ddplaunch.protocol import stack_dump
+from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
 
 if TYPE_CHECKING:
@@ -35,6 +36,8 @@ exit_code: int | None = None
 
 def run(how: Literal["script", "module"], argv: tuple[str, ...], fake_gpus: FakeGpuConfig | None = None) -> None:
     """Run the script or module, then return, or raise the exception that ends the process.
+
+    ``sys.path`` must not begin with a folder that Python put there for another file: the script's is inserted.
 
     Call it from the interpreter's outermost frame: the interpreter's normal shutdown must follow (threads, atexit, exit
     code).
@@ -132,7 +135,7 @@ def _prepare_script(argv: tuple[str, ...]) -> _Script:
     path = _absolute(argv[0])
     sys.argv = list(argv)
     sys.orig_argv = [sys.executable, "-u", *argv]
-    _set_first_path(os.path.dirname(os.path.realpath(path)))
+    _insert_first_path(os.path.dirname(os.path.realpath(path)))
     _reset_main(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
     return _Script(path)
 
@@ -140,7 +143,8 @@ def _prepare_script(argv: tuple[str, ...]) -> _Script:
 def _prepare_module(argv: tuple[str, ...]) -> str:
     sys.argv = ["-m", *argv[1:]]
     sys.orig_argv = [sys.executable, "-u", "-m", *argv]
-    _set_first_path(os.getcwd())
+    if not is_own_module(argv[0]):
+        _insert_first_path(os.getcwd())
     _reset_main()
     return argv[0]
 
@@ -150,9 +154,9 @@ def _absolute(path: str) -> str:
     return path if os.path.isabs(path) else f"{os.getcwd()}/{path}"
 
 
-def _set_first_path(folder: str) -> None:
+def _insert_first_path(folder: str) -> None:
     if not getattr(sys.flags, "safe_path", False):  # -P, new in Python 3.11
-        sys.path[0] = folder
+        sys.path.insert(0, folder)
 
 
 def _reset_main(**attributes: object) -> None:

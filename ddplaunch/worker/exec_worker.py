@@ -1,7 +1,7 @@
 """Entry file of a worker that starts in a new interpreter instead of a fork of the forkserver.
 
 ``python -u exec_worker.py [--fake-gpus=GPUS,COMPILES] [-m] script args``. The agent passes the path of this file: any
-interpreter can run it. Must not change ``sys.path``.
+interpreter can run it. Must only remove its own folder from ``sys.path``.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ def main() -> None:
     ``sys.path`` belongs to the script: with our folder first, a backport in site-packages would hide a module of the
     standard library; with our folder last, the import could find another ddplaunch.
     """
+    del sys.path[: not getattr(sys.flags, "safe_path", False)]
     package = os.path.dirname(os.path.dirname(__file__))
     spec = spec_from_file_location("ddplaunch", f"{package}/__init__.py", submodule_search_locations=[package])
     assert spec

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
 from ddplaunch.system import linux
 from ddplaunch.worker import after_fork, bootstrap, exit, preload
@@ -48,8 +49,6 @@ def main() -> Continuation:
     spec = received[0]
     linux.die_with_parent(spec.agent_pid)
     linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
-    # With -P (Python 3.11) the script's folder is not on the path.
-    sys.path[:0] = [] if getattr(sys.flags, "safe_path", False) else [spec.script_dir]
     exit.register()
     if not _prepare(sock, spec):
         return lambda: None
@@ -66,7 +65,7 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     if variable:
         _send(sock, ForkserverReady(f"{spec.script} sets {variable}, which torch reads when it is imported"))
         return True
-    with preload.without_collection():
+    with preload.without_collection(), preload.first_in_path(spec.script_dir):
         threads = _threads_after_numpy()
         for module in (*preload.modules_for(source), *spec.preload):
             error = preload.import_error(module)
@@ -190,6 +189,7 @@ def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
         _set_environ(spec.env)
     if spec.how in ("store", "member"):
         linux.set_command_line(["ddplaunch", spec.how, os.environ.get("DDPLAUNCH_RUN_ID", "")])
+        use_own_search_path(drop_first=False)
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
     after_fork.reinitialize()
     exit.reset_finalizers()

@@ -9,6 +9,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import sys
 import traceback
 from typing import TYPE_CHECKING
 
@@ -107,6 +108,20 @@ def import_error(module: str) -> str:
     except BaseException:
         return traceback.format_exc(limit=-3)
     return ""
+
+
+@contextlib.contextmanager
+def first_in_path(folder: str) -> Iterator[None]:
+    """Put ``folder`` first in ``sys.path`` in the block, as for the script; not if it is empty, nor with -P."""
+    if not folder or getattr(sys.flags, "safe_path", False):  # -P is new in Python 3.11.
+        yield
+        return
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(ValueError):  # An imported module may have removed it.
+            sys.path.remove(folder)
 
 
 @contextlib.contextmanager

@@ -39,7 +39,7 @@ MAY_IMPORT = {
     "mailbox": set(),
     "text": set(),
     "errors": set(),
-    "__main__": {"cli", "errors"},
+    "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"launcher", "config", "protocol", *_BASE},
 }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 FORKSERVER_MODULE = "ddplaunch.worker.forkserver"
 """Started by its name: the agent must not import the worker package. A test checks that the module exists."""
 
-_START = f"{IMPORT_PACKAGE}; from {FORKSERVER_MODULE} import main; main()()"
+_START = f"{IMPORT_PACKAGE}; from {FORKSERVER_MODULE} import main; sys.path[:] = search_path; main()()"
 
 _COMMAND_LINE_BYTES = 4096
 """Limit of a worker's command line in ps; a longer command line is cut."""

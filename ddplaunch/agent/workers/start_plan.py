@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError
-from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec
 from ddplaunch.system import run_folder
 from ddplaunch.system.run_folder import working_folder
@@ -153,13 +153,14 @@ def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: Fa
 def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
     """The forkserver's first record, for ``plan``."""
     forks, path = plan.how != "exec", spec.program.path
+    folder = os.path.dirname(os.path.realpath(path)) if plan.how == "script" else working_folder()
     return ForkserverSpec(
         run_id=spec.run_id,
         agent_pid=os.getpid(),
         imports=forks,
         preload=spec.workers.preload if forks else (),
         script=path if plan.how == "script" else "",
-        script_dir=os.path.dirname(os.path.realpath(path)) if plan.how == "script" else working_folder(),
+        script_dir=folder if forks and not is_own_module(path) else "",
     )
 
 
