@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 
+_MAX_CELL = 1000
+
 DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
 """Regular expression for a GPU's index or UUID, as CUDA_VISIBLE_DEVICES takes them."""
 
@@ -43,9 +45,13 @@ def plural(count: int, noun: str) -> str:
 
 
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """One line per row; columns are left-aligned and two spaces apart. All rows have equally many cells."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    """One line per row; columns are left-aligned and two spaces apart. All rows have equally many cells.
+
+    Control characters in cells are escaped.
+    """
+    cells = [[quote(cell, _MAX_CELL) for cell in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    return ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in cells]
 
 
 def fold_ints(numbers: Iterable[int]) -> str:

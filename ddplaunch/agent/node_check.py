@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, BinaryIO
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
 from ddplaunch.system import devices, network
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
@@ -63,14 +64,14 @@ def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
     name, name_s = _reverse_name(addresses[0])
     return NodeReport(
         python=".".join(map(str, sys.version_info[:3])),
-        torch=torch,
-        cuda=cuda,
-        gpus=devices.gpu_models(),
-        gpu_users=tuple(GpuUser(user.pid, user.name, user.gpus) for user in devices.gpu_processes()),
+        torch=quote(torch),
+        cuda=quote(cuda),
+        gpus=tuple(map(quote, devices.gpu_models())),
+        gpu_users=tuple(GpuUser(user.pid, quote(user.name), user.gpus) for user in devices.gpu_processes()),
         shm_free_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         address=addresses[0],
-        name=name,
+        name=quote(name),
         name_s=name_s,
         addresses=addresses,
         port=port,
@@ -121,7 +122,7 @@ def _connect_all(query: ConnectToNodes) -> ConnectResults:
     with ThreadPoolExecutor(_MAX_CONNECTS) as pool:
         errors = pool.map(partial(_connect, deadline), query.nodes)
         return ConnectResults(
-            tuple((node.host, error) for node, error in zip(query.nodes, errors, strict=True) if error)
+            tuple((node.host, quote(error)) for node, error in zip(query.nodes, errors, strict=True) if error)
         )
 
 

@@ -94,7 +94,7 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
     from ddplaunch.commands.plan import plan as plan_of
 
     planned = plan_of(config)
-    click.echo(plan_page.as_json(planned) if json else plan_page.page(planned))
+    _show(plan_page.as_json(planned) if json else plan_page.page(planned))
     return 0
 
 
@@ -106,7 +106,7 @@ def _check(is_combined: bool, options: dict[str, Any]) -> int:
 
     if not options["script"]:
         options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
-    return check.check(_to_config(**options), click.echo, (lambda _: None) if options["quiet"] else _print)
+    return check.check(_to_config(**options), _show, (lambda _: None) if options["quiet"] else _print)
 
 
 def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, Any]) -> int:
@@ -122,7 +122,7 @@ def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, An
 
     report = (lambda _: None) if options["quiet"] else _print
     if kill is None:
-        ps_command.ps(hosts, remote, click.echo, report)
+        ps_command.ps(hosts, remote, _show, report)
     else:
         ps_command.kill(kill, grace_s, hosts, remote, report)
     return 0
@@ -186,6 +186,11 @@ def _describe(error: click.ClickException) -> tuple[str, str]:
         return error.format_message(), ""
     name = error.param.long_name
     return f"{name}: {error.message.rstrip('.')}", _origin(error.ctx, [name])
+
+
+def _show(text: str) -> None:
+    """Print a result on stdout; control characters in it are escaped."""
+    click.echo(escape(text))
 
 
 def _print(text: str) -> None:

@@ -64,6 +64,9 @@ if TYPE_CHECKING:
 _CLOSE_S = 5.0
 """Seconds for the processes of agents that have reported their end, or are lost, to exit."""
 
+_MAX_NOTICE = 1000
+"""Characters shown of a notice of an agent."""
+
 _KILLED_HINT = "SIGKILL comes from a user's kill, the kernel's out-of-memory killer or a job scheduler."
 
 
@@ -201,7 +204,7 @@ class Run:
             case Pong():
                 self._heartbeats.on_pong(node, time.monotonic())
             case Notice(text=text, level=level):
-                self._show(text, level)
+                self._show(quote(text, _MAX_NOTICE), level)
             case LogsFound():
                 if self._logs.on_found(node, record):
                     self._on_node_done(node)

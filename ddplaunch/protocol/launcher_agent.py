@@ -11,6 +11,7 @@ from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
+from ddplaunch.protocol.field_types import OneLine
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -116,7 +117,7 @@ class EndpointOpen:
     """
 
     token: str
-    addresses: tuple[str, ...]
+    addresses: tuple[OneLine, ...]
     port: int
 
 
@@ -137,7 +138,7 @@ class AttemptStarted:
 
     attempt: int
     world_size: int
-    master_addr: str
+    master_addr: OneLine
     master_port: int
     pids: tuple[int, ...]
     node_rank: int
@@ -152,7 +153,7 @@ class Output:
     launcher read too slowly.
     """
 
-    host: str
+    host: OneLine
     rank: int
     local_rank: int
     stream: StreamName

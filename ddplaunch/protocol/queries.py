@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ddplaunch.protocol.field_types import OneLine
+
 Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of processes of a run, in the order of reports."""
@@ -44,7 +46,7 @@ class RunOnHost:
         launcher_alive: the launcher runs here, or is connected to an agent here.
     """
 
-    run_tag: str
+    run_tag: OneLine
     counts: tuple[tuple[Kind, int], ...]
     age_s: float
     memory_bytes: int
@@ -88,7 +90,7 @@ class GpuUser:
     """A process that has GPUs open; ``gpus`` are their indices."""
 
     pid: int
-    name: str
+    name: OneLine
     gpus: tuple[int, ...]
 
 
@@ -107,17 +109,17 @@ class NodeReport:
         addresses: addresses at which this node listens at ``port``, best first.
     """
 
-    python: str
-    torch: str
-    cuda: str
-    gpus: tuple[str, ...]
+    python: OneLine
+    torch: OneLine
+    cuda: OneLine
+    gpus: tuple[OneLine, ...]
     gpu_users: tuple[GpuUser, ...]
     shm_free_bytes: int | None
     open_files: tuple[int, int]
-    address: str
-    name: str
+    address: OneLine
+    name: OneLine
     name_s: float
-    addresses: tuple[str, ...]
+    addresses: tuple[OneLine, ...]
     port: int
 
 
@@ -153,4 +155,4 @@ class ConnectToNodes:
 class ConnectResults:
     """Agent to launcher, in answer to ConnectToNodes. ``failed``: hosts without a connection, each with the reason."""
 
-    failed: tuple[tuple[str, str], ...]
+    failed: tuple[tuple[OneLine, OneLine], ...]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.protocol.field_types import OneLine
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
@@ -24,9 +25,9 @@ class NodeJoined:
     """
 
     node_index: int
-    host: str
+    host: OneLine
     local_world_size: int
-    server_address: str = ""
+    server_address: OneLine = ""
     attempt: int = 0
 
 
@@ -35,7 +36,7 @@ class StoreListens:
     """First node of round ``attempt`` to coordinator, in answer to ListenForStore: address of the workers' store."""
 
     attempt: int
-    address: str
+    address: OneLine
     port: int
 
 
@@ -86,7 +87,7 @@ class WaitingNodes:
     ``hosts`` lists their hosts in one text.
     """
 
-    hosts: str
+    hosts: OneLine
     count: int
     missing: int
 
@@ -95,7 +96,7 @@ class WaitingNodes:
 class NoFreeSlot:
     """Coordinator to a spare node: ``hosts`` are all nodes of the run; the node waits until one of them is lost."""
 
-    hosts: tuple[str, ...]
+    hosts: tuple[OneLine, ...]
 
 
 @dataclass(frozen=True)
@@ -106,7 +107,7 @@ class ListenForStore:
     """
 
     attempt: int
-    address: str = ""
+    address: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -138,7 +139,7 @@ class RoundVerdict:
     will_restart: bool
     failed: bool
     stopped: bool = False
-    reason: str = ""
+    reason: OneLine = ""
     cause: WorkerExit | None = None
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.protocol.field_types import OneLine
 
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
@@ -33,7 +34,7 @@ class Round:
     first_rank: int
     local_world_size: int
     world_size: int
-    master_addr: str
+    master_addr: OneLine
     master_port: int
 
 
@@ -70,7 +71,7 @@ class WorkerExit:
 
     rank: int
     local_rank: int
-    host: str
+    host: OneLine
     pid: int
     returncode: int
     stopped: bool

@@ -12,10 +12,13 @@ import json
 import re
 import types
 import typing
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.log_transfer import LogChunk
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.field_types import Limit
 
 MAX_LINE_BYTES = 32 << 20
 """On Linux an environment and an argument list may each have 2 MiB, and JSON escapes take up to six times as much."""
@@ -49,7 +52,8 @@ def decode(line: bytes, allowed: tuple[type, ...]) -> Any:
     """The record in ``line``.
 
     Raises:
-        ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown or of another type.
+        ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown, of another type or outside of its
+            ``Limit``.
     """
     try:
         body = json.loads(line)
@@ -104,7 +108,7 @@ def to_json(value: Any) -> Any:
 
 @functools.cache
 def _field_types(cls: type) -> dict[str, Any]:
-    return typing.get_type_hints(cls)
+    return typing.get_type_hints(cls, include_extras=True)
 
 
 def _build(kind: Any, value: Any) -> Any:
@@ -112,6 +116,8 @@ def _build(kind: Any, value: Any) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _build_dataclass(kind, value)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _within(args[1], _build(args[0], value))
     if origin in (typing.Union, types.UnionType):
         return _build_union(args, value)
     if origin is tuple:
@@ -149,6 +155,12 @@ def _build_tuple(args: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
     if len(kinds) != len(items):
         raise ProtocolError(f"{len(items)} items instead of {len(kinds)}")
     return tuple(_build(kind, item) for kind, item in zip(kinds, items, strict=True))
+
+
+def _within(limit: Limit, value: Any) -> Any:
+    if not limit.accepts(value):
+        raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
+    return value
 
 
 def _expect(kind: Any, value: Any) -> Any:

@@ -328,3 +328,10 @@ def test_messages_that_are_not_utf8_are_escaped(screens: Screens) -> None:
     with contextlib.suppress(UnicodeEncodeError):
         screens.shown("file \udcff")
     assert screens.errors() == b"file \\udcff\n"
+
+
+def test_messages_and_progress_cannot_steer_the_terminal(screens: Screens) -> None:
+    screens.shown("\x1b]0;owned\x07")
+    screens.console.progress("\x1b]0;owned\x07")
+    screens.console.drain(lambda: False, STALL_S)
+    assert screens.errors().startswith(rb"\x1b]0;owned\x07" + b"\n" + rb"\x1b]0;owned\x07")

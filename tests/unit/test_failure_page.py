@@ -57,6 +57,15 @@ def page(*exits: WorkerExit, **fields: Any) -> str:
     return failure_page.page(failed(*exits, **fields))
 
 
+def test_no_field_of_the_page_steers_the_terminal_or_begins_a_line() -> None:
+    evil = "\x1b]0;owned\x07\nall is well"
+    exit_ = ended(0, 1, log_file=evil, whereabouts=evil, error=WorkerError(evil, "", NOON), tail=(evil,))
+    text = page(exit_, ended(1, 1, error=WorkerError(evil, evil, NOON)), reason=evil, run_dir=evil)
+    assert "\x1b" not in text
+    assert r"\x1b]0;owned\x07\nall is well" in text
+    assert [line for line in text.splitlines() if line.startswith("all is well")] == []
+
+
 RAISED = WorkerError(
     "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no\n', NOON
 )

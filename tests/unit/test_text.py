@@ -25,6 +25,10 @@ def test_a_table_has_left_aligned_columns_and_no_spaces_at_line_ends() -> None:
     assert table([]) == []
 
 
+def test_a_cell_of_a_table_is_one_line_of_text_that_cannot_steer_the_terminal() -> None:
+    assert table([("host", "GPU"), (EVIL, "x")])[1] == r"\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend  x"
+
+
 def test_numbers_are_folded_to_ranges() -> None:
     assert fold_ints([5, 0, 2, 1]) == "0-2, 5"
     assert fold_ints([]) == ""

@@ -15,7 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.protocol import launcher_agent, rendezvous, wire
+from ddplaunch.protocol.field_types import Limit, OneLine
 from ddplaunch.protocol.launcher_agent import Notice, Output, PassSignal, StopWorkers
+from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.specs import WorkerSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
 
@@ -41,13 +43,25 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
+    typing.get_args(OneLine)[1]: TEXT.filter(str.isprintable),
+}
+"""Values within each limit of a field."""
+
+
+def hints(record: type) -> dict[str, Any]:
+    return typing.get_type_hints(record, include_extras=True)
+
+
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation, as far as records use them."""
     if dataclasses.is_dataclass(kind):
-        return st.builds(kind, **{name: values(hint) for name, hint in typing.get_type_hints(kind).items()})
+        return st.builds(kind, **{name: values(hint) for name, hint in hints(kind).items()})
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values(arg) for arg in args])
+    if origin is typing.Annotated:
+        return LIMITED[args[1]]
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is frozenset:
@@ -96,6 +110,12 @@ def test_what_an_environment_may_hold_fits_into_a_line() -> None:
     line = encode(WorkerSpec(tag="0", how="exec", argv=(), env=env))
     assert len(line) < wire.MAX_LINE_BYTES
     assert decode(line, (WorkerSpec,)).env == env
+
+
+@pytest.mark.parametrize("host", ["a\nb", "\x1b]0;owned\x07", "\x9b31m", "\u202e", "\udcff"])
+def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
+    with pytest.raises(ProtocolError, match="is not one line of printable text"):
+        decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
 
 
 @settings(deadline=None)

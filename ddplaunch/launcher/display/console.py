@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.stream_writer import StreamWriter
+from ddplaunch.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -42,8 +43,8 @@ class Console:
         (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
 
     def show(self, text: str) -> None:
-        """Queue a message of the launcher, on stderr."""
-        self._stderr.show(f"{self._style.time}{text}\n".encode("utf-8", "backslashreplace"))
+        """Queue a message of the launcher, on stderr; control characters in it are escaped."""
+        self._stderr.show(f"{self._style.time}{escape(text)}\n".encode("utf-8", "backslashreplace"))
 
     @property
     def has_progress(self) -> bool:
@@ -52,7 +53,7 @@ class Console:
 
     def progress(self, text: str) -> None:
         """Show ``text`` as the last line, in place of the previous one, until there is other output."""
-        self._stderr.progress(text)
+        self._stderr.progress(escape(text))
 
     def _on_stdout_error(self, reason: str) -> None:
         self.show(f"ddplaunch: stdout cannot be written: {reason}; the job goes on")

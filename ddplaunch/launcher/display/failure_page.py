@@ -66,13 +66,13 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
     if first:
         parts += [*_headline(first), *_cause(first)]
     if attempt and attempt.reason:
-        parts += ["", attempt.reason]
+        parts += ["", quote(attempt.reason, _MAX_COLUMNS)]
     if attempt:
         parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
     parts += [f"hint:     {hint}" for hint in _hints(first)]
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
-    return "\n".join(parts)
+    return escape("\n".join(parts))
 
 
 def _rule(title: str) -> str:
@@ -104,7 +104,7 @@ def _cause(first: WorkerExit) -> list[str]:
 
 
 def _quoted(lines: Iterable[str]) -> list[str]:
-    lines = [f"  | {escape(_cut(line))}" for line in lines]
+    lines = [f"  | {_cut(part)}" for line in lines for part in line.split("\n")]
     if len(lines) <= _MAX_LINES:
         return lines
     half = _MAX_LINES // 2
@@ -144,7 +144,7 @@ def _stuck_ranks(attempt: AttemptResult) -> list[str]:
 
 def _brief(exit_: WorkerExit) -> str:
     lines = exit_.error.message.strip().splitlines() if exit_.error else []
-    message = escape(lines[0][:160]) if lines else ""
+    message = lines[0][:160] if lines else ""
     if message and exit_.returncode == -signal.SIGTERM:  # The worker received our SIGTERM after its exception.
         return message
     return f"{how(exit_)}: {message}" if message else how(exit_)
@@ -157,9 +157,9 @@ def ranks(numbers: Iterable[int]) -> str:
 
 
 def attempt_line(attempt: AttemptResult) -> str:
-    """One line on a failed attempt."""
+    """One line on a failed attempt; not escaped."""
     first = attempt.cause or first_failure.first_failure(attempt.exits)
-    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else attempt.reason
+    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else quote(attempt.reason, _MAX_COLUMNS)
 
 
 def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
@@ -171,9 +171,9 @@ def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
 def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
     lines = []
     if first and first.log_file:
-        lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{first.log_file}")
+        lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{quote(first.log_file, _MAX_COLUMNS)}")
     if result.run_dir:
-        lines.append(f"report:   {result.run_dir}/report.json")
+        lines.append(f"report:   {quote(result.run_dir, _MAX_COLUMNS)}/report.json")
     return lines
 
 

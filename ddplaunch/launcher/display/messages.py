@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.text import escape, plural, quote
+from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -47,7 +47,7 @@ class UserMessages:
     def show(self, text: str, level: int) -> None:
         """Show a message of this ``Level``."""
         if level <= self._config.output.verbosity:
-            self._console.show(f"ddplaunch: {escape(text)}")
+            self._console.show(f"ddplaunch: {text}")
 
     def run_started(self) -> None:
         """Show notices, the hosts and the forwarded variables."""
@@ -93,7 +93,7 @@ class UserMessages:
                 Level.NORMAL,
             )
         elif result.will_restart:
-            self.show(f"{result.reason}; starting the workers again", Level.NORMAL)
+            self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 
     def run_ended(self, result: RunResult, *, is_explained: bool) -> None:
         """Write the report, and show the failure page or how the run ended.
@@ -122,7 +122,7 @@ class UserMessages:
         is_unclean = bool(result.unkillable_pids or result.unreachable_hosts)
         leftovers = f"left: {failure_page.leftovers(result)}" if is_unclean else "every process of this run has ended"
         if result.outcome == "stopped" and not result.signal and result.attempts and result.attempts[-1].reason:
-            self.show(f"stopped, {result.attempts[-1].reason}; {leftovers}", Level.ALWAYS)
+            self.show(f"stopped, {quote(result.attempts[-1].reason, 1000)}; {leftovers}", Level.ALWAYS)
         elif result.outcome == "stopped":
             self.show(f"stopped; {leftovers}", -1 if is_unclean else 0)
         elif is_unclean:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.line_prefix import prefixed
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -128,7 +129,8 @@ class StreamWriter:
         self._dropped[key] = replace(header, nbytes=0, lost_lines=lines)
 
     def _dropped_text(self, header: Output) -> bytes:
-        return f"... {header.lost_lines:,} lines not shown, see {self._style.log_hint(header)}\n".encode()
+        where = quote(self._style.log_hint(header), 1000)
+        return f"... {header.lost_lines:,} lines not shown, see {where}\n".encode("utf-8", "backslashreplace")
 
     def _write_all(self) -> None:
         while (piece := self._take_next()) is not None:
