@@ -20,7 +20,6 @@ from ddplaunch.fault_spec import FaultSpec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
 Transport = Literal["local", "ssh", "srun"]
@@ -31,6 +30,8 @@ MAX_SHUTDOWN_TIMEOUT_S = 7 * 86400.0
 
 _MIN_LOST_AFTER_S = 3.0
 """Agents are pinged once a second; one or two late answers do not show that a node is lost."""
+
+_MAX_SIMULATED_NODES = 256
 
 NO_LOGS = "/dev/null"
 LINE_PREFIX = "[${host}:${rank}] "
@@ -244,9 +245,7 @@ class RemoteConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchConfig:
-    """The settings of one run.
-
-    Settings are in groups; the names are those of the options, with the unit where there is one.
+    """The settings of one run, in groups. The names are those of the options, with the unit where there is one.
 
     Attributes:
         script: path of the script, name of the module, or program, according to ``entry``.
@@ -319,9 +318,7 @@ class LaunchConfig:
     @property
     def transport(self) -> Transport:
         """How agents are started: as child processes, over SSH, or by ``srun``."""
-        if self.dry_run or not self.hosts:
-            return "local"
-        return "srun" if self.remote.by_srun else "ssh"
+        return "local" if self.dry_run or not self.hosts else "srun" if self.remote.by_srun else "ssh"
 
     @property
     def launcher_assigns_rendezvous(self) -> bool:
@@ -348,6 +345,9 @@ class LaunchConfig:
                 "--dry-run simulates the nodes here."
             )
             raise OptionError("--nnodes", self.max_nodes, "neither hosts nor a rendezvous endpoint is given", hint)
+        if self.dry_run and self.max_nodes > _MAX_SIMULATED_NODES:
+            problem = f"a dry run has at most {_MAX_SIMULATED_NODES} nodes, since this machine runs all their processes"
+            raise OptionError("--nnodes", self.max_nodes, problem)
         if self.hosts and len(self.hosts) < self.min_nodes:
             named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
             raise OptionError("--nnodes", self.min_nodes, named, "Name more hosts, or lower --nnodes.")

@@ -6,6 +6,7 @@ as its number of GPUs, are None, or in angle brackets inside a text. Must not st
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 from dataclasses import replace
@@ -39,7 +40,8 @@ def plan(config: LaunchConfig) -> Plan:
     gpus, workers = _counts(config, specs)
     counts = workers * positions if config.rendezvous else workers[:positions]
     depends_on = _depends_on(config, counts)
-    firsts = [None if depends_on else sum(count or 0 for count in counts[:position]) for position in range(positions)]
+    sums = itertools.accumulate((count or 0 for count in counts), initial=0)
+    firsts = [None if depends_on else first for first in itertools.islice(sums, positions)]
     nodes = tuple(_node(config, index, spec, workers[index], gpus[index], firsts) for index, spec in enumerate(specs))
     ranks, common = _environs(config, nodes, specs, None if depends_on else tuple(count or 0 for count in counts))
     given = {name: value for name, value in config.remote.environ if name not in common}

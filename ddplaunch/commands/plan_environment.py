@@ -6,6 +6,7 @@ environment, contacts no host.
 
 from __future__ import annotations
 
+import itertools
 import os
 from typing import TYPE_CHECKING
 
@@ -40,10 +41,12 @@ def of_ranks(
 
     ``sizes`` are the numbers of workers of all nodes.
     """
+    names = setup.node_names(config)
+    firsts = list(itertools.accumulate(sizes, initial=0))
     for index, (node, spec) in enumerate(zip(nodes, specs, strict=True)):
         if node.node_rank is not None:
-            shared = _shared(config, spec, index, sizes[node.node_rank])
-            round_ = _round(config, specs[0], node.node_rank, sizes)
+            shared = _shared(config, names, index, sizes[node.node_rank])
+            round_ = _round(config, specs[0], node.node_rank, sizes, firsts)
             for local_rank in range(round_.local_world_size):
                 yield node.host, _environ(config, spec, node, shared, round_, local_rank)
 
@@ -56,18 +59,18 @@ def common(environs: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def known_for_all_ranks(config: LaunchConfig, spec: AgentSpec, node: NodePlan, nodes: int) -> dict[str, str]:
     """The variables of every worker that do not depend on unknown facts."""
     workers = node.workers or 1
-    round_ = _round(config, spec, 0, (workers,) * nodes)
-    env = _environ(config, spec, node, _shared(config, spec, 0, workers), round_, 0)
+    round_ = _round(config, spec, 0, (workers,) * nodes, (0, nodes * workers))
+    env = _environ(config, spec, node, _shared(config, setup.node_names(config), 0, workers), round_, 0)
     unknown = {*_BY_RANK, *(_BY_COUNT if node.workers is None or config.min_nodes < config.max_nodes else ())}
     return {name: value for name, value in env.items() if name not in unknown}
 
 
-def _shared(config: LaunchConfig, spec: AgentSpec, index: int, workers: int) -> dict[str, str]:
+def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: int) -> dict[str, str]:
     """The variables of ``environment.NAMES`` with one value for all workers of a node."""
     here = is_here(config)
     inherited: Mapping[str, str] = {**(os.environ if here else {}), **dict(config.remote.environ)}
     inherited_ours = {name: value for name, value in inherited.items() if name in environment.NAMES}
-    tag = node_tag(f"{config.run_id}.<number>" if config.run_id else RUN_ID, setup.node_names(config), index)
+    tag = node_tag(f"{config.run_id}.<number>" if config.run_id else RUN_ID, names, index)
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
     if not here and workers > 1 and "OMP_NUM_THREADS" not in inherited_ours:
         shared["OMP_NUM_THREADS"] = f"<CPUs of the node / {workers}>"
@@ -80,16 +83,19 @@ def _shared(config: LaunchConfig, spec: AgentSpec, index: int, workers: int) -> 
     return shared
 
 
-def _round(config: LaunchConfig, spec: AgentSpec, node_rank: int, sizes: tuple[int, ...]) -> Round:
+def _round(
+    config: LaunchConfig, spec: AgentSpec, node_rank: int, sizes: tuple[int, ...], firsts: Sequence[int]
+) -> Round:
+    """``firsts`` are the first ranks of the nodes, and last the number of all ranks."""
     several = config.rendezvous or config.max_nodes > 1
     return Round(
         attempt=0,
         restart_count=0,
         node_rank=node_rank,
         nnodes=len(sizes),
-        first_rank=sum(sizes[:node_rank]),
+        first_rank=firsts[node_rank],
         local_world_size=sizes[node_rank],
-        world_size=sum(sizes),
+        world_size=firsts[-1],
         master_addr=_master_addr(config, spec),
         master_port=0 if several else spec.master_port or 0,
     )

@@ -164,15 +164,18 @@ class Nodes:
 
     # Start.
 
-    def start(self) -> None:
-        """Start the agents of the first nodes; the other hosts are spares.
+    def start(self) -> Iterator[Node]:
+        """Start the agents of the first nodes, and yield each node; the other hosts are spares.
+
+        ``announce_rendezvous`` must follow. The caller may stop earlier, when the run is stopped.
 
         Raises:
             LaunchError: an agent cannot be started.
         """
         for _ in range(min(self._max_nodes, len(self._transport.hosts))):
-            self.participants.append(self._start_next().index)
-        self.announce_rendezvous()
+            node = self._start_next()
+            self.participants.append(node.index)
+            yield node
 
     def _start_next(self) -> Node:
         index = len(self.all)

@@ -15,10 +15,10 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hostlist import fold
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
 from ddplaunch.launcher import on_exit, outcome, setup, slurm_requeue
 from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.display.progress import Progress
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -136,8 +135,7 @@ class Run:
         close_s = _CLOSE_S
         try:
             self._messages.run_started()
-            with self._errors_stop_the_run():
-                self._nodes.start()
+            self._start_nodes()
             while not self._nodes.all_finished:
                 event = self._mailbox.get(self._timers.run_due())
                 if event is not None:
@@ -216,6 +214,24 @@ class Run:
                 self._on_channel_closed(node)
 
     # The start.
+
+    def _start_nodes(self) -> None:
+        """Start all nodes, unless a signal stops the run meanwhile; other events are handled afterwards, in order."""
+        waiting: list[object] = []
+        with self._errors_stop_the_run():
+            for _ in self._nodes.start():
+                while (event := self._mailbox.get(0.0)) is not None:
+                    if isinstance(event, SignalReceived):
+                        self._on_event(event)
+                    else:
+                        waiting.append(event)
+                if self._shutdown.in_progress:
+                    break
+            else:
+                self._nodes.announce_rendezvous()
+        for event in waiting:
+            with self._errors_stop_the_run():
+                self._on_event(event)
 
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
@@ -344,45 +360,6 @@ class Run:
             leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""
             raise LaunchError(f"{error.message}{leftovers}", error.hint, error.exit_code)
         return result
-
-
-class ConnectionProgress:
-    """Shows which nodes are not connected yet, and detects when all agents are ready."""
-
-    def __init__(self, nodes: Nodes, progress: Progress) -> None:
-        self._nodes = nodes
-        self._progress = progress
-        self._is_connecting = False
-        self._local_world_sizes: dict[int, int] = {}
-        self._were_all_ready = False
-
-    def run_due(self, _now: float) -> float:
-        """Show the missing nodes if connecting takes long. Returns when to call again."""
-        if self._nodes.any_connecting:
-            self._is_connecting = True
-            return self._progress.show(self._describe)
-        if self._is_connecting:
-            self._is_connecting = False
-            self._progress.end()
-        return float("inf")
-
-    def _describe(self) -> str:
-        nodes = [self._nodes.all[index] for index in self._nodes.participants]
-        missing = [node.host for node in nodes if node.state is NodeState.CONNECTING]
-        count = f"{len(nodes) - len(missing)} of {len(nodes)} nodes"
-        return f"connecting: {count}, waiting for {quote(fold(missing), 200)}"
-
-    def on_agent_ready(self, index: int, local_world_size: int) -> dict[str, int] | None:
-        """Count a node whose agent is ready, with its number of workers.
-
-        Returns the workers per host when all participants are ready for the first time; otherwise None.
-        """
-        self._local_world_sizes[index] = local_world_size
-        participants, sizes = self._nodes.participants, self._local_world_sizes
-        if self._were_all_ready or len(sizes) < len(participants) or not sizes.keys() >= set(participants):
-            return None
-        self._were_all_ready = True
-        return {self._nodes.all[index].host: sizes[index] for index in participants}
 
 
 def is_hung(activity: Mapping[int, WorkerActivity], participants: Sequence[int], attempt: int) -> bool:

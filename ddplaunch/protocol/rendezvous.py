@@ -67,7 +67,7 @@ class NodeEnded:
     failed: bool = False
     stopped: bool = False
     cause: WorkerExit | None = None
-    reason: str = ""
+    reason: OneLine = ""
 
 
 @dataclass(frozen=True)

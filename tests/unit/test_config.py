@@ -243,3 +243,8 @@ def test_what_cannot_be_meant_is_refused(fields: dict[str, Any]) -> None:
 def test_what_is_unusual_but_can_be_meant_is_accepted(fields: dict[str, Any]) -> None:
     """torchrun: shutdown_timeout_test 2."""
     launch_config(**{"script": "x.py", **fields})
+
+
+def test_a_dry_run_has_at_most_as_many_nodes_as_one_machine_can_run() -> None:
+    with pytest.raises(UsageError, match="--nnodes 257: a dry run has at most 256 nodes, since this machine runs all"):
+        launch_config(script="x.py", dry_run=True, min_nodes=257, max_nodes=257)

@@ -45,7 +45,8 @@ class Run:
         self.said: list[tuple[str, int]] = []
         self.progress = Progress()
         self.nodes = Nodes(FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(), self.show)
-        self.nodes.start()
+        list(self.nodes.start())
+        self.nodes.announce_rendezvous()
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node, NodeFacts())
             node.handle.sent.clear()

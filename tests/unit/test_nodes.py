@@ -29,7 +29,8 @@ def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[st
         Attempts(),
         lambda text, _level: said.append(text),
     )
-    nodes.start()
+    list(nodes.start())
+    nodes.announce_rendezvous()
     return nodes, said
 
 

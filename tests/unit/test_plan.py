@@ -18,6 +18,7 @@ from ddplaunch.commands.plan_page import as_json, page
 from ddplaunch.config import LaunchConfig, RemoteConfig, RendezvousConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.fault_spec import parse
+from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
 from ddplaunch.transport import agent_process, remote_start
 from tests.support.configs import launch_config
@@ -308,6 +309,13 @@ def test_a_plan_is_one_screen_however_large_the_job(nodes: int, workers: int):
     assert all(len(line) <= 130 for line in shown.splitlines())
     assert f"{nodes * workers} worker" in shown
     assert "Nothing has been started" in shown
+
+
+def test_a_plan_of_many_nodes_looks_at_each_of_them_once(monkeypatch: pytest.MonkeyPatch):
+    names, calls = setup.node_names, []
+    monkeypatch.setattr(setup, "node_names", lambda given: calls.append(1) or names(given))
+    plan(config(hosts=parse_hosts("gpu[1-300]"), max_nodes=300, nproc_per_node=1))
+    assert len(calls) < 10
 
 
 def test_alike_nodes_are_one_row():

@@ -11,12 +11,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import progress
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.run import ConnectionProgress
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import FakeTransport
@@ -144,7 +144,8 @@ def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once:
     nodes = Nodes(
         FakeTransport(*(f"gpu{n}" for n in range(1, 65))), lambda *_: None, 64, 64, None, Attempts(), lambda *_: None
     )
-    nodes.start()
+    list(nodes.start())
+    nodes.announce_rendezvous()
     connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
     for _ in range(2):
         connecting.run_due(0.0)
@@ -169,7 +170,8 @@ def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, mon
 
 def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
     nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(), lambda *_: None)
-    nodes.start()
+    list(nodes.start())
+    nodes.announce_rendezvous()
     connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
     assert connecting.on_agent_ready(1, 3) is None
     assert connecting.on_agent_ready(0, 2) == {"a": 2, "b": 3}
