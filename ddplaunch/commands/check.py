@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
+import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -169,7 +169,7 @@ def _run(job: LaunchConfig) -> _Rates:
     """
     from ddplaunch.launcher.launch import launch
 
-    with tempfile.TemporaryFile() as file:
+    with os.fdopen(os.memfd_create("ddplaunch-check"), "rb") as file:  # A container may have no writable folder.
         result = launch(job, file.fileno())
         file.seek(0)
         lines = [line for line in file.read().splitlines() if _PREFIX in line]

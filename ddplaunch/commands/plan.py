@@ -115,8 +115,7 @@ def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
         base = Path(config.chdir or "" if not here else "", config.output.log_dir).absolute()
     else:
         # Another node has another home folder; without a home folder logs go to a new temporary folder.
-        has_home = os.path.isabs(os.environ.get("XDG_STATE_HOME", "")) or os.path.expanduser("~") != "~"
-        base = run_folder.default_base(os.environ) if here and has_home else Path("<state folder>", "ddplaunch")
+        base = (run_folder.base_at_home(os.environ) if here else None) or Path("<state folder>", "ddplaunch")
     folder = base / (config.run_id or RUN_ID)
     return str(folder if here and nodes == 1 else folder / host)
 

@@ -11,6 +11,7 @@ import fcntl
 import os
 import re
 import shutil
+import stat
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -36,19 +37,32 @@ def new_run_id() -> str:
     return f"{time.strftime('%Y%m%d-%H%M%S')}-{os.urandom(3).hex()}"
 
 
-def default_base(environ: Mapping[str, str]) -> Path:
+def base_at_home(environ: Mapping[str, str]) -> Path | None:
     """``$XDG_STATE_HOME/ddplaunch``, or below ``~/.local/state`` (XDG Base Directory Specification).
 
-    A user without a home, as in a container with an arbitrary user id, gets a new temporary folder.
+    None for a user without a home, as in a container with an arbitrary user id.
     """
     state = environ.get("XDG_STATE_HOME", "")
-    try:
-        base = Path(state) if os.path.isabs(state) else Path("~/.local/state").expanduser()
-    except RuntimeError:
-        import tempfile
+    if os.path.isabs(state):
+        return Path(state, "ddplaunch")
+    home = os.path.expanduser("~") if environ.get("HOME", "~") else ""
+    return Path(home, ".local/state/ddplaunch") if os.path.isabs(home) else None
 
+
+def default_base(environ: Mapping[str, str]) -> Path:
+    """``base_at_home``, or without a home a new temporary folder; if none can be created, a path that does not exist.
+
+    Never raises: where no folder can be created, ``create`` and ``share`` fail.
+    """
+    base = base_at_home(environ)
+    if base:
+        return base
+    import tempfile
+
+    try:
         return Path(tempfile.mkdtemp(prefix="ddplaunch-"))
-    return base / "ddplaunch"
+    except OSError:
+        return Path("/tmp", f"ddplaunch-{os.urandom(6).hex()}")
 
 
 def create(base: Path, run_id: str) -> Path:
@@ -60,13 +74,20 @@ def create(base: Path, run_id: str) -> Path:
     """
     if base.exists() and not base.is_dir():
         raise UsageError(f"--log-dir {base}: is a file", "Give a folder; it is created if it does not exist.")
-    base.mkdir(parents=True, exist_ok=True, mode=0o700)
+    _make_private(base)
     for folder in _candidates(base, run_id):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
             _lock(folder)
             return folder
     raise FileExistsError(f"{base / run_id} and its alternatives exist already")
+
+
+def _make_private(folder: Path) -> None:
+    """Create ``folder`` and its missing parents for this user alone, whatever the umask."""
+    for path in reversed((folder, *folder.parents)):
+        if not path.exists():
+            path.mkdir(mode=0o700, exist_ok=True)
 
 
 def _candidates(base: Path, name: str) -> Iterator[Path]:
@@ -79,12 +100,15 @@ def _candidates(base: Path, name: str) -> Iterator[Path]:
 def share(base: Path, name: str, host: str) -> Path:
     """Create the folder ``base/name/host``; on a shared file system ``base/name`` may exist already.
 
-    If an earlier run of that name left a folder for this host, the name gets a suffix. Does not raise: where no folder
+    If an earlier run of that name left a folder for this host, or if another user may have made ``base/name``, the name
+    gets a suffix. Does not raise: where no folder
     can be created, writing to it fails later.
     """
     for folder in _candidates(base, name):
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+            _make_private(folder)
+            if not _is_own(folder):
+                continue
             (folder / host).mkdir(mode=0o700)
         except FileExistsError:
             continue
@@ -96,9 +120,16 @@ def share(base: Path, name: str, host: str) -> Path:
     return base / name / host
 
 
+def _is_own(folder: Path) -> bool:
+    """Whether no other user made ``folder``: where others can write, it may be a symbolic link or their folder."""
+    made = os.lstat(folder)
+    is_public = folder.parent.stat().st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(made.st_mode) and (made.st_uid == os.geteuid() or not is_public)
+
+
 def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
     """Lock the folder; the open descriptor holds the lock, so it ends with this process."""
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.write(fd, f"{os.uname().nodename}\n".encode())
     _held.setdefault(folder, fd)
     with contextlib.suppress(OSError):  # Some file systems have no locks.

@@ -134,3 +134,11 @@ def test_restarts_go_on_with_a_full_disk(disk: Disk) -> None:
     finished = disk.run("size=1m", *SPAWN, "--max-restarts", "2", EXIT_WITH, *ends, prepare=fill)
     assert finished.returncode == 0
     assert len([line for line in warnings(finished) if "No space left" in line]) <= 3
+
+
+def test_without_any_writable_folder_a_job_runs_without_files(disk: Disk) -> None:
+    under = disk.under("ro", "mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /proc")
+    env = {**BARE, "HOME": "", "XDG_STATE_HOME": "", "TMPDIR": ""}
+    finished = run("--nproc-per-node", "1", EXIT_WITH, "*=code:7", env=env, under=under)
+    assert finished.returncode == 7, finished.err
+    assert re.search(r"no logs are kept: /tmp/ddplaunch-\w+: Read-only file system", finished.err)

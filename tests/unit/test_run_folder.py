@@ -146,6 +146,7 @@ def test_a_file_in_the_place_of_the_base_is_told(tmp_path: Path) -> None:
         ({"XDG_STATE_HOME": ""}, "/home/ada/.local/state/ddplaunch"),
         ({"XDG_STATE_HOME": "relative/is/invalid"}, "/home/ada/.local/state/ddplaunch"),
         ({}, "/home/ada/.local/state/ddplaunch"),
+        ({"HOME": "/home/ada"}, "/home/ada/.local/state/ddplaunch"),
     ],
 )
 def test_the_default_follows_the_xdg_specification(
@@ -156,14 +157,53 @@ def test_the_default_follows_the_xdg_specification(
 
 
 def test_a_user_without_a_home_gets_a_private_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def no_home(self: Path) -> Path:
-        raise RuntimeError("Could not determine home directory.")
-
-    monkeypatch.setattr(Path, "expanduser", no_home)
+    monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     base = run_folder.default_base({})
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     assert base.parent == tmp_path
+
+
+def test_an_empty_home_is_none() -> None:
+    assert run_folder.base_at_home({"HOME": ""}) is None
+
+
+def test_without_a_home_and_a_temporary_folder_only_the_creation_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(**_: str) -> str:
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.setattr(tempfile, "mkdtemp", fail)
+    assert not run_folder.default_base({"HOME": ""}).exists()
+
+
+def test_parents_are_private_too(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        folder = run_folder.create(tmp_path / ".local" / "state", "job")
+    finally:
+        os.umask(before)
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (folder, *list(folder.parents)[:2])]
+    assert modes == [0o700] * 3
+
+
+def test_a_node_does_not_write_where_another_user_may_have_linked_to(tmp_path: Path) -> None:
+    base, elsewhere = tmp_path / "base", tmp_path / "elsewhere"
+    base.mkdir()
+    base.chmod(0o1777)
+    elsewhere.mkdir()
+    (base / "job").symlink_to(elsewhere)
+    assert run_folder.share(base, "job", "node1") == base / "job.2" / "node1"
+    assert list(elsewhere.iterdir()) == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_node_does_not_use_another_users_folder(tmp_path: Path) -> None:
+    base = tmp_path / "base"
+    (base / "job").mkdir(parents=True)
+    os.chown(base / "job", 65534, 65534)
+    assert run_folder.share(base, "job", "node1") == base / "job" / "node1"
+    base.chmod(0o1777)
+    assert run_folder.share(base, "job", "node2") == base / "job.2" / "node2"
 
 
 def test_a_node_has_a_folder_of_its_own_in_the_run_that_it_takes_part_in(tmp_path: Path) -> None:

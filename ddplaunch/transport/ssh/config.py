@@ -162,7 +162,9 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
     def first(key: str, default: str = "") -> str:
         return (all_of(key, default) or [""])[0]
 
-    user = first("user") or getpass.getuser()
+    user = first("user") or _own_name()
+    if not user:
+        raise ConfigError(f"the user id {os.getuid()} has no login name here: give --ssh-user")
     port = _port(first("port", "22"))
     hostname = first("hostname", name)
     alias = first("hostkeyalias")
@@ -193,6 +195,14 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
     )
 
 
+def _own_name() -> str:
+    """The user's login name; empty for a user id without a name, as in a container."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):  # OSError from Python 3.13 on.
+        return ""
+
+
 def _port(text: str) -> int:
     if not re.fullmatch("[0-9]{1,5}", text) or not 0 < int(text) < 1 << 16:
         raise ConfigError(f"Port {text}: not a port")
@@ -212,7 +222,7 @@ def _tokens(name: str, hostname: str, user: str, port: int, alias: str) -> dict[
         "n": name,
         "p": str(port),
         "r": user,
-        "u": getpass.getuser(),
+        "u": _own_name(),
     }
 
 
