@@ -183,7 +183,8 @@ def normalize(params: Iterable[click.Parameter], args: Sequence[str]) -> tuple[l
     """The options, each as ``--full-name`` or ``--full-name=value``, and the remaining arguments from the script on.
 
     Rules of argparse: an option may be abbreviated; ``-r3``, ``-r 3`` and ``-r=3`` are equivalent; a value that
-    resembles an option must be attached with ``=``. In addition, ``_`` and ``-`` are equivalent in names.
+    resembles an option must be attached with ``=``; one ``--`` next to the script, before or after it, is dropped. In
+    addition, ``_`` and ``-`` are equivalent in names.
 
     Raises:
         UsageError: an unknown or ambiguous option, a missing value, or a value for a flag.
@@ -195,9 +196,14 @@ def normalize(params: Iterable[click.Parameter], args: Sequence[str]) -> tuple[l
     while rest and rest[0].startswith("-") and rest[0] != "-":
         token = rest.popleft()
         if token == "--":
-            break
+            return spelled, list(rest)
         spelled += [_long(token, rest, names)] if token.startswith("--") else _short(token, rest, names)
-    return spelled, list(rest)
+    return spelled, _without_separator(list(rest))
+
+
+def _without_separator(rest: list[str]) -> list[str]:
+    """``rest`` without a ``--`` directly after the script, as argparse reads ``torchrun x.py -- --epochs 3``."""
+    return [*rest[:1], *rest[2:]] if rest[1:2] == ["--"] else rest
 
 
 def _long(token: str, rest: deque[str], names: Mapping[str, click.Option]) -> str:

@@ -212,7 +212,11 @@ def test_the_exit_code_is_launchs(launched: Launched) -> None:
     [
         (["x.py", "--nproc-per-node", "4"], "x.py", ["--nproc-per-node", "4"]),
         (["x.py", "--help", "--version", "-v"], "x.py", ["--help", "--version", "-v"]),
-        (["x.py", "--", "a", "--", "b"], "x.py", ["--", "a", "--", "b"]),
+        (["x.py", "--", "a", "--", "b"], "x.py", ["a", "--", "b"]),
+        (["x.py", "--"], "x.py", []),
+        (["x.py", "a", "--", "b"], "x.py", ["a", "--", "b"]),
+        (["--", "x.py", "--", "a"], "x.py", ["--", "a"]),
+        (["-m", "pkg.train", "--", "--epochs", "3"], "pkg.train", ["--epochs", "3"]),
         (["x.py", "", "  ", "a b", "\n"], "x.py", ["", "  ", "a b", "\n"]),
         (["x.py", "$local_rank", "${rank}", "pa$$word"], "x.py", ["$local_rank", "${rank}", "pa$$word"]),
         (["x.py", "--my_opt=a_b", "--my-opt"], "x.py", ["--my_opt=a_b", "--my-opt"]),
@@ -225,7 +229,7 @@ def test_the_exit_code_is_launchs(launched: Launched) -> None:
         (["-m", "-r", "3", "pkg.train", "-m", "-r"], "pkg.train", ["-m", "-r"]),
     ],
 )
-def test_what_follows_the_script_is_passed_on_byte_for_byte(
+def test_what_follows_the_script_is_passed_on_but_for_one_separator(
     argv: list[str], script: str, args: list[str], launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("PET_SCRIPT", "no")
