@@ -31,6 +31,7 @@ SUPPORTED: dict[str, str] = {
     "optimizers: fused, foreach, capturable": "accepted",
     "torch.compile": "returns the model uncompiled, as a compiled module; --rehearse-compile compiles for the CPU",
     "init_process_group, new_group": "gloo for `nccl`, `cpu:gloo,cuda:nccl` and device_id=",
+    "all_gather, reduce_scatter, all_to_all, ...": "NCCL's rules: any type; shapes need not match, only sizes",
     "get_backend, is_nccl_available": "the backend that the script selected, and True",
     "DistributedDataParallel": "device_ids and output_device are checked, but not used",
     "DataParallel": "one replica",

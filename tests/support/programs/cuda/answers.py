@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 
+import answers_collectives
 import pytest
 import torch
 import torch.distributed as dist
@@ -544,6 +545,11 @@ def groups():
     assert [part.item() for part in parts] == [0, 1]
     dist.barrier(group, device_ids=[0])
     dist.destroy_process_group(group)
+
+
+@row("all_gather, reduce_scatter, all_to_all, ...")
+def collectives():
+    answers_collectives.check()
 
 
 @row("get_backend, is_nccl_available")

@@ -1,0 +1,124 @@
+"""Collectives that NCCL runs and gloo alone refuses, or answers wrongly; two ranks."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _coalescing_manager
+
+AVG = dist.ReduceOp.AVG
+
+# torch 2.13 renames these two, and warns of the old names.
+gather_into = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+scatter_from = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
+def mine(*shape, dtype=torch.float32):
+    """A tensor full of this rank's number."""
+    return torch.full(shape, dist.get_rank(), device="cuda").to(dtype)
+
+
+def check_shapes():
+    """Only the numbers of elements count."""
+    for output, shape in (((8,), (2, 2)), ((2, 4), (4,)), ((2,), ()), ((4, 2), (2, 2)), ((0,), (0,))):
+        out = torch.empty(output, device="cuda")
+        gather_into(out, mine(*shape))
+        half = out.numel() // 2
+        assert out.flatten().tolist() == [0.0] * half + [1.0] * half
+    for output, shape in (((2, 2), (8,)), ((), (2,)), ((4,), (2, 4)), ((2, 2), (4, 2))):
+        out, whole = torch.empty(output, device="cuda"), torch.arange(8.0, device="cuda")
+        whole = whole[: 2 * out.numel()].reshape(shape)
+        scatter_from(out, whole)
+        assert torch.equal(out.flatten(), 2 * whole.flatten().chunk(2)[dist.get_rank()])
+    parts = [torch.empty(4, device="cuda") for _ in range(2)]
+    dist.all_gather(parts, mine(2, 2))
+    assert [part.sum() for part in parts] == [0, 4]
+    columns = torch.empty(2, 3, device="cuda").t()
+    gather_into(columns, torch.ones(3, device="cuda"))
+    assert columns.sum() == 6
+    for use in (gather_into, lambda out, whole: scatter_from(whole, out)):
+        with pytest.raises(ValueError, match="world"):
+            use(torch.empty(3, device="cuda"), torch.empty(2, device="cuda"))
+        with pytest.raises(TypeError, match="same type"):
+            use(torch.empty(4, device="cuda"), torch.empty(2, device="cuda", dtype=torch.int32))
+    with pytest.raises(ValueError, match="dense"):
+        gather_into(torch.empty(4, device="cuda"), torch.ones(1, device="cuda").expand(2))
+
+
+def check_uneven_lists():
+    rank = dist.get_rank()
+    parts = [torch.empty(1 + source, device="cuda") for source in range(2)]
+    dist.all_gather(parts, mine(1 + rank))
+    assert [part.tolist() for part in parts] == [[0], [1, 1]]
+    parts = [torch.empty(1 + rank, device="cuda") for _ in range(2)]
+    work = dist.all_to_all(parts, [mine(1 + target) for target in range(2)], async_op=True)
+    assert [part.tolist() for part in work.get_future().wait()] == [[0] * (1 + rank), [1] * (1 + rank)]
+    part = torch.empty(1 + rank, device="cuda")
+    dist.reduce_scatter(part, [torch.ones(1 + target, device="cuda") for target in range(2)])
+    assert part.tolist() == [2] * (1 + rank)
+    rows = torch.empty(2, 2, device="cuda", dtype=torch.float8_e4m3fn)
+    dist.all_to_all_single(rows, mine(2, 2, dtype=torch.float8_e4m3fn), [1, 1], [1, 1])
+    assert rows.float().tolist() == [[0, 0], [1, 1]]
+
+
+def check_types():
+    for kind in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int16, torch.complex64, torch.bool, torch.uint16):
+        out = torch.empty(2, dtype=kind, device="cuda")
+        gather_into(out, mine(dtype=kind))
+        dist.all_gather(parts := [torch.empty(1, dtype=kind, device="cuda") for _ in range(2)], mine(1, dtype=kind))
+        dist.broadcast(sent := mine(dtype=kind), 1)
+        received = torch.empty(1, dtype=kind, device="cuda")
+        if dist.get_rank() == 0:
+            dist.send(torch.ones(1, device="cuda").to(kind), 1)
+        else:
+            dist.recv(received, 0)
+            assert received.to(torch.float).item() == 1, kind
+        assert [each.to(torch.float).item() for each in (*out, *parts, sent)] == [0, 1, 0, 1, 1], kind
+
+
+def check_operations():
+    rank, is_root = dist.get_rank(), dist.get_rank() == 0
+    dist.all_reduce(mean := torch.tensor([3 + rank, -4 - rank], device="cuda"), op=AVG)
+    assert mean.tolist() == [3, -4], "an average of integers is rounded to zero"
+    work = dist.all_reduce(mean := torch.tensor(3 + 2 * rank, device="cuda"), op=AVG, async_op=True)
+    work.wait()
+    assert (mean, work.is_completed()) == (4, True)
+    dist.reduce(kept := torch.tensor([2 * rank + 4], device="cuda"), 0, op=AVG)
+    assert kept.item() == (5 if is_root else 6)
+    scatter_from(part := torch.empty(1, dtype=torch.int64, device="cuda"), torch.tensor([3, 5], device="cuda"), op=AVG)
+    assert part.item() == (3 if is_root else 5)
+    for factor in (0.5, torch.tensor(0.5)):
+        half = dist._make_nccl_premul_sum(factor)
+        dist.all_reduce(total := torch.tensor([3.0 + rank], device="cuda"), op=half)
+        whole = torch.tensor([2.0, 4.0], device="cuda")
+        scatter_from(part := torch.empty(1, device="cuda"), whole, op=dist._make_nccl_premul_sum(factor))
+        dist.reduce_scatter(last := part.clone(), list(whole.chunk(2)), op=dist._make_nccl_premul_sum(factor))
+        assert (total.item(), part.item(), last.item()) == (3.5, *(2 * [2.0 if is_root else 4.0]))
+        assert whole.tolist() == [2, 4]
+
+
+def check_coalescing():
+    a, b, device = torch.ones(2, device="cuda"), torch.ones(3, device="cuda"), torch.device("cuda", 0)
+    with _coalescing_manager(device=device, async_ops=True) as works:
+        dist.all_reduce(a)
+        dist.all_reduce(b)
+    works.wait()
+    assert (a.tolist(), b.tolist()) == ([2, 2], [2, 2, 2])
+    gathered, scattered = torch.empty(2, 2, device="cuda"), torch.empty((), device="cuda")
+    with _coalescing_manager():
+        gather_into(gathered, mine(2))
+    with _coalescing_manager():
+        scatter_from(scattered, torch.ones(2, device="cuda"))
+    assert (gathered.tolist(), scattered) == ([[0, 0], [1, 1]], 2)
+    with _coalescing_manager(device=device, async_ops=True) as works:
+        dist.isend(mine(1), 1 - dist.get_rank())
+        dist.irecv(received := mine(1), 1 - dist.get_rank())
+    works.wait()
+    assert received.item() == 1 - dist.get_rank()
+
+
+def check():
+    check_shapes()
+    check_uneven_lists()
+    check_types()
+    check_operations()
+    check_coalescing()
