@@ -21,11 +21,13 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
     """
     from ddplaunch.worker.fake_cuda import (
+        attention,
         cuda,
         kernels,
         patching,
         process_groups,
         profiling,
+        sharded_random,
         tensors,
         training,
         unsupported,
@@ -38,6 +40,8 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     cuda.install(devices)
     process_groups.install(devices)
     training.install(compile_on_cpu)
+    attention.install()
+    sharded_random.install()
     profiling.install()
     kernels.install()
     patching.replace_imported_names()

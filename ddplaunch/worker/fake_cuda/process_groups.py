@@ -143,6 +143,9 @@ def _install_wrappers(devices: FakeDevices) -> None:
     fsdp, flat = "torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._flat_param"
     when_imported(fsdp, lambda: wrap(f"{fsdp}.FullyShardedDataParallel.__init__", shard_on_cpu))
     when_imported(flat, lambda: wrap(f"{flat}.FlatParamHandle.flat_param_to", move))
+    init = "torch.distributed.fsdp._init_utils"
+    # It refuses the broadcast of parameters that are on the CPU.
+    when_imported(init, lambda: wrap(f"{init}._check_module_states_for_sync_module_states", lambda *_: None))
     # FSDP synchronizes the current stream of its device, which raises for the CPU's stream.
     replace("torch.cpu.Stream.synchronize", lambda self: None)
     wrap("torch.nn.parallel.data_parallel._get_available_device_type", lambda _original: None, everywhere=False)

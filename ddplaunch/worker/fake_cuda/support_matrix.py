@@ -28,6 +28,7 @@ SUPPORTED: dict[str, str] = {
     "torch.autocast, torch.cuda.amp": "float16 (CUDA's default) or bfloat16, by the CPU's rules for each operation",
     "GradScaler": "scales the loss and skips steps, as on a GPU",
     "sdpa_kernel": "the CPU's attention, whichever kernel is selected",
+    "flex_attention": "its eager form, which has gradients",
     "optimizers: fused, foreach, capturable": "accepted",
     "torch.compile": "returns the model uncompiled, as a compiled module; --rehearse-compile compiles for the CPU",
     "init_process_group, new_group": "gloo for `nccl`, `cpu:gloo,cuda:nccl` and device_id=",
@@ -37,6 +38,7 @@ SUPPORTED: dict[str, str] = {
     "DataParallel": "one replica",
     "SyncBatchNorm": "statistics over all ranks",
     "init_device_mesh, DeviceMesh": "a `cuda` mesh is a mesh of CPUs",
+    "DTensor, context_parallel": "attention is sharded as on GPUs; shards draw different random numbers",
     "fully_shard, FullyShardedDataParallel": "shards on the CPU",
 }
 

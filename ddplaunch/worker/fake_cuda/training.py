@@ -1,4 +1,4 @@
-"""Mixed precision, optimizers, attention and compiler: settings for CUDA also apply to the CPU.
+"""Mixed precision, optimizers and compiler: settings for CUDA also apply to the CPU.
 
 Runs in a worker of a dry run. ``torch.compile`` returns functions unchanged, except with ``compile_on_cpu``.
 """
@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.nn import attention
 
 from ddplaunch.worker.fake_cuda.patching import wrap
 
@@ -21,8 +20,6 @@ def install(compile_on_cpu: bool) -> None:
         wrap(f"torch.{name}", _set_for_cuda_and_cpu)
     wrap("torch.set_autocast_gpu_dtype", lambda _original, dtype: torch.set_autocast_dtype("cuda", dtype))
     wrap("torch.amp.autocast_mode._cast", lambda cast, value, device, dtype: cast(value, "cpu", dtype))
-    wrap("torch.nn.attention.sdpa_kernel", _allow_math_kernel)
-    wrap("torch.backends.cuda.enable_math_sdp", lambda enable, _enabled: enable(True))
     # The CPU supports `foreach=True` and `capturable=True`, though torch does not choose them there.
     wrap("torch.utils._foreach_utils._device_has_foreach_support", lambda _original, _device: True)
     wrap("torch.optim.optimizer._get_capturable_supported_devices", _with_cpu)
@@ -43,12 +40,6 @@ def _set_for_cuda_and_cpu(original: Callable[..., Any], *args: Any) -> None:
         # When autocast for CUDA is switched off, restore the CPU's default type.
         is_default_type = isinstance(value, torch.dtype) and not torch.is_autocast_enabled("cuda")
         original("cpu", torch.bfloat16 if is_default_type else value)
-
-
-def _allow_math_kernel(original: Callable[..., Any], backends: Any, **kwargs: Any) -> Any:
-    """Allow also the math kernel: the CPU has no equivalent for some CUDA kernels."""
-    chosen = backends if isinstance(backends, (list, tuple)) else [backends]
-    return original([*chosen, attention.SDPBackend.MATH], **kwargs)
 
 
 def _with_cpu(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:

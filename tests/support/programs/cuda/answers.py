@@ -7,6 +7,7 @@ import threading
 import warnings
 
 import answers_collectives
+import answers_sharding
 import pytest
 import torch
 import torch.distributed as dist
@@ -491,6 +492,11 @@ def attention():
     torch.backends.cuda.enable_flash_sdp(True)
 
 
+@row("flex_attention")
+def flex_attention():
+    answers_sharding.check_flex_attention()
+
+
 @row("optimizers: fused, foreach, capturable")
 def optimizers():
     for option in ("fused", "foreach", "capturable"):
@@ -610,6 +616,11 @@ def meshes():
     assert DeviceMesh("cuda", [0, 1]).size() == 2
 
 
+@row("DTensor, context_parallel")
+def sharded_tensors():
+    answers_sharding.check_dtensor()
+
+
 @row("fully_shard, FullyShardedDataParallel")
 def sharding():
     from torch.distributed.fsdp import FullyShardedDataParallel as FSDP
@@ -625,6 +636,7 @@ def sharding():
         optimizer = torch.optim.AdamW(model.parameters())
         model(torch.ones(2, 4, device="cuda")).float().sum().backward()
         optimizer.step()
+    answers_sharding.check_fsdp_broadcasts_rank_0s_weights()
 
 
 def every_public_name_is_supported_or_not():
