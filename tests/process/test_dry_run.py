@@ -48,11 +48,13 @@ def test_a_refused_call_ends_the_job_with_its_line_and_no_traceback(start_method
     assert "Traceback" not in finished.out + finished.err
 
 
-def test_an_error_for_want_of_a_gpu_ends_the_job_likewise() -> None:
+def test_an_error_for_want_of_a_gpu_ends_the_job_likewise_after_its_traceback() -> None:
     finished = dry_run("refused.py", "other calls into CUDA")
     assert finished.returncode == 85
-    assert re.search(r"ddplaunch: \S*cuda/refused.py:\d+: .*_cuda_getCurrentRawStream", finished.err)
-    assert "Traceback" not in finished.out + finished.err
+    line = r"ddplaunch: \S*cuda/refused.py:\d+: .*_cuda_getCurrentRawStream.* needs a real GPU .*\(AttributeError: .*\)"
+    on_page = finished.err.partition("its last lines:")[2]
+    assert re.search(line, on_page)
+    assert "Traceback (most recent call last)" in on_page
 
 
 def test_more_workers_than_gpus_fail_as_on_gpus() -> None:

@@ -1,6 +1,7 @@
 """Exits a worker whose script uses CUDA functions that fake CUDA does not support.
 
-Runs in a worker of a dry run. Writes one line that names the call and the script's line, and exits with ``NEEDS_GPU``.
+Runs in a worker of a dry run. Writes one line that names the call and the script's line, and exits with ``NEEDS_GPU``;
+where the script has not caught an exception of torch for want of a GPU, after its traceback.
 Never raises: a script could catch the exception, and its next collective would wait for the other ranks for ever.
 """
 
@@ -29,6 +30,7 @@ unsupported_calls: set[str] = set()
 _PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
 _TORCH_FOLDER = str(Path(torch.__file__).parent) + os.sep
 _LIBRARIES = tuple({sysconfig.get_path(name) + os.sep for name in ("stdlib", "platstdlib", "purelib", "platlib")})
+_MAX_ERROR_CHARS = 300
 _NO_GPU_MESSAGES = (
     "Torch not compiled with CUDA",
     "PyTorch was compiled without CUDA",
@@ -36,6 +38,9 @@ _NO_GPU_MESSAGES = (
     "Cannot access accelerator device",
     "from the 'CUDA' backend",
     "from the 'CPU' backend",
+    "supported on CPU",
+    "backward on CPU",
+    "_for_cpu",  # A CPU operator without a counterpart of something that CUDA's has.
     "not implemented for 'Half'",
     "not implemented for 'BFloat16'",
     "'_cuda_",  # ... has torch._C no attribute, or nothing to import
@@ -81,21 +86,27 @@ def unsupported_class(call: str) -> type:
 
 
 def excepthook(error_type: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """For ``sys.excepthook``: exit as unsupported if the uncaught exception means that there is no GPU."""
+    """For ``sys.excepthook``: after the traceback, exit as unsupported if the exception means that there is no GPU."""
     if not any(part in str(error) for part in _NO_GPU_MESSAGES):
         sys.__excepthook__(error_type, error, trace)
         return
+    # Torch's hook, around this one, would print what is written to sys.stderr only afterwards.
+    traceback.print_exception(error_type, error, trace, file=sys.__stderr__)
     frame = _script_frame(traceback.extract_tb(trace))
     with contextlib.suppress(OSError, KeyError):
         # The bootstrap has recorded the exception as the script's failure.
         os.unlink(os.environ["TORCHELASTIC_ERROR_FILE"])
-    exit_unsupported(_called_from(frame, trace), frame)
+    headline = f"{error_type.__name__}: {error}".splitlines()[0][:_MAX_ERROR_CHARS]
+    exit_unsupported(_called_from(frame, trace), frame, headline)
 
 
-def exit_unsupported(call: str, frame: traceback.FrameSummary | None) -> NoReturn:
-    """Write one line that names ``call`` and the script's line, and exit with ``NEEDS_GPU``."""
+def exit_unsupported(call: str, frame: traceback.FrameSummary | None, error: str = "") -> NoReturn:
+    """Write one line that names ``call``, the script's line and torch's ``error``, and exit with ``NEEDS_GPU``."""
     where = f"{frame.filename}:{frame.lineno}: " if frame else ""
-    line = f"ddplaunch: {where}{call} needs a real GPU and is not supported in a dry run; skip it in a dry run\n"
+    reason = f" ({error})" if error else ""
+    line = (
+        f"ddplaunch: {where}{call} needs a real GPU and is not supported in a dry run{reason}; skip it in a dry run\n"
+    )
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
