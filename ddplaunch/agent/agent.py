@@ -22,6 +22,7 @@ from ddplaunch.agent.events import (
     OutputResumed,
     SignalReceived,
 )
+from ddplaunch.agent.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
@@ -79,6 +80,7 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._hang_detector: HangDetector | None = None
         self._helper_pids: dict[int, int] = {}
+        self._name_lookups: dict[str, NameLookup] = {}
         self._last_start_s = 0.0
         # Reasons why the attempt, the run or this node must end. Event handlers set them; conditions of ``_wait`` read
         # them.
@@ -172,12 +174,15 @@ class Agent:
 
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
+        lookup = self._name_lookup_of(round_.master_addr)  # Runs while the forkserver imports torch.
         self._await_forkserver()
+        self._wait(lambda: lookup.is_done or self._must_stop(), lookup.deadline)
         if self._must_stop():
             return
         if listener is not None:
             self._forkserver.start_store(round_, listener)
-        environ = self._rendezvous.worker_environ
+        self._report_slow_lookup(lookup, round_)
+        environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
             spec = worker_spec(self._spec, self._forkserver.plan, self._placement, round_, worker, environ)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
@@ -188,6 +193,19 @@ class Agent:
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
             group.report_started()
+
+    def _name_lookup_of(self, address: str) -> NameLookup:
+        if address not in self._name_lookups:
+            self._name_lookups[address] = NameLookup(address, self._mailbox.post)
+        return self._name_lookups[address]
+
+    def _report_slow_lookup(self, lookup: NameLookup, round_: Round) -> None:
+        if lookup.is_slow and not lookup.was_reported:
+            lookup.was_reported = True
+            # If one launcher has all nodes, the message of the first node is enough.
+            is_further = round_.node_rank and self._spec.launcher_assigns_rendezvous
+            text = lookup.message("NAME" if round_.node_rank else self._spec.host)
+            self._outbox.send(Notice(text, 1 if is_further else 0))
 
     def _await_forkserver(self) -> None:
         self._forkserver.ensure_forkserver(self._outbox.send)

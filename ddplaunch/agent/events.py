@@ -50,6 +50,11 @@ class FromMember:
 
 
 @dataclass(frozen=True)
+class NameLookedUp:
+    """A ``NameLookup`` has ended."""
+
+
+@dataclass(frozen=True)
 class AttemptFailure:
     """Why an attempt failed, if not by a worker's exit.
 

@@ -61,7 +61,9 @@ def _addresses(order: InspectNode) -> tuple[str, ...]:
 
 def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
     torch, cuda = _torch_versions()
-    name, name_s = _reverse_name(addresses[0])
+    started_s = time.monotonic()
+    name = network.reverse_name(addresses[0])
+    name_s = time.monotonic() - started_s
     return NodeReport(
         python=".".join(map(str, sys.version_info[:3])),
         torch=quote(torch),
@@ -90,17 +92,6 @@ def _torch_versions() -> tuple[str, str]:
     found = {name: re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE) for name in ("__version__", "cuda")}
     torch, cuda = found["__version__"], found["cuda"]
     return torch[1] if torch else "unknown", cuda[1] if cuda else ""
-
-
-def _reverse_name(address: str) -> tuple[str, float]:
-    """Name of a local address, and seconds for its look-up, as in every client of a TCPStore."""
-    mapped = address if ":" in address else f"::ffff:{address}"
-    started_s = time.monotonic()
-    try:
-        name = socket.getnameinfo((mapped, 0, 0, 0), socket.NI_NAMEREQD | socket.NI_NUMERICSERV)[0]
-    except OSError:
-        name = ""
-    return name, time.monotonic() - started_s
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ddplaunch.config import RendezvousConfig
+    from ddplaunch.protocol.specs import AgentSpec
 
 _ENDED = "the rendezvous process of this node has ended"
 _NOT_HOSTED = (
@@ -79,13 +80,13 @@ class RendezvousClient:
         ports = () if self.is_server or self.index is not None else self.config.other_ports
         return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
-    def connect(self, max_restarts: int, start: Callable[[list[int]], None], post: Callable[[object], None]) -> None:
+    def connect(self, spec: AgentSpec, start: Callable[[list[int]], None], post: Callable[[object], None]) -> None:
         """Start the member's process; ``start`` closes the three streams, the channel and the endpoint's socket."""
         ours, theirs = socket.socketpair()
         self._channel = ours.makefile("wb")
         stream = ours.makefile("rb")
         ours.close()
-        self.send(self._spec(max_restarts))  # Records wait in the socket until the process has started.
+        self.send(self._member_spec(spec))  # Records wait in the socket until the process has started.
         null = os.open(os.devnull, os.O_RDWR)
         endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
         self._listener = None
@@ -215,7 +216,7 @@ class RendezvousClient:
                 pass
         post(FromMember(self.config.token, RendezvousLost(_ENDED)))
 
-    def _spec(self, max_restarts: int) -> MemberSpec:
+    def _member_spec(self, spec: AgentSpec) -> MemberSpec:
         config = self.config
         completed = replace(
             config,
@@ -225,5 +226,8 @@ class RendezvousClient:
             is_server=self.is_server,
         )
         return MemberSpec(
-            rendezvous=completed, node_id=f"{self._host} {os.urandom(8).hex()}", max_restarts=max_restarts
+            rendezvous=completed,
+            node_id=f"{self._host} {os.urandom(8).hex()}",
+            max_restarts=spec.max_restarts,
+            launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
         )

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.protocol.queries import NodeReport
+from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import size, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 
-MAX_CLOCK_S, _MAX_NAME_S = 1.0, 0.5
+MAX_CLOCK_S = 1.0
 _MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
 _HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
 
@@ -138,16 +139,15 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
     if abs(node.clock_s) - node.clock_error_s > MAX_CLOCK_S:
         side = "ahead of" if node.clock_s > 0 else "behind"
         yield f"the clock is {abs(node.clock_s):.1f} s {side} the launcher's: start chrony or ntpd"
-    if report.name_s > _MAX_NAME_S:
+    if report.name_s > SLOW_LOOKUP_S:
         yield _slow_name(node)
 
 
 def _slow_name(node: CheckedNode) -> str:
     address = node.report.address
-    mapped = address if ":" in address else f"::ffff:{address}"
-    name = "localhost" if address.startswith("127.") or address == "::1" else node.report.name or node.host
+    name = "localhost" if is_loopback(address) else node.report.name or node.host
     delay = f"{node.report.name_s:.1f} s to look up its address, and every worker does that when it connects"
-    return f"{delay}: add the line `{mapped} {name}` to /etc/hosts there"
+    return f"{delay}: add the line `{mapped(address)} {name}` to /etc/hosts there"
 
 
 def _differences(nodes: Sequence[CheckedNode]) -> Iterator[str]:

@@ -40,6 +40,7 @@ class Rule:
 _INHERITED = (
     *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
     *(name for name in NAMES if name.endswith("_SOCKET_IFNAME")),
+    "RES_OPTIONS",
 )
 """Those of ``NAMES`` that a worker may inherit."""
 

@@ -38,6 +38,7 @@ NAMES: dict[str, str] = {
     "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc and --virtual-local-rank",
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
     "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
+    "RES_OPTIONS": "`timeout:1 attempts:1` if no name server answers for the address in MASTER_ADDR, unless set",
     RUN_ID: "run tag: identifies the processes of a run",
 }
 

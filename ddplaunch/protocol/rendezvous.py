@@ -160,11 +160,13 @@ class MemberSpec:
             ``is_server`` is not None. ``node_rank`` None requests the next free index.
         node_id: text that no other node has.
         max_restarts: limit of the whole run.
+        launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
     """
 
     rendezvous: RendezvousConfig
     node_id: str
     max_restarts: int
+    launcher_assigns_rendezvous: bool = False
 
 
 @dataclass(frozen=True)

@@ -13,11 +13,12 @@ import socket
 import threading
 import time
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.rendezvous import StoreNotFound
-from ddplaunch.system.limits import raise_open_files
+from ddplaunch.rendezvous.store import open_store
+from ddplaunch.system import linux
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -33,6 +34,7 @@ _STORE_ANSWER_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
 
 _Found = tuple["TCPStore", str, int]
+_AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, Any]
 
 
 class Refused(Exception):
@@ -53,18 +55,7 @@ def connect(spec: MemberSpec, listen_fd: int, report: Callable[[StoreNotFound], 
     settings = spec.rendezvous
     if not settings.is_server:
         return _Search(spec).find_store(report)
-    from torch.distributed import TCPStore
-
-    timeout = timedelta(seconds=max(1.0, settings.join_timeout_s))
-    raise_open_files()
-    store = TCPStore(
-        settings.hosts[0],
-        settings.port,
-        is_master=True,
-        wait_for_workers=False,
-        timeout=timeout,
-        master_listen_fd=listen_fd,
-    )
+    store = open_store(listen_fd, timedelta(seconds=max(1.0, settings.join_timeout_s)))
     return store, settings.hosts[0], settings.port
 
 
@@ -74,6 +65,7 @@ class _Search:
     def __init__(self, spec: MemberSpec) -> None:
         self._settings, self._open_key = spec.rendezvous, _open_key(spec)
         self._ports = (self._settings.port, *self._settings.other_ports)
+        self._resolved: dict[tuple[str, int], list[_AddressInfo]] = {}
         self._found: Mailbox[_Found] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
@@ -105,41 +97,61 @@ class _Search:
     def _search_port(self, port: int) -> None:
         hosts, pause_s = self._settings.hosts, _FIRST_PAUSE_S
         while not self._is_over.is_set():
-            answered, failure = _probe(hosts, port, time.monotonic() + _PROBE_S)
+            answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
             self._port_reason = (
                 "the process that answers there serves no rendezvous, or not yet" if answered else failure
             )
             host = min(answered, key=hosts.index, default="")
-            if host and (store := self._store_of_run(host, port)):
+            if host and (store := self._store_of_run(answered[host], port)):
                 self._found.post((store, host, port))
                 return
             self._is_over.wait(pause_s)
             pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
 
-    def _store_of_run(self, host: str, port: int) -> TCPStore | None:
+    def _resolve(self, host: str, port: int) -> list[_AddressInfo]:
+        """Addresses of ``host``; the last known ones if it cannot be resolved any more.
+
+        Raises:
+            OSError: the host has never been resolved.
+        """
+        try:
+            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            self._resolved[host, port] = [(family, kind, where) for family, kind, _, _, where in found]
+        except OSError:
+            if (host, port) not in self._resolved:
+                raise
+        return self._resolved[host, port]
+
+    def _store_of_run(self, address: str, port: int) -> TCPStore | None:
         """None if no store answers, or if there are several ports and the store does not hold this run's key (yet)."""
         from torch.distributed import TCPStore
 
         has_several_ports = len(self._ports) > 1
         timeout = timedelta(seconds=_STORE_ANSWER_S if has_several_ports else max(1.0, self._settings.join_timeout_s))
+        linux.ignore_name_servers()  # From here on torch looks up names; ``_resolve`` has done so before.
         try:
-            store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+            store = TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)
             return store if not has_several_ports or store.check([self._open_key]) else None
         except RuntimeError:
             return None
 
 
-def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> tuple[set[str], str]:
-    """Try all ``hosts`` at once. Returns those that accept a connection, and the error of the last that does not.
+def _probe(
+    resolve: Callable[[str, int], list[_AddressInfo]], hosts: tuple[str, ...], port: int, deadline: float
+) -> tuple[dict[str, str], str]:
+    """Try all ``hosts`` at once.
 
     After one accepts, waits ``_BETTER_HOST_S`` for earlier ones in ``hosts``, so that most nodes choose one host.
+
+    Returns:
+        The hosts that accept a connection, each with its address, and the error of the last that does not.
     """
     with contextlib.ExitStack() as stack:
         pending: dict[socket.socket, str] = {}
         failure = _no_answer(errno.ETIMEDOUT)
         for host in hosts:
             try:
-                for family, kind, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+                for family, kind, where in resolve(host, port):
                     probe = stack.enter_context(socket.socket(family, kind))
                     probe.setblocking(False)
                     code = probe.connect_ex(where)
@@ -149,14 +161,14 @@ def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> tuple[set[str]
                         failure = _no_answer(code)
             except OSError as error:
                 failure = f"{host}: {error.strerror}"
-        answered: set[str] = set()
+        answered: dict[str, str] = {}
         while pending and (remaining_s := deadline - time.monotonic()) > 0:
             _, ready, _ = select.select([], list(pending), [], remaining_s)
             for probe in ready:
                 host = pending.pop(probe)
                 code = probe.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
                 if code == 0:
-                    answered.add(host)
+                    answered[host] = _address(probe)
                     deadline = min(deadline, time.monotonic() + _BETTER_HOST_S)
                 else:
                     failure = _no_answer(code)
@@ -164,6 +176,11 @@ def _probe(hosts: tuple[str, ...], port: int, deadline: float) -> tuple[set[str]
             if all(hosts.index(host) > best for host in pending.values()):
                 break
         return answered, failure
+
+
+def _address(connected: socket.socket) -> str:
+    """Address of the peer, with the scope of a link-local one."""
+    return socket.getnameinfo(connected.getpeername(), socket.NI_NUMERICHOST | socket.NI_NUMERICSERV)[0]
 
 
 def _no_answer(code: int) -> str:
@@ -175,14 +192,17 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
 
     Raises:
         Refused: another run uses the endpoint, or the node rank is taken.
+        RuntimeError: the store does not answer, or does not hold the rendezvous that the launcher assigned.
     """
     open_key = _open_key(spec)
     if spec.rendezvous.is_server:
         store.set(open_key, "")
     elif not _key_appears(store, open_key):
+        if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
+            raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
         raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
     index = spec.rendezvous.node_rank
-    if spec.rendezvous.participants and index is not None:
+    if spec.launcher_assigns_rendezvous and index is not None:
         return index
     if index is None:
         index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
@@ -193,12 +213,15 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
 
 
 def _key_appears(store: TCPStore, key: str) -> bool:
+    """Whether the store gets ``key`` in time.
+
+    Raises:
+        RuntimeError: the store does not answer any more.
+    """
     store.set_timeout(timedelta(seconds=_OPEN_KEY_S))
-    try:
+    with contextlib.suppress(RuntimeError):
         store.get(key)
-    except RuntimeError:
-        return False
-    return True
+    return store.check([key])
 
 
 def _open_key(spec: MemberSpec) -> str:

@@ -111,7 +111,7 @@ class Member:
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
         self._hosts: dict[int, str] = {}
-        self._launcher_assigns_rendezvous = bool(settings.participants)
+        self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._iterations = 0
         self._sent_counts: Counter[int] = Counter()
         self._last_waiting_nodes: list[Outgoing] = []
@@ -123,7 +123,7 @@ class Member:
         self._start(partial(self._read_box, f"to/{self._index}", TO_NODE, self._send_to_agent), "outbox")
         if self._coordinator:
             self._start(partial(self._read_box, "in", FROM_NODE, self._coordinate), "inbox")
-        elif not self._launcher_assigns_rendezvous:  # Otherwise the launcher detects the loss and moves the rendezvous.
+        else:
             self._start(self._watch_main_loop, "watch")
         self._send_to_agent(self._ready)
         try:

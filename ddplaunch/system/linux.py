@@ -1,4 +1,4 @@
-"""Linux calls that Python does not offer: prctl, and the size of a pipe.
+"""System calls and calls of libc that Python does not offer: prctl, the size of a pipe, the source of host names.
 
 Used by every process; must stay cheap to import.
 """
@@ -48,6 +48,16 @@ def die_with_parent(parent_pid: int) -> None:
 def become_subreaper() -> None:
     """Make orphaned descendants children of this process, not of init (prctl(2), PR_SET_CHILD_SUBREAPER)."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ignore_name_servers() -> None:
+    """Resolve names in this process from /etc/hosts alone; no effect without glibc.
+
+    torch looks up the name of the peer of every connection, only for its messages, in the thread that serves a store. A
+    name server that does not answer would block that thread for 10 s and more.
+    """
+    with contextlib.suppress(AttributeError):
+        _libc()["__nss_configure_lookup"](b"hosts", b"files")
 
 
 _PIPE_BYTES = 1 << 20

@@ -148,6 +148,28 @@ def interface_of(address: str) -> str:
     return ""
 
 
+SLOW_LOOKUP_S = 0.5
+"""A look-up of an address that takes longer delays every start."""
+
+
+def mapped(address: str) -> str:
+    """``address`` as torch looks it up: IPv4 in IPv6."""
+    return address if ":" in address else f"::ffff:{address}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether the address is one of this machine alone."""
+    return address.startswith("127.") or address == "::1"
+
+
+def reverse_name(address: str) -> str:
+    """Name of an address, from /etc/hosts or a name server; empty if it has none. Blocks while no server answers."""
+    try:
+        return socket.getnameinfo((mapped(address), 0, 0, 0), socket.NI_NAMEREQD | socket.NI_NUMERICSERV)[0]
+    except OSError:
+        return ""
+
+
 def any_address() -> str:
     """The wildcard address, for listening at all addresses of this machine."""
     return "::" if socket.has_dualstack_ipv6() else "0.0.0.0"

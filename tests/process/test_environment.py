@@ -46,7 +46,7 @@ DIFFERS = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",
 }
 
-OF_SEVERAL_NODES = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"}
+BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RES_OPTIONS"}
 
 
 def dumped(folder: Path) -> list[dict[str, Any]]:
@@ -102,7 +102,7 @@ def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
 
 def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:
     for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", "--gpus", "0,1", folder=tmp_path / "dump"):
-        assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - OF_SEVERAL_NODES
+        assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - BY_NETWORK
 
 
 def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None:
@@ -199,7 +199,7 @@ def test_without_python_a_program_gets_the_same_environment() -> None:
     """torchrun: test_run 3; launcher_api_test 1."""
     finished = run("--no-python", "--nproc-per-node", "1", "env", "-0", env={"SENTINEL": "two\nlines"})
     seen = dict(line.split("=", 1) for line in finished.out.rstrip("\n").split("\0") if line)
-    expected = worker_environment.NAMES.keys() - OF_SEVERAL_NODES - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
+    expected = worker_environment.NAMES.keys() - BY_NETWORK - {"OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"}
     assert changed(environment({"SENTINEL": "two\nlines"}), seen).keys() == expected
 
 

@@ -27,6 +27,7 @@ from tests.support.slow_link import without_offload
 
 PREFIX = "ddpl"
 LAB_ADDRESS = "10.99.0.1"
+_NOBODY = "10.99.0.77"
 _TEST_MARK = "DDPLAUNCH_TEST_MARK"
 _CLONE_NEWNET = 0x40000000
 _numbers = itertools.count(1)
@@ -165,6 +166,12 @@ class Node:
         assert self._slow.stdout
         if self._slow.stdout.readline() != b"ready\n":
             raise RuntimeError("the slow link did not start")
+
+    def silence_dns(self) -> None:
+        """Give it a name server that never answers: packets to that address vanish, as behind a firewall."""
+        self.run(["ip", "neigh", "replace", _NOBODY, "lladdr", "02:00:00:02:00:00", "dev", "eth0", "nud", "permanent"])
+        (self.folder / "resolv.conf").write_text(f"nameserver {_NOBODY}\n")
+        self.run(["mount", "--bind", str(self.folder / "resolv.conf"), "/etc/resolv.conf"])
 
     def full_speed(self) -> None:
         """Undo ``slow_down``."""

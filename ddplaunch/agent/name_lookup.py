@@ -1,0 +1,65 @@
+"""Look-up of the name of the workers' store: whether a name server answers, and what to do if none does.
+
+Runs in the agent. torch looks up the name of the peer of a connection and waits for the answer, by default 10 s and
+more, at every start. The look-up runs in a thread, which posts an event at its end. Must not change how this process
+resolves names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import NameLookedUp
+from ddplaunch.system import network
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_IMPATIENT = {"RES_OPTIONS": "timeout:1 attempts:1"}
+"""The resolver of glibc then waits for a name server once, for 1 s (resolv.conf(5))."""
+
+
+class NameLookup:
+    """The look-up of one address.
+
+    Attributes:
+        deadline: time of ``time.monotonic()`` after which the look-up is slow.
+        is_done: the look-up has ended, with or without a name.
+        was_reported: the user knows that the look-up is slow.
+    """
+
+    def __init__(self, address: str, post: Callable[[object], None]) -> None:
+        """Start the look-up of an address or of the address of a host; ``post`` gets a ``NameLookedUp``."""
+        self.deadline = time.monotonic() + network.SLOW_LOOKUP_S
+        self.is_done = self.was_reported = self._was_slow = False
+        self._address = address
+        threading.Thread(target=self._run, args=(post,), name="name look-up", daemon=True).start()
+
+    def _run(self, post: Callable[[object], None]) -> None:
+        with contextlib.suppress(OSError, UnicodeError):
+            self._address = str(socket.getaddrinfo(self._address, None, type=socket.SOCK_STREAM)[0][4][0])
+            network.reverse_name(self._address)
+        self._was_slow, self.is_done = time.monotonic() > self.deadline, True
+        post(NameLookedUp())
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether the look-up took, or has taken so far, longer than ``network.SLOW_LOOKUP_S``."""
+        return self._was_slow if self.is_done else time.monotonic() > self.deadline
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Default variables of workers that connect to the address."""
+        return dict(_IMPATIENT) if self.is_slow else {}
+
+    def message(self, name: str) -> str:
+        """The message for the user: what is slow, and the line that avoids it. ``name`` is the address's."""
+        line = f"{network.mapped(self._address)} {'localhost' if network.is_loopback(self._address) else name}"
+        return (
+            f"no name server answers for {self._address}, and torch waits for one at every start: add the line "
+            f"`{line}` to /etc/hosts on every node; until then workers wait 1 s for a name server (RES_OPTIONS)"
+        )

@@ -1,0 +1,57 @@
+"""The look-up of the workers' store: how the workers start, and what the user reads, if no name server answers."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from ddplaunch.agent.events import NameLookedUp
+from ddplaunch.agent.name_lookup import NameLookup
+from ddplaunch.system import network
+from tests.support.processes import wait_until
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+    """The look-ups end when it is set."""
+    event = threading.Event()
+    monkeypatch.setattr(network, "reverse_name", lambda _address: event.wait(10) and "")
+    monkeypatch.setattr(network, "SLOW_LOOKUP_S", 0.01)
+    yield event
+    event.set()
+
+
+def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file_is_shown(answer: threading.Event):
+    posted: list[object] = []
+    lookup = NameLookup("10.0.0.1", posted.append)
+    wait_until(lambda: lookup.is_slow)
+    assert lookup.worker_environ == {"RES_OPTIONS": "timeout:1 attempts:1"}
+    assert "`::ffff:10.0.0.1 node1` to /etc/hosts" in lookup.message("node1")
+    assert not posted
+    answer.set()
+    wait_until(lambda: posted)
+    assert posted == [NameLookedUp()]
+    assert lookup.is_done
+    assert lookup.is_slow
+
+
+@pytest.mark.parametrize(("address", "line"), [("127.0.0.1", "::ffff:127.0.0.1 localhost"), ("fd00::1", "fd00::1 n")])
+def test_the_line_has_the_form_that_torch_looks_up(answer: threading.Event, address: str, line: str):
+    assert f"`{line}`" in NameLookup(address, lambda _event: None).message("n")
+
+
+def test_an_answer_changes_nothing(answer: threading.Event, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(network, "SLOW_LOOKUP_S", 30.0)
+    answer.set()
+    lookup = NameLookup("localhost", lambda _event: None)
+    wait_until(lambda: lookup.is_done)
+    assert not lookup.is_slow
+    assert lookup.worker_environ == {}
+
+
+def test_a_host_that_cannot_be_resolved_is_left_to_the_workers():
+    lookup = NameLookup("an..empty.label", lambda _event: None)
+    wait_until(lambda: lookup.is_done)
+    assert not lookup.is_slow
