@@ -146,7 +146,15 @@ class Agent:
         failure = self._final_failure(out_of_memory)
         reason = failure.reason if failure else self._stop_reason or ""
         outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_s
-        return AttemptResult(round_.attempt, outcome, exits, duration_s, reason=reason, hung=hangs.is_hung)
+        return AttemptResult(
+            attempt=round_.attempt,
+            outcome=outcome,
+            exits=exits,
+            duration_s=duration_s,
+            reason=reason,
+            hung=hangs.is_hung,
+            restart_count=round_.restart_count,
+        )
 
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)

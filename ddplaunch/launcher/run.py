@@ -261,8 +261,7 @@ class Run:
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
-            # In a shutdown no attempt follows, even where the nodes have reported a restart.
-            self._messages.attempt_ended(result, self._attempts.restart_count, is_last=self._shutdown.in_progress)
+            self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
 
     def _on_activity(self, node: Node, event: WorkerActivity) -> None:
         self._activity[node.index] = event

@@ -67,6 +67,7 @@ class WorkerExit:
         tail: last lines of stderr, or of stdout if stderr is empty.
         log_file: the log file to read first; None where no files are kept.
         whereabouts: after a hang: the main thread's Python line, and why the process was blocked, if it was.
+        node_rank: position of the worker's node in the attempt, as in GROUP_RANK.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class WorkerExit:
     tail: tuple[str, ...] = ()
     log_file: str | None = None
     whereabouts: str = ""
+    node_rank: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,6 +98,7 @@ class AttemptResult:
         hung: the attempt was ended because no worker wrote output for ``timeouts.hang_s``.
         lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
             the first failure.
+        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
     """
 
     attempt: int
@@ -107,6 +110,7 @@ class AttemptResult:
     cause: WorkerExit | None = None
     hung: bool = False
     lost_rendezvous: bool = False
+    restart_count: int = 0
 
     @property
     def is_retried(self) -> bool:

@@ -318,7 +318,8 @@ def test_there_is_no_reply_without_an_exception_or_without_a_place_for_it(tmp_pa
 
 def test_events_have_torchelastics_fields() -> None:
     """torchrun: agent_api_test 10."""
-    attempt = AttemptResult(2, "failed", (ended(0), ended(1, 7, error=RAISED), stopped(2)), 5.0)
+    failure = ended(1, 7, error=RAISED, node_rank=3)
+    attempt = AttemptResult(2, "failed", (ended(0), failure, stopped(2)), 5.0, restart_count=1)
     lines = [json.loads(line) for line in event_log.worker_events("r1", "trainer", attempt)]
     assert [line["name"] for line in lines] == [
         "torchelastic.worker.status.SUCCEEDED",
@@ -329,7 +330,8 @@ def test_events_have_torchelastics_fields() -> None:
     assert lines[1]["timestamp"] == int((NOON + 0.25) * 1000)
     metadata = lines[1]["metadata"]
     assert metadata["global_rank"] == 1
-    assert metadata["agent_restarts"] == 2
+    assert metadata["group_rank"] == 3
+    assert metadata["agent_restarts"] == 1, "attempt 1 followed the loss of a node, which is no restart"
     assert metadata["role"] == "trainer"
     assert metadata["raw_error"] == "ValueError: no"
     assert json.loads(metadata["metadata"])["exit_code"] == [7]

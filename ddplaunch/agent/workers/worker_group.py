@@ -234,7 +234,13 @@ class WorkerGroup:
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_file=main_log(worker.log_dir, tails),
             whereabouts=worker.whereabouts(),
+            node_rank=self._node_rank,
         )
+
+    @property
+    def _node_rank(self) -> int:
+        task = self._spec.task
+        return self._round.node_rank if task is None or task.node_rank is None else task.node_rank
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool) -> bool:
         """Whether the worker ran until it was stopped, and had recorded no exception by then."""

@@ -22,7 +22,7 @@ def _event(run_id: str, role: str, attempt: AttemptResult, exit_: WorkerExit) ->
     metadata = {
         "run_id": run_id,
         "global_rank": exit_.rank,
-        "group_rank": 0,
+        "group_rank": exit_.node_rank,
         "worker_id": str(exit_.pid),
         "role": role,
         "hostname": exit_.host,
@@ -31,7 +31,7 @@ def _event(run_id: str, role: str, attempt: AttemptResult, exit_: WorkerExit) ->
         "rdzv_backend": "c10d",
         "raw_error": exit_.error.message if exit_.error else None,
         "metadata": json.dumps({"local_rank": [exit_.local_rank], "exit_code": [exit_.returncode]}),
-        "agent_restarts": attempt.attempt,
+        "agent_restarts": attempt.restart_count,
         "duration_ms": round(exit_.duration_s * 1000),
     }
     return {

@@ -80,18 +80,16 @@ class UserMessages:
         logs = f"{contents} in {self._folder}" if self._folder else "no logs are kept"
         self.show(f"{plural(count, 'worker')} on {on}, {logs}", Level.NORMAL)
 
-    def attempt_ended(self, result: AttemptResult, restart_count: int, *, is_last: bool) -> None:
-        """An attempt has ended; ``restart_count`` includes the restart that follows it, unless it ``is_last``."""
+    def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
+        """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
         if self._config.output.events == "console":
             for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
                 self._console.show(line)
-        if is_last:
+        if is_shutting_down:
             return
         if result.is_retried:
-            self.show(
-                f"{failure_page.attempt_line(result)}; restart {restart_count} of {self._config.max_restarts}",
-                Level.NORMAL,
-            )
+            restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
+            self.show(f"{failure_page.attempt_line(result)}; {restart}", Level.NORMAL)
         elif result.will_restart:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 

@@ -1,0 +1,33 @@
+"""What a worker group reports of its workers."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.agent.workers.worker_group import WorkerGroup
+from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.protocol.results import Round
+from ddplaunch.protocol.specs import AgentSpec, Program
+
+ROUND = Round(
+    attempt=0,
+    restart_count=0,
+    node_rank=2,
+    nnodes=3,
+    first_rank=8,
+    local_world_size=1,
+    world_size=9,
+    master_addr="10.0.0.1",
+    master_port=4242,
+)
+TASK = ScheduledTask(rank=8, local_rank=3, world_size=9, local_world_size=5, node_rank=1, tasks_per_node=(4, 5))
+
+
+@pytest.mark.parametrize(("task", "node_rank", "local_rank"), [(None, 2, 0), (TASK, 1, 3)])
+def test_an_exit_has_the_ranks_that_the_worker_had(task: ScheduledTask | None, node_rank: int, local_rank: int) -> None:
+    """Of an agent for one worker only, the scheduler's ranks count, as in the worker's environment."""
+    spec = AgentSpec(run_id="r1", host="gpu3", program=Program("script", "t.py", (), ""), same_python=True, task=task)
+    group = WorkerGroup(spec, ROUND, outbox=None)  # type: ignore[arg-type]
+    group.workers[0].pid, group.workers[0].returncode = 4242, 0
+    (exit_,) = group.finish(0.0, "no", stop_requested=False)
+    assert (exit_.rank, exit_.node_rank, exit_.local_rank) == (8, node_rank, local_rank)
