@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.text import is_device_id, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sized
+    from collections.abc import Iterable, Iterator, Sequence, Sized
 
 HOSTS_VARIABLE = "DDPLAUNCH_HOSTS"
 HOSTFILE_VARIABLE = "DDPLAUNCH_HOSTFILE"
@@ -149,6 +150,12 @@ def _entries(text: str) -> tuple[str, ...]:
         else:
             entries[-1] += piece
     return tuple(entry.strip() for entry in entries)
+
+
+def display_names(hosts: Sequence[Host]) -> tuple[str, ...]:
+    """A different name for each host: its name, with ssh's port if another host differs only by it."""
+    counts = Counter(host.name for host in hosts)
+    return tuple(host.name if counts[host.name] == 1 else str(Host(host.name, port=host.machine[1])) for host in hosts)
 
 
 def check_host_count(hosts: Sized, where: str) -> None:

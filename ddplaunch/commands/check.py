@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries
@@ -137,7 +138,8 @@ def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[_Rates
 
 def _job(config: LaunchConfig, names: Sequence[str]) -> LaunchConfig:
     """A job with one worker on each of these nodes."""
-    hosts = tuple(replace(host, slots=None) for host in config.hosts if host.name in names)
+    named = zip(display_names(config.hosts), config.hosts, strict=True)
+    hosts = tuple(replace(host, slots=None) for name, host in named if name in names)
     return LaunchConfig(
         script=MODULE,
         entry="module",

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import ps_page as page
 from ddplaunch.commands.query import QueriedNode, Queries
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
@@ -163,7 +164,7 @@ def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Ma
         connect = _connector(hosts, remote, stack)
         stack.callback(queries.close)
         starts: list[tuple[str, Callable[[Post], AgentHandle]]] = [(setup.local_host_name(), _start_here)]
-        starts += [(host.name, partial(connect, host)) for host in hosts]
+        starts += [(name, partial(connect, host)) for name, host in zip(display_names(hosts), hosts, strict=True)]
         for index, (name, start) in enumerate(starts):
             queries.nodes.append(_Machine(name, start(partial(queries.post, index))))
             queries.nodes[index].handle.send(ListRuns())

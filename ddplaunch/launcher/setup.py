@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.specs import AgentSpec, Program
@@ -34,9 +35,9 @@ SLOW_START_S = 25.0
 
 
 def node_names(config: LaunchConfig) -> tuple[str, ...]:
-    """Display names of the nodes whose agents this launcher starts, the spares last."""
+    """Display names of the nodes whose agents this launcher starts, the spares last; each name is of one node."""
     if config.hosts:
-        return tuple(host.name for host in config.hosts)
+        return display_names(config.hosts)
     if config.dry_run:
         return tuple(f"node{number}" for number in range(config.max_nodes))
     return (local_host_name(),)

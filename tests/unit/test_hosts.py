@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ddplaunch.cluster.host_filter import resolve, select
 from ddplaunch.cluster.hostfile import parse_hostfile, read_hostfile
 from ddplaunch.cluster.hostlist import MAX_HOSTS, expand, fold
-from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, parse_hosts
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, display_names, parse_hosts
 from ddplaunch.errors import USAGE, UsageError
 
 
@@ -559,3 +559,9 @@ def test_garbage_is_hosts_that_are_harmless_or_an_error_that_can_be_printed(text
 def test_garbage_in_the_environment_is_an_error_too(hosts: str, exclude: str | None):
     with contextlib.suppress(UsageError):
         resolve({"DDPLAUNCH_HOSTS": hosts}, None, None, None, exclude)
+
+
+def test_two_ports_of_one_machine_have_two_display_names():
+    """The launcher and the log folders tell nodes apart by these names."""
+    hosts = parse_hosts("gpu1,ada@gpu1:2222,gpu2:2222,[fd00::1],[fd00::2]:23")
+    assert display_names(hosts) == ("gpu1:22", "gpu1:2222", "gpu2", "fd00::1", "fd00::2")

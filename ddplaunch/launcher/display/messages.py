@@ -62,10 +62,11 @@ class UserMessages:
 
     def _show_hosts(self) -> None:
         from ddplaunch.cluster.hostlist import fold
+        from ddplaunch.cluster.hosts import display_names
         from ddplaunch.protocol import env_forwarding
 
-        count = self._config.max_nodes
-        self.show(f"starting on {quote(fold(host.name for host in self._config.hosts[:count]))}", Level.NORMAL)
+        names = display_names(self._config.hosts)[: self._config.max_nodes]
+        self.show(f"starting on {quote(fold(names))}", Level.NORMAL)
         for line in env_forwarding.masked_lines(dict(self._config.remote.environ)):
             self.show(f"forwarded: {line}", Level.VERBOSE)
 
