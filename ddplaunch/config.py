@@ -173,13 +173,13 @@ class RendezvousConfig:
 
     Attributes:
         token: identifies the run at the endpoint; other runs at the same endpoint have other tokens.
-        min_nodes: nodes without which no attempt starts.
-        max_nodes: nodes of the job; further ones are spares.
-        node_rank: index of this node; None: the order of arrival.
-        hosts: names or addresses of the node that serves the store, best first; empty: that node detects them.
-        port: TCP port of the store.
+        min_nodes: smallest number of nodes of an attempt.
+        max_nodes: largest number of nodes of an attempt; further nodes are spares.
+        node_rank: number of this node, spares included; None: by the order of arrival.
+        hosts: names or addresses of the node that serves the rendezvous, best first; empty: that node detects them.
+        port: TCP port of the rendezvous.
         other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
-        is_server: whether this node serves the store; None: detected by comparing addresses.
+        is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
         restart_count: restarts before the first round.
@@ -212,20 +212,20 @@ class RendezvousConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteConfig:
-    """Connections to other machines, and the variables of the workers. None: the value of ssh's configuration applies.
+    """Connections to other machines, and variables of the workers.
 
     Attributes:
-        user: login name.
-        port: port of the SSH server.
-        identity: file with the private key.
-        config: ssh configuration file in place of the user's.
+        user: login name; None: as in ssh's configuration.
+        port: port of the SSH server; None: as in ssh's configuration.
+        identity: file with the private key; None: as in ssh's configuration.
+        config: ssh configuration file in place of the user's; None: the user's.
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
         start_timeout_s: seconds from the login to the agent's first record, ``setup`` included.
         max_logins: hosts that are connected to at the same time.
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
-        environ: variables that the workers get, as pairs; they apply to local workers too.
+        environ: variables that all workers get, also those on this machine, as pairs.
         by_srun: agents are started by SLURM's ``srun``, not over SSH.
     """
 
@@ -253,20 +253,20 @@ class LaunchConfig:
         entry: kind of ``script``.
         python: interpreter of the script; None: the launcher's.
         chdir: working directory of the workers on every node; None: the launcher's.
-        min_nodes: nodes without which no attempt starts.
-        max_nodes: nodes of the job; further ``hosts`` are spares.
+        min_nodes: smallest number of nodes of an attempt.
+        max_nodes: largest number of nodes of an attempt; further ``hosts`` are spares.
         run_id: name of the run; None: a new one.
-        max_restarts: attempts after the first one.
-        signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2 are otherwise forwarded to the workers.
+        max_restarts: restarts after a failure; an attempt that follows a lost or a new node is not counted.
+        signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
         on_exit: shell command that the launcher runs when the run has ended, see ``launcher.on_exit``.
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.
         timeouts: time limits of the run.
         rendezvous: rendezvous with the other nodes; None on a single node, or where this launcher starts all nodes.
         hosts: machines on which this launcher starts all nodes.
-        remote: connections to other machines, and variables of the workers.
-        master_addr: address of the workers' store; None: chosen for every attempt.
-        master_port: port of the workers' store; None: chosen for every attempt.
+        remote: connections to other machines, and variables of the workers on all machines.
+        master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
+        master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
         local_addr: address for connections from other nodes; None: detected.
         interface: network interface between the nodes; None: detected.
         dry_run: all nodes are simulated on this machine, and their GPUs on the CPU.

@@ -71,7 +71,7 @@ class ElasticRendezvous:
         if self._lost_reason is not None:
             return self._lost_reason
         is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
-        return "another node stopped the round" if is_stopped else None
+        return "another node stopped the workers" if is_stopped else None
 
     @property
     def _lost_reason(self) -> str | None:
@@ -168,13 +168,16 @@ class ElasticRendezvous:
         client = self._client
         if client is None or (self._launcher_assigns_rendezvous and self._is_lost):
             return
-        if self._is_lost or not is_in_time:
-            raise LaunchError(*(client.unreachable_error() if self._is_lost else client.too_few_error()), RENDEZVOUS)
+        if self._is_lost:
+            raise LaunchError(*client.unreachable_error(), RENDEZVOUS)
+        if not is_in_time:
+            message, hint = client.too_few_error(launcher_starts_nodes=self._launcher_assigns_rendezvous)
+            raise LaunchError(message, hint, RENDEZVOUS)
 
     # After a round.
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
-        if self._client and self._client.has_left:
+        if self._client and self._client.has_left:  # The launcher is lost: nobody reads this, the other nodes go on.
             return replace(result, outcome="stopped", will_restart=True)
         is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
         if self._client:
@@ -227,7 +230,7 @@ class ElasticRendezvous:
             self._callbacks.wait(lambda: self._is_lost, time.monotonic() + _LEAVE_S)
 
     def _leave(self) -> None:
-        """Leave the run; the node that serves the store stays until all other nodes have received the verdict."""
+        """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
         client = self._client
         if client and client.is_server:
             self._callbacks.wait(lambda: self._all_left or self._is_lost, time.monotonic() + _CLOSE_S)

@@ -28,12 +28,16 @@ if TYPE_CHECKING:
 
 _ENDED = "the rendezvous process of this node has ended"
 _NOT_HOSTED = (
-    "The node with this address serves the rendezvous, if the port is free there: start ddplaunch on that node too, or "
-    "give another address. --rdzv-conf read_timeout=SECONDS waits longer."
+    "The node that has the endpoint's address serves the rendezvous, if the port is free: start ddplaunch on that node "
+    "too, or give another address. --rdzv-conf read_timeout=SECONDS waits longer."
 )
 _NOT_STARTED = (
     "Is ddplaunch started on the node that serves the rendezvous, and is the port open? "
     "--rdzv-conf join_timeout=SECONDS waits longer."
+)
+_NOT_JOINED = "Start the others with the same --rdzv-endpoint and --rdzv-id."
+_NOT_REACHED = (
+    "Check that every node can reach every other at any port; --local-addr and --interface select the network."
 )
 
 
@@ -42,9 +46,9 @@ class RendezvousClient:
 
     Attributes:
         index: this node's number in the rendezvous; None until it has joined.
-        server_address: address at which this node connected to the store; empty until ``index`` is set.
+        server_address: address at which this node connected to the rendezvous; empty until ``index`` is set.
         address: address at which other nodes connect to this one; empty until ``index`` is set.
-        is_server: this node serves the store.
+        is_server: this node serves the rendezvous.
         waiting_nodes: the nodes that wait for the next round, as last reported.
         is_spare: the run has all nodes that it needs; this node waits until one is lost.
         lost_reason: why the rendezvous is lost; None while it is not.
@@ -55,7 +59,7 @@ class RendezvousClient:
         """Bind the endpoint's socket if the endpoint is on this node.
 
         Raises:
-            LaunchError: this node must serve the store and cannot, or the endpoint's host name cannot be resolved here.
+            LaunchError: this node must serve the rendezvous and cannot, or the endpoint's host name cannot be resolved.
         """
         if config.interface and not config.local_addr:
             config = replace(config, local_addr=network.address_of(host, config.interface))
@@ -104,7 +108,7 @@ class RendezvousClient:
         self.address = self.config.local_addr or (event.server_address if self.is_server else self.route_address())
 
     def route_address(self) -> str:
-        """This node's address on its route to the node that serves the store.
+        """This node's address on its route to the node that serves the rendezvous.
 
         Raises:
             LaunchError: that node's host name cannot be resolved here.
@@ -148,25 +152,25 @@ class RendezvousClient:
         """The message when this node becomes a spare."""
         return (
             f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
-            f"{self._host} waits for a free slot"
+            f"{self._host} waits until a node is lost"
         )
 
     def search_message(self, reason: str) -> str:
-        """The message while the node that serves the store has not answered. Keeps ``reason`` for a later error."""
+        """The message while no node has answered at the endpoint. Keeps ``reason`` for a later error."""
         self._search_failure = reason
         limit_s = self.config.search_timeout_s or self.config.join_timeout_s
         return (
-            f"{self._host_with_addresses} searches for the rendezvous at {self.endpoint}{self._why_not_served_here}, "
-            f"for {limit_s:g} s: {reason}"
+            f"{self._host_with_addresses} has not found the rendezvous at {self.endpoint}{self._why_not_served_here}: "
+            f"{reason}; the search goes on for up to {limit_s:g} s"
         )
 
     def unreachable_error(self) -> tuple[str, str]:
         """The message and hint when the rendezvous is lost or was never found."""
         if self.index is not None:
             return (
-                f"{self._host} cannot join the other nodes at {self.endpoint}: {self.lost_reason}",
-                f"This node's address on the route to it is {self.route_address()}. Is ddplaunch started on the "
-                "node that serves the rendezvous, and is the port open?",
+                f"{self._host} has lost the rendezvous at {self.endpoint}: {self.lost_reason}",
+                f"This node's address on the route to it is {self.route_address()}. Does ddplaunch still run on the "
+                "node that serves the rendezvous, and is the network between the nodes up?",
             )
         reason = self.lost_reason or self._search_failure or "no node has answered there in time"
         return (
@@ -175,7 +179,7 @@ class RendezvousClient:
             _NOT_HOSTED if self.config.is_server is None else _NOT_STARTED,
         )
 
-    def too_few_error(self) -> tuple[str, str]:
+    def too_few_error(self, *, launcher_starts_nodes: bool) -> tuple[str, str]:
         """The message and hint when other nodes have not joined in time, or this node has not found the rendezvous."""
         if self.index is None and not self.is_server:
             return self.unreachable_error()
@@ -183,7 +187,7 @@ class RendezvousClient:
         return (
             f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
             f"{waiting.count + waiting.missing} are needed",
-            "Start the others with the same --rdzv-endpoint and --rdzv-id.",
+            _NOT_REACHED if launcher_starts_nodes else _NOT_JOINED,
         )
 
     @property

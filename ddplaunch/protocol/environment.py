@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 RUN_ID = "DDPLAUNCH_RUN_ID"
-"""Holds the run tag in every process of a run, so that a sweep finds one that left its process group, too."""
+"""Holds the node tag in every process of a run, so that a sweep finds one that left its process group, too."""
 
 NAMES: dict[str, str] = {
     "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
@@ -27,7 +27,7 @@ NAMES: dict[str, str] = {
     "ROLE_RANK": "equal to RANK",
     "ROLE_WORLD_SIZE": "equal to WORLD_SIZE",
     "MASTER_ADDR": "address of the workers' c10d store; 127.0.0.1 on one node unless --master-addr is given",
-    "MASTER_PORT": "port of the workers' c10d store; new for every attempt unless --master-port is given",
+    "MASTER_PORT": "port of the workers' c10d store; new for every attempt; on one node, --master-port fixes it",
     "TORCHELASTIC_RESTART_COUNT": "number of restarts before this attempt; equal on all nodes",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
     "TORCHELASTIC_RUN_ID": "run id: --rdzv-id, or a new one",
@@ -39,7 +39,7 @@ NAMES: dict[str, str] = {
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
     "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
     "RES_OPTIONS": "`timeout:1 attempts:1` if no name server answers for the address in MASTER_ADDR, unless set",
-    RUN_ID: "run tag: identifies the processes of a run",
+    RUN_ID: "identifies the processes of the run on this node: run tag and, with several nodes, the node's number",
 }
 
 

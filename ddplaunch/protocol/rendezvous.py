@@ -1,7 +1,7 @@
 """Records of a rendezvous of several nodes: between nodes and coordinator, and between an agent and its member process.
 
-The member passes records between its agent and the store, through which coordinator and nodes exchange them. The tuples
-at the end list the records that each reader accepts. No behaviour belongs here.
+The member passes records between its agent and the rendezvous store, through which coordinator and nodes exchange them.
+The tuples at the end list the records that each reader accepts. No behaviour belongs here.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class NodeJoined:
     """Node to coordinator, before every round: the node can start ``local_world_size`` workers.
 
     Attributes:
-        server_address: address at which it connected to the node that serves the store.
+        server_address: address at which it connected to the node that serves the rendezvous.
         attempt: the lowest round number that this node has not used in any rendezvous.
     """
 
@@ -145,7 +145,7 @@ class RoundVerdict:
 
 @dataclass(frozen=True)
 class AllNodesLeft:
-    """Coordinator to the node that serves the store: all other nodes have left, so the store may end."""
+    """Coordinator to the node that serves the rendezvous: all other nodes have left, so its store may end."""
 
 
 # Agent to member (MemberSpec), member to agent.
@@ -156,8 +156,8 @@ class MemberSpec:
     """Agent to member, first: how the node takes part in the rendezvous.
 
     Attributes:
-        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port of the store to try,
-            ``is_server`` is not None. ``node_rank`` None requests the next free index.
+        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port to try, ``is_server`` is
+            not None. ``node_rank`` None requests the next free index.
         node_id: text that no other node has.
         max_restarts: limit of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
@@ -171,7 +171,7 @@ class MemberSpec:
 
 @dataclass(frozen=True)
 class MemberReady:
-    """Member to agent: the node is connected to the store at ``server_address`` and ``port``, as ``node_index``."""
+    """Member to agent: the node has joined the rendezvous at ``server_address`` and ``port``, as ``node_index``."""
 
     node_index: int
     server_address: str
@@ -180,14 +180,14 @@ class MemberReady:
 
 @dataclass(frozen=True)
 class StoreNotFound:
-    """Member to agent, once: no store of this run has been found so far, for ``reason``; the search continues."""
+    """Member to agent, once: no rendezvous of this run has been found so far, for ``reason``; the search continues."""
 
     reason: str
 
 
 @dataclass(frozen=True)
 class RendezvousLost:
-    """Member to agent, last: the store does not answer (any more). ``refused``: the rendezvous rejects this node."""
+    """Member to agent, last: the rendezvous does not answer (any more), or it rejects this node (``refused``)."""
 
     reason: str
     refused: bool = False

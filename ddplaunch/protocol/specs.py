@@ -33,13 +33,14 @@ class AgentSpec:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
         workers: settings of this node; the number of workers and the devices may differ from other nodes'.
-        run_dir: absolute path of the run folder on this node; None: no files are kept.
+        run_dir: absolute path of this node's folder: the run folder, or a folder in it where the run has several nodes;
+            None: no files are kept.
         run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``run_dir``.
         sends_logs: the agent sends the files of its run folder at the end, if the launcher grants it.
-        master_addr: address of the workers' store; None: chosen for every attempt.
-        master_port: port of the workers' store; None: chosen for every attempt.
+        master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
+        master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
-        stdout_fd: inherited descriptor of the user's terminal, for a lone worker; None: a pipe.
+        stdout_fd: inherited descriptor of the user's terminal, for the only worker of a job; None: a pipe.
         stderr_fd: as ``stdout_fd``, for stderr.
         rendezvous: how to join the other nodes; None: there are none, or the launcher sends a JoinRendezvous.
         launcher_assigns_rendezvous: the launcher sends a JoinRendezvous, and another when the rendezvous moves.

@@ -99,7 +99,7 @@ class _Search:
         while not self._is_over.is_set():
             answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
             self._port_reason = (
-                "the process that answers there serves no rendezvous, or not yet" if answered else failure
+                "the process that answers there does not serve a rendezvous (yet)" if answered else failure
             )
             host = min(answered, key=hosts.index, default="")
             if host and (store := self._store_of_run(answered[host], port)):

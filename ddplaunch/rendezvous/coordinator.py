@@ -1,6 +1,6 @@
 """The coordinator of a run: forms rounds, stops them, and gives the verdict on each.
 
-Runs in the member process of the node that serves the store. The member passes every record of a node to
+Runs in the member process of the node that serves the rendezvous. The member passes every record of a node to
 ``Coordinator.receive`` and sends the records that it returns. Pure: uses no clock and no store.
 """
 
@@ -62,7 +62,7 @@ class Coordinator:
     """The state of a run's rounds.
 
     Attributes:
-        server: index of the node that serves the store, on which this process runs.
+        server: index of the node that serves the rendezvous, on which this process runs.
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
         restart_count: number of rounds so far that followed a failure.
@@ -171,7 +171,10 @@ class Coordinator:
         return [Outgoing(self.participants[0], ListenForStore(self.attempt, self._first_address()))]
 
     def _first_address(self) -> str:
-        """Address at which most other nodes have connected to the first node; empty if it does not serve the store."""
+        """Address at which most other nodes have connected to the first node.
+
+        Empty if that node does not serve the rendezvous store: the other nodes connect to the serving node only.
+        """
         if self.participants[0] != self.server:
             return ""
         addresses = Counter(self._waiting[index].server_address for index in self.participants[1:])

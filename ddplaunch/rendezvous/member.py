@@ -1,6 +1,6 @@
 """A node's member of the rendezvous: passes records between the node's agent and the c10d store.
 
-Runs in a process that the forkserver starts; on the node that serves the store it is also the coordinator. Records are
+Runs in a process that the forkserver starts; on the node that serves that store it is also the coordinator. Records are
 JSON texts in numbered keys below ``ddplaunch/<token>/``: one inbox, which the coordinator reads, and one outbox per
 node, which the coordinator writes. A blocked store call cannot be interrupted and blocks all other calls of its client.
 So every thread has a separate client, and the agent kills the process at the end.
@@ -51,11 +51,11 @@ class _Closed:
 
 
 def serve(channel_fd: int, listen_fd: int) -> None:
-    """Run until the agent closes its channel or the store is lost.
+    """Run until the agent closes its channel or the rendezvous store is lost.
 
     Args:
         channel_fd: socket to the agent, which first sends a ``MemberSpec``.
-        listen_fd: listening socket for the store; not used unless this node serves the store.
+        listen_fd: listening socket for the rendezvous store; not used unless this node serves it.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     reader, writer = os.fdopen(channel_fd, "rb"), os.fdopen(os.dup(channel_fd), "wb")
@@ -117,7 +117,7 @@ class Member:
         self._last_waiting_nodes: list[Outgoing] = []
 
     def run(self) -> None:
-        """Pass records and send heartbeats until the agent closes its channel or the store is lost."""
+        """Pass records and send heartbeats until the agent closes its channel or the rendezvous store is lost."""
         self._store.set_timeout(timedelta(seconds=max(1.0, self._lost_after_s)))
         self._start(self._read_agent, "agent")
         self._start(partial(self._read_box, f"to/{self._index}", TO_NODE, self._send_to_agent), "outbox")
@@ -235,7 +235,7 @@ class Member:
         while hung_s < self._lost_after_s + 2 * HEARTBEAT_S:
             time.sleep(HEARTBEAT_S)
             hung_s, seen = (0.0 if seen != self._iterations else hung_s + HEARTBEAT_S), self._iterations
-        self._send_to_agent(RendezvousLost(f"the node that serves the store has not answered for {hung_s:g} s"))
+        self._send_to_agent(RendezvousLost(f"the node that serves the rendezvous has not answered for {hung_s:g} s"))
 
     def _read_agent(self) -> None:
         while (received := wire.read_record(self._reader, FROM_NODE)) is not None:

@@ -185,7 +185,7 @@ def test_a_node_beyond_the_most_waits_for_a_place_to_the_end(port: int, script: 
     second.wait_for(r"runs 1 2")
     spares = [node(port, script, *options, env=env) for _ in range(2)]
     for each in spares:
-        each.wait_for("has all nodes that it needs .*waits for a free slot")
+        each.wait_for("has all nodes that it needs .*waits until a node is lost")
     os.kill(second.agent_pid(), signal.SIGKILL)
     first.wait_for(r"runs 0 2", count=2)
     second.finish()

@@ -42,7 +42,7 @@ def test_nodes_may_come_before_the_one_that_serves_or_late_and_may_be_lost(make_
     second = node(lab, "node2", *arguments, conf=conf)
     address = lab["node2"].address
     second.wait_for(
-        rf"node2 \({address}\) searches for the rendezvous at node1:29400, which is not an address of this host, "
+        rf"node2 \({address}\) has not found the rendezvous at node1:29400, which is not an address of this host: "
     )
     first = node(lab, "node1", *arguments, conf=conf)
     wait_for_world([first, second], 0)

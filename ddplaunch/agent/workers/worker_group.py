@@ -65,8 +65,8 @@ class WorkerGroup:
 
     def open_streams(self, worker: Worker) -> list[int]:
         """Three descriptors for the worker's stdin, stdout and stderr; the caller must close them."""
-        is_lone = self._round.world_size == 1
-        terminal = {"stdout": self._spec.stdout_fd, "stderr": self._spec.stderr_fd} if is_lone else {}
+        is_only = self._round.world_size == 1
+        terminal = {"stdout": self._spec.stdout_fd, "stderr": self._spec.stderr_fd} if is_only else {}
         fds = [_duplicate(self._spec.stdin_fd)]
         for name in _STREAMS:
             terminal_fd = terminal.get(name)
