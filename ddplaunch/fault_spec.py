@@ -37,7 +37,7 @@ class FaultSpec:
         code: exit code of an ``exit``.
         for_s: duration of a ``partition`` in seconds; None: until the end of the run.
         by: factor of a ``slow``.
-        text: the option as the user wrote it.
+        text: the option as the user wrote it, shortened to 200 characters.
     """
 
     kind: FaultKind
@@ -87,9 +87,9 @@ _KINDS: dict[FaultKind, _Kind] = {
     ),
     "hang": _Kind(
         needs=("rank",),
-        help="the worker is stopped (SIGSTOP)",
+        help="the worker is suspended (SIGSTOP)",
         plan="hang rank {rank}",
-        effect="rank {rank} on {host} was stopped (SIGSTOP)",
+        effect="rank {rank} on {host} was suspended (SIGSTOP)",
     ),
     "slow": _Kind(
         needs=("rank", "by"),
@@ -141,7 +141,7 @@ def parse(text: str) -> FaultSpec:
     """
     try:
         kind, words = _kind_of(shlex.split(text))
-        return FaultSpec(kind=kind, text=quote(" ".join(text.split()), 200), **_fields(kind, words))
+        return FaultSpec(kind=kind, text=quote(text, 200), **_fields(kind, words))
     except ValueError as error:
         indented = "".join(f"\n    {line}" for line in GRAMMAR.splitlines())
         raise UsageError(f"--inject {quote(repr(text), 200)}: {error}", f"It is one of:{indented}") from None

@@ -3,7 +3,7 @@
 Runs in the launcher, in the main thread. The fault of a worker is injected by its agent, since a pid is reused only
 after the agent has reaped the worker; the fault of a node is a signal to all processes with the node's run tag. Two
 things differ from real machines: the processes of a killed node close their connections, which those of a machine
-without power do not; and the processes of a partitioned node are stopped, where real ones continue until they need
+without power do not; and the processes of a partitioned node are suspended, where real ones continue until they need
 another node.
 """
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _NEVER = float("inf")
 _MAX_PASSES = 20
-"""Limit of the repeated searches for new processes of a node that is being stopped."""
+"""Limit of the repeated searches for new processes of a node that is being suspended."""
 
 
 @dataclass
@@ -143,7 +143,7 @@ class Injector:
             case "partition":
                 self._freeze(node.index)
                 fault.heal_s = time.monotonic() + (_NEVER if spec.for_s is None else spec.for_s)
-                # Only partitioned nodes of a dry run have heartbeats: on a busy laptop other nodes would count as lost.
+                # In a dry run only partitioned nodes get pings: on a busy laptop other nodes would count as lost.
                 self._heartbeats.watch(node, time.monotonic())
                 fault.set_injected()
             case "slow":
@@ -153,7 +153,7 @@ class Injector:
                 node.handle.send(InjectFault(number, spec.attempt, fault.local_rank, signum, spec.code))
 
     def _freeze(self, index: int) -> None:
-        """Stop all processes of a node; repeated until no new ones are found, since a process may fork meanwhile."""
+        """Suspend all processes of a node; repeated until no new ones are found: a process may fork meanwhile."""
         counts = [0]
         while len(counts) < _MAX_PASSES and counts[-1] != (count := self._signal_node(index, signal.SIGSTOP)):
             counts.append(count)

@@ -93,7 +93,7 @@ class AttemptResult:
     Attributes:
         exits: ends of the workers, in rank order.
         will_restart: another attempt follows.
-        reason: a failure of ddplaunch, or why no restart follows a failure; empty otherwise.
+        reason: why the attempt ended, if no worker's failure ended it, or why no restart follows; empty otherwise.
         cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.
         hung: the attempt was ended because no worker wrote output for ``timeouts.hang_s``.
         lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
@@ -123,9 +123,9 @@ class Injected:
     """The effect of one ``--inject``.
 
     Attributes:
-        text: the fault as the user wrote it.
+        text: the fault as the user wrote it, shortened to 200 characters.
         after_s: seconds from the start of the attempt to the fault; None: it did not happen.
-        account: the reaction of the job, as a sentence.
+        account: one sentence: what happened, and how the job continued.
     """
 
     text: str

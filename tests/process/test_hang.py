@@ -31,7 +31,7 @@ def test_where_every_rank_was_is_told_whatever_it_hung_in(start_method: str) -> 
     assert finished.returncode == HUNG, finished.err
     found = where(finished.err)
     for rank, kind in enumerate(kinds):
-        stands = ", stopped by a signal" if kind == "stopped" else ""
+        stands = ", suspended by a signal" if kind == "stopped" else ""
         assert re.fullmatch(rf"hang.py:\d+ in {kind}{stands}", found[f"rank {rank}"]), finished.err
         stacks = (finished.run_dir / "attempt_0" / str(rank) / "stacks.txt").read_text()
         assert f"in {kind}\n" in stacks

@@ -38,7 +38,7 @@ def done(text: str, run: RunResult, starts: dict[int, float]) -> str:
     [
         ("kill rank=3", "rank 3 on node1 got SIGKILL"),
         ("exit rank=3 code=7", "rank 3 on node1 ended with exit code 7"),
-        ("hang rank=3", "rank 3 on node1 was stopped (SIGSTOP)"),
+        ("hang rank=3", "rank 3 on node1 was suspended (SIGSTOP)"),
         ("slow rank=3 by=10x", "rank 3 on node1 became 10 times slower"),
         ("lose node=1", "all processes of node1 were killed at once"),
         ("partition node=1 for=3s", "node1 was disconnected for 3 s,"),

@@ -102,6 +102,12 @@ def test_the_text_of_a_line_is_quoted_as_in_a_shell(text: str, line: str):
     assert parse(f"kill rank=0 {text}").after_line == line
 
 
+def test_the_report_has_the_fault_as_it_was_given():
+    """With other white space in ``after-line``, a copy of it from the report would match no line."""
+    text = "kill  rank=0 after-line='epoch  2/8'"
+    assert parse(text).text == text
+
+
 def test_an_exit_is_a_failure_unless_it_says_otherwise():
     assert parse("exit rank=0").code == 1
     assert parse("exit rank=0 code=0").code == 0

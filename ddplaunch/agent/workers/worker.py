@@ -1,7 +1,7 @@
 """One worker process: its pid, pipes, files and end, its Python stacks when the job hangs, and injected faults.
 
-Runs in the agent, main thread only; ``Throttle`` has a thread that stops and continues a worker. Nothing here starts or
-reaps a process (see ``worker_group``).
+Runs in the agent, main thread only; ``Throttle`` has a thread that suspends and resumes a worker. Nothing here starts
+or reaps a process (see ``worker_group``).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _MAX_STACKS_BYTES = 1 << 20
 _BLOCKED_STATES = {
-    "T": "stopped by a signal",
-    "t": "stopped by a debugger",
+    "T": "suspended by a signal",
+    "t": "suspended by a debugger",
     "D": "in uninterruptible sleep, as in a file system or a device that does not answer",
 }
 
@@ -102,7 +102,7 @@ class Worker:
     # A job that hangs.
 
     def request_stacks(self) -> None:
-        """Make the worker write its Python stacks if it handles the signal; continue it if it is stopped."""
+        """Make the worker write its Python stacks if it handles the signal; resume it if it is suspended."""
         if not self.is_running:
             return
         self.blocked_state = _BLOCKED_STATES.get(processes.state(self.pid), "")
