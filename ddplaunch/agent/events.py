@@ -24,7 +24,10 @@ class ForkserverExited:
 
 @dataclass(frozen=True)
 class LauncherLost:
-    """The agent's stdin has ended, or pings are missing: the launcher, its machine or the network has failed."""
+    """The agent's stdin has ended, or pings are missing: this agent must stop.
+
+    The launcher has closed the stdin, or the launcher, its machine or the network has failed.
+    """
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 _LAST_RECORD_S = 3.0
 """Time limit of the last write to a launcher that does not read."""
 
-_STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 """SLURM sends these signals to the tasks of a step; an agent that srun has started is such a task."""
 
 
@@ -66,7 +66,7 @@ def _take_control_channel() -> tuple[int, int]:
 
 
 def _post_signals(mailbox: Mailbox[object]) -> None:
-    for signum in _STOP_SIGNALS:
+    for signum in _HANDLED_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # Under nohup, SIGHUP stays ignored.
             signal.signal(signum, lambda number, _frame: mailbox.post(SignalReceived(number)))
     # If SIGCHLD is ignored, the kernel reaps the children and their exit codes are lost.
@@ -88,7 +88,7 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
             return ()
         order = received[0]
         if not isinstance(order, AgentSpec):
-            return _answer_query(order, stream, outbox)
+            return _serve_without_run(order, stream, outbox)
         host = order.host
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
@@ -104,7 +104,7 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
     return agent.close() if agent else ()
 
 
-def _answer_query(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
     if isinstance(order, SweepRun):
         return _sweep_run(order)
     if isinstance(order, ListRuns):
@@ -127,7 +127,7 @@ def _describe(error: Exception, host: str) -> AgentFailed:
 
 def _sweep_run(order: SweepRun) -> tuple[int, ...]:
     """Kill the run's cgroup first: that also ends processes without the run tag in their environment."""
-    in_cgroup = cgroup.kill_run(order.run_id, time.monotonic() + 1)
+    in_cgroup = cgroup.kill_run(order.node_tag, time.monotonic() + 1)
     excluded = frozenset((*order.excluded_pids, os.getpid()))
-    by_environment = processes.sweep_run(f"{environment.RUN_ID}={order.run_id}", excluded)
+    by_environment = processes.sweep_run(f"{environment.RUN_ID}={order.node_tag}", excluded)
     return tuple(sorted({*in_cgroup, *by_environment}))

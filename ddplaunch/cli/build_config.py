@@ -126,7 +126,7 @@ def _line_prefix(template: str | None, timestamps: bool) -> str | None:
 
 
 def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RendezvousConf | None) -> TimeoutConfig:
-    """``conf`` is None where the settings of the rendezvous apply to this node only."""
+    """``conf`` is None where every node has a launcher: ``RendezvousConfig`` then has these times."""
     hang = options["hang_timeout"]
     timeouts = TimeoutConfig(
         shutdown_s=_shutdown_timeout_s(options, environ),
@@ -150,7 +150,8 @@ def connection_options(
     hosts = host_options.select_hosts(options, environ)
     remote = host_options.remote(options, environ, forwards=bool(hosts))
     if not hosts and remote != RemoteConfig(connect_timeout_s=remote.connect_timeout_s):
-        raise UsageError("options of hosts have an effect only with --hosts or --hostfile")
+        options_of_hosts = "--ssh-*, --remote-* and the other options about hosts"
+        raise UsageError(f"{options_of_hosts} have an effect only with --hosts or --hostfile")
     return hosts, remote, _shutdown_timeout_s(options, environ)
 
 
@@ -174,7 +175,7 @@ def _remote(
 
 
 def _check_supported(options: Mapping[str, Any]) -> None:
-    """Reject options that are not supported, and invalid values of options without effect."""
+    """Reject options that are not supported or contradict each other, and invalid values of options without effect."""
     if options["verbose"] and options["quiet"]:
         raise UsageError("--verbose and --quiet exclude each other")
     if values.parse_seconds(options["monitor_interval"], "--monitor-interval") <= 0:

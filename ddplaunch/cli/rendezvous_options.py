@@ -12,7 +12,7 @@ from ddplaunch.cli import values
 from ddplaunch.errors import OptionError
 
 SEARCH_TIMEOUT_S = 60.0
-"""Torchrun's default of ``read_timeout``: seconds to search for the serving node if no node must be the host."""
+"""Torchrun's default of ``read_timeout``: seconds to search for the serving node if no option says which it is."""
 
 _LAUNCHER_ASSIGNS = dict.fromkeys(
     ("is_host", "read_timeout", "last_call_timeout"), "the launcher starts all nodes and assigns their endpoint"
@@ -28,9 +28,9 @@ EFFECTIVE = (
     *("keep_alive_interval", "keep_alive_max_attempt", "is_host", "store_type"),
 )
 IGNORED = {
-    "close_timeout": "all nodes get a record at the end of a run",
-    "heartbeat_timeout": "keep_alive_interval x keep_alive_max_attempt counts",
-    "rank": "--node-rank counts",
+    "close_timeout": "ddplaunch ends all nodes without a timeout",
+    "heartbeat_timeout": "keep_alive_interval x keep_alive_max_attempt is used",
+    "rank": "--node-rank is used",
     **dict.fromkeys(
         ("etcd_prefix", "protocol", "ssl_cert", "ssl_cert_key", "ca_cert", "cert", "key", "cacert"), "of etcd"
     ),
@@ -88,8 +88,8 @@ def _seconds(conf: dict[str, str], key: str, default: float, *, may_be_0: bool =
     except ValueError:
         number = math.nan
     if not 0 <= number <= _MAX_S or (number == 0 and not may_be_0):
-        problem = f"must be a number above 0, and at most {_MAX_S:.0f}"
-        raise OptionError("--rdzv-conf", f"{key}={conf[key]}", problem)
+        least = "0 or more" if may_be_0 else "above 0"
+        raise OptionError("--rdzv-conf", f"{key}={conf[key]}", f"must be a number {least}, and at most {_MAX_S:.0f}")
     return number
 
 

@@ -19,6 +19,7 @@ from ddplaunch.cluster.schedulers import SchedulerInfo
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
+from ddplaunch.text import plural
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
 """Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""
@@ -101,7 +102,8 @@ def _with_job(
     is_first = not (scheduler and scheduler.index)
     notices = completed.notices
     if job.requeue_count and is_first:
-        notices += (StartNotice("info", f"SLURM restart {job.requeue_count} of this job ({job.id})"),)
+        times = plural(job.requeue_count, "time")
+        notices += (StartNotice("info", f"SLURM has requeued this job {times} ({job.id})"),)
     job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and is_first)
     return replace(completed, job=job, notices=notices)
 
@@ -114,12 +116,13 @@ def _complete(
 
         has_endpoint = any(options[name] for name in _ENDPOINT_OPTIONS)
         warnings = scheduler_checks.lint(scheduler, environ, has_endpoint=has_endpoint)
-        text = f"{scheduler.description}; not used, because options select the nodes"
+        reason = "this is a dry run" if options["dry_run"] else "options or the environment select the nodes"
+        text = f"{scheduler.description}; not used: {reason}"
         return CompletedOptions(options, notices=_notices(text, warnings if scheduler.kind == "allocation" else ()))
     if scheduler.kind in ("hosts", "allocation"):
         return _with_hosts(scheduler, options, environ)
     if options["include"] is not None or options["exclude"] is not None:
-        return CompletedOptions(options)
+        return CompletedOptions(options)  # They name no hosts: ``host_filter`` refuses them.
     return _with_endpoint(scheduler, options, environ)
 
 

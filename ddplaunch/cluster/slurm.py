@@ -18,7 +18,7 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-IGNORE = "`--cluster none` makes ddplaunch ignore it."
+IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
 
 SRUN_DEFAULTS = ("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE")
 """slurmstepd sets these to describe a task's binding, and srun reads the first as its ``--cpu-bind``; an ``srun`` in

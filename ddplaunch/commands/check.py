@@ -79,7 +79,7 @@ def check(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
         The exit code.
 
     Raises:
-        LaunchError: hosts are unusable, or cannot connect to each other; the results so far have been shown.
+        LaunchError: hosts cannot be used, or cannot connect to each other; the results so far have been shown.
         UsageError: this launcher would not start agents on all nodes.
     """
     _check_supported(config)
@@ -114,10 +114,10 @@ def _check_supported(config: LaunchConfig) -> None:
 
 
 def _raise_failures(failures: Sequence[HostFailure], error: LaunchError | None) -> None:
-    """Raises LaunchError for unusable hosts, else ``error``."""
+    """Raises LaunchError for hosts that cannot be used, else ``error``."""
     if failures:
         also = f"\n{error.message}" if error else ""
-        raise LaunchError(f"some hosts are unusable\n{failures_table(failures)}{also}", "", NODE_NOT_READY)
+        raise LaunchError(f"some hosts cannot be used\n{failures_table(failures)}{also}", "", NODE_NOT_READY)
     if error:
         raise error
 

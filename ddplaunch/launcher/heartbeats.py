@@ -34,7 +34,7 @@ class Heartbeats:
     ) -> None:
         """``on_unresponsive`` is called with a node that has not answered for ``lost_after_s``.
 
-        An agent ends its node when it receives no ping for ``lost_after_s`` seconds.
+        An agent stops its workers when it receives no ping for ``lost_after_s`` seconds.
         """
         self.lost_after_s = lost_after_s
         self._nodes = nodes

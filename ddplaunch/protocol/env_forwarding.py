@@ -1,4 +1,6 @@
-"""Variables of the launcher's environment that are forwarded to workers on other machines: ``RULES``, -x, --env-file.
+"""Variables that workers get from the launcher: all workers those of -x and --env-file, others those of ``RULES`` too.
+
+The others are workers on other machines, to which the launcher's environment is not inherited.
 
 Runs in the user's process, before the launcher starts anything. Pure. The values travel on the agents' stdin, never on
 a command line. A test compares the documented table with ``RULES``.

@@ -25,10 +25,10 @@ ActivityState = Literal["idle", "active", "finished"]
 class SweepRun:
     """Launcher to agent, in place of an AgentSpec, after the loss of a node's agent.
 
-    Kill all processes with the run tag ``run_id`` on this node except ``excluded_pids``; answered by AgentEnded.
+    Kill all processes with ``node_tag`` on this machine except ``excluded_pids``; answered by AgentEnded.
     """
 
-    run_id: str
+    node_tag: str
     excluded_pids: tuple[int, ...]
 
 
@@ -44,7 +44,7 @@ class JoinRendezvous:
 
 @dataclass(frozen=True)
 class Ping:
-    """Launcher to agent, periodically, on nodes of another machine; answered by Pong.
+    """Launcher to agent, periodically, on other machines and on a partitioned node of a dry run; answered by Pong.
 
     After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost.
     """

@@ -1,8 +1,9 @@
-"""The run tag, by which the processes of a run are found.
+"""The run tag and the node tag, by which the processes of a run are found.
 
-Every process below the launcher has it in its environment (``environment.RUN_ID``). It is the run id; if the user gave
-that id, a dot and six random digits follow, so that the tag is unique; on one of several nodes the node's number
-follows: ``job7.3f09ac.12``. The launcher's environment is the user's, so it holds a memfd named after the tag instead.
+The run tag is the run id; if the user gave that id, a dot and six random hexadecimal digits follow, so that the tag is
+unique. The node tag is the run tag; on one of several nodes a dot and the node's number follow: ``job7.3f09ac.12``.
+Every process below the launcher has the node tag in its environment (``environment.RUN_ID``). The launcher's
+environment is the user's, so it holds a memfd named after the run tag instead.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _NODE = re.compile(r"\.(0|[1-9][0-9]{0,4})$")
-"""At most five digits: the six random digits of a tag may all be decimal."""
+"""At most five digits: the six random digits of a run tag may all be decimal."""
 
 _RANDOM_DIGITS = re.compile(r"\.[0-9a-f]{6}$")
 
@@ -30,17 +31,17 @@ def new_run_tag(run_id: str, is_unique: bool) -> str:
 
 
 def is_run_tag(text: str) -> bool:
-    """Whether ``text``, from the environment of any process, can be a tag."""
+    """Whether ``text``, from the environment of any process, can be a node tag."""
     return bool(re.fullmatch(_RUN_TAG, text, re.ASCII))
 
 
 def run_tag_of(tag: str) -> str:
-    """The tag without the number of the node: equal on all nodes of the run."""
+    """The run tag of a node tag: equal on all nodes of the run."""
     return _NODE.sub("", tag)
 
 
 def run_id_of(tag: str) -> str:
-    """The run id, without random digits and the node's number."""
+    """The run id of a node tag or a run tag."""
     return _RANDOM_DIGITS.sub("", run_tag_of(tag))
 
 

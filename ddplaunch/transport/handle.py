@@ -144,8 +144,8 @@ class Transport(abc.ABC):
             sweeper = self._start_agent(index, post, discard_output, for_sweep=True)
         except (OSError, RuntimeError, LaunchError):
             return None
-        spared_pids = () if self.is_remote else (os.getpid(), os.getppid())
-        sweeper.send(SweepRun(self._node_tag(index), spared_pids))
+        excluded_pids = () if self.is_remote else (os.getpid(), os.getppid())
+        sweeper.send(SweepRun(self._node_tag(index), excluded_pids))
         return sweeper
 
     def close(self) -> None:  # noqa: B027

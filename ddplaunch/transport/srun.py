@@ -145,7 +145,8 @@ class SrunHandle(PopenHandle):
             printed = "; ".join(line for line in self._output_lines if line)[-500:]
             return HostFailure(self.host, "start", f"srun did not start the agent: {printed or 'it printed nothing'}")
         except RuntimeError as error:
-            return HostFailure(self.host, "start", f"this machine: {error}", NO_ROOM_HINT)
+            message = f"the launcher's machine has no room for a thread: {error}"
+            return HostFailure(self.host, "start", message, NO_ROOM_HINT)
         finally:
             timeout.cancel()
 

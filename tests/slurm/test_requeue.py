@@ -55,7 +55,7 @@ def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Pat
     job.wait_in("COMPLETED")
     first, second = job.text.split(REQUEUED)
     assert (first.count("runs"), first.count("saved"), first.count("stopping the workers")) == (2, 2, 1)
-    assert f"SLURM restart 1 of this job ({job.id})" in second
+    assert f"SLURM has requeued this job 1 time ({job.id})" in second
     folders = [tmp_path / "logs" / name for name in ("job", "job.2")]
     for rank, host in enumerate(("node01", "node02")):
         logs = [(folder / host / "attempt_0" / "0" / "stdout.log").read_text() for folder in folders]

@@ -43,7 +43,7 @@ def test_the_rest_is_checked_where_a_host_cannot_be_used(make_lab):
     lab["node2"].crash()
     finished = check(lab, "node[1-3]")
     assert finished.returncode == NODE_NOT_READY
-    assert "some hosts are unusable\n  node2: " in finished.err
+    assert "some hosts cannot be used\n  node2: " in finished.err
     assert rows(finished) == ["node[1,3]"]
     assert "over 2 nodes" in finished.out
 

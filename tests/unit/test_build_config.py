@@ -79,7 +79,7 @@ def test_every_key_of_torchruns_backends_counts_or_is_named_with_the_reason():
     assert (notice.level, notice.min_verbosity) == ("warning", 0)
     named = notice.text.split(": without effect: ")[1]
     assert set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", named))) == set(rendezvous_options.IGNORED)
-    assert "close_timeout (all nodes get a record at the end of a run)" in named
+    assert "close_timeout (ddplaunch ends all nodes without a timeout)" in named
     assert config(*C10D, "--rdzv-conf", "timeout=5,store_type=tcp").notices == ()
 
 

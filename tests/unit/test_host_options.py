@@ -60,9 +60,10 @@ def test_a_hostfile_and_filters(tmp_path: Path):
 
 
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])
-def test_hosts_and_another_place_to_meet_exclude_each_other(place: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"--hosts and {place[0]} exclude each other"):
-        config("--hosts", "a,b", *place)
+@pytest.mark.parametrize("named_by", ["--hosts", "--hostfile", "--include"])
+def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"{named_by} and {place[0]} exclude each other"):
+        config(named_by, "a,b", *place)
 
 
 @pytest.mark.parametrize(

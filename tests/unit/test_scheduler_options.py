@@ -182,8 +182,8 @@ def test_a_job_of_slurm_is_known_however_it_was_started(config_of):
 
 def test_the_first_node_tells_that_slurm_has_requeued_the_job(config_of):
     again = {"SLURM_RESTART_COUNT": "2"}
-    assert "SLURM restart 2 of this job (77)" in told(config_of(BATCH | again), 0)
-    assert "SLURM restart 2 of this job (77)" in told(config_of(step(node_id=0) | again), 0)
+    assert "SLURM has requeued this job 2 times (77)" in told(config_of(BATCH | again), 0)
+    assert "SLURM has requeued this job 2 times (77)" in told(config_of(step(node_id=0) | again), 0)
     assert told(config_of(step(node_id=1) | again), 0) == ""
 
 

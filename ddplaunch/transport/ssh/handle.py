@@ -101,7 +101,7 @@ class SshHandle(AgentHandle):
         except Unreachable as error:
             self._fail(error)
         except RuntimeError as error:
-            self._fail(Unreachable("start", f"this machine: {error}", NO_ROOM_HINT))
+            self._fail(Unreachable("start", f"the launcher's machine has no room for a thread: {error}", NO_ROOM_HINT))
         except Exception as error:  # Without an event of this host the launcher would wait forever.
             self._fail(Unreachable("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
         else:

@@ -28,7 +28,7 @@ _AGENT_TIMEOUT_S = 10.0
 _TOO_MANY_KEYS_HINT = (
     "Name the right key with --ssh-identity or IdentityFile and set IdentitiesOnly: servers accept few attempts."
 )
-_NO_KEY_HINT = "Make a key with `ssh-keygen`, copy it with `ssh-copy-id HOST`, or start an agent and `ssh-add`."
+_NO_KEY_HINT = "Make a key with `ssh-keygen`, copy it with `ssh-copy-id HOST`, or start ssh-agent and `ssh-add`."
 _CHECK_HINT = "`ssh HOST true` must work without a prompt; `ssh -v HOST` shows which key it uses."
 
 
@@ -112,7 +112,7 @@ def _candidates(
     configured = [key for key in agent_keys if key.get_base64() in named]
     others = [] if config.identities_only else [key for key in agent_keys if key not in configured]
     for key in (*configured, *others):
-        yield f"{key.comment or key.get_name()} (agent)", key
+        yield f"{key.comment or key.get_name()} (ssh-agent)", key
     already_tried = {key.get_base64() for key in configured}
     for file in files:
         if file.public in already_tried:
