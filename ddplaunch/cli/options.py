@@ -127,9 +127,9 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--hang-timeout",
             "S",
-            "End the job as hung when no worker has written a line for S seconds. Default: never.",
+            "The job counts as failed when no worker has written a line for S seconds. Default: never.",
             pet=False,
-            short="end the job if no worker writes a line for S s",
+            short="the job fails if no worker writes a line for S s",
         ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(
@@ -223,7 +223,11 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option("--node-rank", "N", "Number of this node. Default: 0; with c10d, by arrival."),
         Option("--master-addr", "HOST", "With static: address of node rank 0."),
-        Option("--master-port", "PORT", "With static: port of node rank 0; on one node, of the workers' store."),
+        Option(
+            "--master-port",
+            "PORT",
+            "On one node: port of the workers' store. With static: port at which node rank 0 serves the rendezvous.",
+        ),
         Option(
             "--local-addr",
             "HOST",
@@ -270,14 +274,16 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             short="test this machine or the hosts; run no script",
         ),
     ),
-    "Earlier runs (yours, here and on --hosts)": (
+    "Existing runs (yours, here and on --hosts)": (
         flag(
             "--ps",
             "List runs that have processes, and whether their launcher is alive.",
             pet=False,
             short="list runs that have processes",
         ),
-        Option("--kill", "RUN_ID", "End all processes of a run: SIGTERM, --shutdown-timeout, SIGKILL.", pet=False),
+        Option(
+            "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
+        ),
     ),
     "Dry run": (
         flag(
