@@ -14,7 +14,7 @@ import hypothesis
 import pytest
 
 from tests.support import runs, slowest
-from tests.support.processes import command_line, has_children, pids_with, wait_until
+from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
 STUBS = Path(__file__).parent / "support" / "stubs"
@@ -37,6 +37,12 @@ def _count_starts(event: str, _arguments: object) -> None:
 
 
 sys.addaudithook(_count_starts)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def default_signals() -> None:
+    """In each process that runs tests, and not in the one that starts those."""
+    pass_on_no_ignored_signals()
 
 
 @pytest.fixture(autouse=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -25,6 +26,16 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
         if time.monotonic() > deadline:
             raise TimeoutError(what or f"{condition} not met within {timeout_s} s")
         time.sleep(0.01)
+
+
+def pass_on_no_ignored_signals() -> None:
+    """What this process ignores, every program that it starts ignores too: so it is under nohup, and behind ``&``.
+
+    The signals have no effect on this process as before, but by a handler, and a program does not inherit handlers.
+    """
+    for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP):
+        if signal.getsignal(signum) == signal.SIG_IGN:
+            signal.signal(signum, lambda *_: None)
 
 
 def state(pid: int) -> str:

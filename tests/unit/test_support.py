@@ -19,6 +19,7 @@ from tests.support.processes import (
     command_line,
     ignores,
     is_alive,
+    pass_on_no_ignored_signals,
     peak_mb,
     pids_with,
     state,
@@ -44,6 +45,23 @@ def sleeper() -> Iterator[subprocess.Popen[bytes]]:
     process.kill()
     process.wait()
     process.stdout.close()
+
+
+def test_a_program_of_a_test_ignores_no_signal_that_the_shell_ignores() -> None:
+    before = {
+        signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGQUIT, signal.SIGHUP)
+    }
+    try:
+        pass_on_no_ignored_signals()
+        with subprocess.Popen(
+            [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL
+        ) as child:
+            assert not [signum for signum in before if ignores(child.pid, signum)]
+            for signum in before:
+                os.kill(os.getpid(), signum)
+    finally:
+        for signum, handler in before.items():
+            signal.signal(signum, handler)
 
 
 def test_waiting_ends_when_the_condition_holds() -> None:
