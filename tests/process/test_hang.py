@@ -46,10 +46,10 @@ def test_where_every_rank_was_is_told_whatever_it_hung_in(start_method: str) -> 
 def test_ranks_that_wait_for_one_that_is_elsewhere_are_told_together(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(
-        "import torch, torch.distributed as dist\n"
+        "import time, torch, torch.distributed as dist\n"
         "dist.init_process_group('gloo')\n"
         "def load():\n"
-        "    while True: pass\n"
+        "    while True: time.sleep(0.01)\n"
         "def step():\n"
         "    dist.all_reduce(torch.ones(1))\n"
         "load() if dist.get_rank() == 1 else step()\n"
@@ -74,10 +74,10 @@ def test_one_worker_that_writes_is_enough_on_whatever_node() -> None:
 
 
 def test_all_nodes_are_ended_as_hung_though_some_have_done_their_part() -> None:
-    finished = hang("--dry-run", "--nnodes", "2", HANG, "1=loop", workers=1)
+    finished = hang("--dry-run", "--nnodes", "2", HANG, "1=busy", workers=1)
     assert finished.returncode == HUNG, finished.err
     assert TEXT in finished.err
-    assert where(finished.err)["rank 1"].endswith("in loop")
+    assert where(finished.err)["rank 1"].endswith("in busy")
 
 
 def test_of_a_program_nothing_more_is_told() -> None:

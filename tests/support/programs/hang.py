@@ -1,10 +1,11 @@
 """Every rank but those that are told otherwise is done at once; ``hang.py 1=loop 2=gil``.
 
-Kinds: loop (in Python), gil (in C, with the GIL), c (in C, without it), read (of a pipe), stopped (SIGSTOP), talk (says
-something ten times a second for SECONDS, as in talk:3). With ``first`` they happen in the first attempt only.
+Kinds: busy (Python that never pauses), loop (Python that pauses, and costs no CPU), gil (in C, with the GIL), c (in C,
+without it), read (of a pipe), stopped (SIGSTOP), talk (says something ten times a second for SECONDS, as in talk:3).
+With ``first`` they happen in the first attempt only.
 """
 
-import itertools
+import ctypes
 import os
 import signal
 import sys
@@ -12,13 +13,20 @@ import threading
 import time
 
 
-def loop() -> None:
+def busy() -> None:
     while True:
         pass
 
 
+def loop() -> None:
+    while True:
+        time.sleep(0.01)
+
+
 def gil() -> None:
-    sum(itertools.repeat(0))
+    libc, mutex = ctypes.PyDLL(None), ctypes.create_string_buffer(64)  # A call into a PyDLL keeps the GIL.
+    libc.pthread_mutex_lock(mutex)
+    libc.pthread_mutex_lock(mutex)
 
 
 def c() -> None:
