@@ -104,7 +104,7 @@ def test_an_exception_that_the_record_decorator_recorded_is_the_same(tmp_path: P
         "from torch.distributed.elastic.multiprocessing.errors import record\n"
         "@record\ndef main():\n    raise RuntimeError('wrong shape')\nmain()\n"
     )
-    error = failure(run("--start-method", "spawn", "--nproc-per-node", "1", script))["error"]
+    error = failure(run("--nproc-per-node", "1", script))["error"]
     assert error["message"] == "RuntimeError: wrong shape"
     assert re.search(r"Traceback(?s:.*)recorded.py(?s:.*)RuntimeError: wrong shape", error["traceback"])
 
@@ -136,11 +136,11 @@ def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method:
 
 @pytest.mark.torch
 def test_the_killed_rank_is_named_not_those_that_lost_their_peer() -> None:
-    for victim in range(3):
-        finished = run("--nproc-per-node", "3", PROGRAMS / "allreduce.py", "2000", f"{victim}:9")
-        assert failure(finished)["rank"] == victim, finished.err
-        assert failure(finished)["returncode"] == -9
-        assert finished.returncode == 137
+    finished = run("--nproc-per-node", "3", "--max-restarts", "2", PROGRAMS / "allreduce.py", "200", "0:9,1:9,2:9")
+    assert finished.returncode == 137
+    for victim in range(2):
+        assert re.search(rf"rank {victim} on \S+: SIGKILL.*; restart {victim + 1} of 2\n", finished.err), finished.err
+    assert (failure(finished)["rank"], failure(finished)["returncode"]) == (2, -9)
 
 
 def test_a_rank_whose_death_is_seen_after_its_peers_complaint_is_the_culprit(tmp_path: Path) -> None:
