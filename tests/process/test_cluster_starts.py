@@ -56,7 +56,6 @@ def test_one_task_per_node_is_one_agent_per_node(job_id: str, script: Path):
     assert "rank 0" not in finished[0].out
 
 
-@pytest.mark.torch
 def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):
     script.write_text(SUM)
     silent, taken, *_ = candidate_ports(f"slurm-{job_id}.0.0")
@@ -81,7 +80,6 @@ def test_a_node_that_comes_first_waits_for_the_one_that_serves(job_id: str, scri
     assert f"localhost:{port} (or port {others[0]}, " in done.err
 
 
-@pytest.mark.torch
 def test_a_task_per_worker_becomes_that_worker(job_id: str, script: Path):
     script.write_text(SUM)
     finished = [each.finish() for each in [task(job_id, script, rank, 2) for rank in range(4)]]

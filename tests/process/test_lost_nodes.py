@@ -49,7 +49,6 @@ class Job:
         self._end.touch()
 
 
-@pytest.mark.torch
 def test_the_world_shrinks_when_a_node_is_lost(job: Job) -> None:
     job.start("--nnodes", "2:3")
     job.wait_for_world(3, "node0,node1,node2")
@@ -110,7 +109,6 @@ def test_a_run_without_spares_ends_and_names_the_node(job: Job) -> None:
     assert finished.report["outcome"] == "failed"
 
 
-@pytest.mark.torch
 def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")
@@ -184,7 +182,6 @@ def test_an_agent_that_is_told_to_end_before_the_nodes_have_met_ends_the_run(job
     assert finished.returncode == NODE_LOST
 
 
-@pytest.mark.torch
 def test_one_agent_that_is_told_to_end_ends_the_run_and_no_rank_is_blamed(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")
@@ -195,7 +192,6 @@ def test_one_agent_that_is_told_to_end_ends_the_run_and_no_rank_is_blamed(job: J
     assert (finished.report["outcome"], finished.report["first_failure"]) == ("stopped", None)
 
 
-@pytest.mark.torch
 def test_a_rendezvous_that_is_lost_while_the_run_is_stopped_changes_nothing(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")

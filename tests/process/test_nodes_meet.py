@@ -70,7 +70,6 @@ def sums(finished: list[Finished]) -> list[str]:
     return sorted(line.split("sum ")[1] for done in finished for line in done.out.splitlines() if "sum " in line)
 
 
-@pytest.mark.torch
 def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script: Path):
     """torchrun: local_elastic_agent_test 8; rendezvous 5."""
     script.write_text(SUM)
@@ -125,7 +124,6 @@ def test_node_rank_decides_the_order(port: int, script: Path):
     assert "was stopped" in other.err
 
 
-@pytest.mark.torch
 def test_a_lost_node_ends_a_job_of_fixed_size_and_is_named(port: int, script: Path):
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-conf", "keep_alive_interval=0.5")
