@@ -70,34 +70,29 @@ def changed(before: dict[str, str], after: dict[str, str]) -> dict[str, str | No
 
 
 @pytest.mark.torch
-def test_the_variables_are_torchruns(start_method: str, tmp_path: Path) -> None:
+def test_the_variables_are_torchruns(tmp_path: Path) -> None:
     """torchrun: test_run 1; local_elastic_agent_test 3."""
     given = {"SENTINEL": "in\u00e9rited \udcff", "EMPTY": "", "PET_NPROC_PER_NODE": "7"}
-    base = environment(given)
-    ours, theirs = tmp_path / "ours", tmp_path / "theirs"
-    ours.mkdir()
-    theirs.mkdir()
-    assert run("--start-method", start_method, "--nproc-per-node", "2", DUMP, ours, env=given).returncode == 0
-    torchrun = [
-        sys.executable,
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--log-dir",
-        str(tmp_path),
-    ]
-    subprocess.run([*torchrun, DUMP, theirs], env=base, capture_output=True, check=True, timeout=60)
-    for us, them in zip(dumped(ours), dumped(theirs), strict=True):
-        ours_set, theirs_set = changed(base, us["environ"]), changed(base, them["environ"])
-        assert (ours_set.keys() ^ theirs_set.keys()) <= DIFFERS.keys()
-        assert FORMATS.keys() == ours_set.keys() & theirs_set.keys()
-        for name, pattern in FORMATS.items():
-            assert re.fullmatch(pattern, str(ours_set[name])), name
-            assert re.fullmatch(pattern, str(theirs_set[name])), name
-        for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
-            assert ours_set[name] == theirs_set[name]
+    (theirs := tmp_path / "theirs").mkdir()
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "--log-dir", str(tmp_path), DUMP, theirs]
+    subprocess.run(command, env=environment(given), capture_output=True, check=True, timeout=60)
+    for start_method in ("forkserver", "spawn"):
+        (ours := tmp_path / start_method).mkdir()
+        assert run("--start-method", start_method, "--nproc-per-node", "2", DUMP, ours, env=given).returncode == 0
+        for us, them in zip(dumped(ours), dumped(theirs), strict=True):
+            compare(changed(environment(given), us["environ"]), changed(environment(given), them["environ"]))
+
+
+def compare(ours: dict[str, str | None], theirs: dict[str, str | None]) -> None:
+    """What ddplaunch and torchrun have set for one rank."""
+    assert (ours.keys() ^ theirs.keys()) <= DIFFERS.keys()
+    assert FORMATS.keys() == ours.keys() & theirs.keys()
+    for name, pattern in FORMATS.items():
+        assert re.fullmatch(pattern, str(ours[name])), name
+        assert re.fullmatch(pattern, str(theirs[name])), name
+    for name in ("RANK", "LOCAL_RANK", "ROLE_RANK"):
+        assert ours[name] == theirs[name]
 
 
 def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:

@@ -77,12 +77,11 @@ def test_a_profiler_means_exec(name: str, tmp_path: Path) -> None:
 def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_too_late(tmp_path: Path) -> None:
     script = tmp_path / "early.py"
     script.write_text("import os\nos.environ['OMP_NUM_THREADS'] = '1'\nimport torch\nprint(torch.get_num_threads())\n")
-    finished = run("-v", "--nproc-per-node", "2", script, env={"OMP_NUM_THREADS": "2"})
-    assert outputs(finished) == ["1\n", "1\n"]
+    finished = run("-v", "--nproc-per-node", "1", script, env={"OMP_NUM_THREADS": "2"})
+    assert outputs(finished) == ["1\n"]
     assert reasons(finished) == [f"{script} sets OMP_NUM_THREADS, which torch reads when it is imported"]
 
 
-@pytest.mark.torch("forkserver")
 def test_nothing_is_said_where_workers_are_forked_or_exec_was_asked_for(start_method: str, tmp_path: Path) -> None:
     finished = run("-v", "--start-method", start_method, "--nproc-per-node", "1", READY, tmp_path)
     assert finished.returncode == 0, finished.err
@@ -143,12 +142,12 @@ def test_a_preload_that_cannot_be_imported_is_told_with_its_reason(
 @pytest.mark.torch
 def test_what_the_script_seems_to_need_is_not_required(tmp_path: Path) -> None:
     script = tmp_path / "optional.py"
-    script.write_text("try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n")
-    assert outputs(run("--nproc-per-node", "1", script)) == ["without\n"]
-    script.write_text("import torch.no_such_part\n")
+    optional = "try:\n    import torch.no_such\nexcept ImportError:\n    print('without')\n"
+    script.write_text(optional + "import torch.no_such_part\n")
     finished = run("--nproc-per-node", "1", script)
+    assert outputs(finished) == ["without\n"]
     assert finished.returncode == 1
-    assert 'optional.py", line 1, in <module>' in finished.report["first_failure"]["error"]["traceback"]
+    assert 'optional.py", line 5, in <module>' in finished.report["first_failure"]["error"]["traceback"]
 
 
 def test_a_module_beside_the_script_that_hides_another_is_found_as_by_python(tmp_path: Path) -> None:
@@ -168,14 +167,16 @@ def threads(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/task"))
 
 
-def stop(running: Running) -> None:
+def stop(running: Running) -> Finished:
     running.signal(signal.SIGTERM)
-    assert running.finish().returncode == 128 + signal.SIGTERM
+    finished = running.finish()
+    assert finished.returncode == 128 + signal.SIGTERM
+    return finished
 
 
 @pytest.mark.torch
 def test_torch_is_in_the_forkserver_and_neither_in_launcher_nor_agent(tmp_path: Path) -> None:
-    options, env = ("--nproc-per-node", "2"), {"OMP_NUM_THREADS": "4"}
+    options, env = ("-v", "--nproc-per-node", "2"), {"OMP_NUM_THREADS": "4"}
     running = start(*options, READY, tmp_path, "wait", "--lr", "1e-3", env=env)
     workers = [int(match[1]) for match in running.wait_for(r"ready \(pid: (\d+)\)", 2)]
     launcher, agent, forkserver, store = running.pid, running.agent_pid(), running.forkserver_pid(), running.store_pid()
@@ -192,7 +193,7 @@ def test_torch_is_in_the_forkserver_and_neither_in_launcher_nor_agent(tmp_path: 
         with open(f"/proc/{worker}/environ") as file:
             assert "LOCAL_RANK=" in file.read()
     assert re.fullmatch(r"ddplaunch store \S+", command_line(store))
-    stop(running)
+    assert reasons(stop(running)) == [], "workers are forked from it"
     assert not any(map(is_alive, (agent, forkserver, store, *workers)))
 
 

@@ -150,13 +150,14 @@ def test_a_script_sees_the_same_process_and_interpreter(start_method: str) -> No
     compare(start_method, PROBE, "torch", "two words", "", "--option=\udcff\u20ac", "-x")
 
 
-@pytest.mark.torch
+@pytest.mark.torch("forkserver")
 def test_it_is_the_same_where_little_is_as_usual(start_method: str) -> None:
-    seen = compare(start_method, PROBE, "torch", under=UNUSUAL, env=UNUSUAL_ENVIRON)
+    is_forked = start_method == "forkserver"  # An exec'd worker imports torch as python does; above it is compared.
+    seen = compare(start_method, PROBE, *(["torch"] if is_forked else []), under=UNUSUAL, env=UNUSUAL_ENVIRON)
     assert seen["process"]["status"]["Umask"] == "0027"
     assert seen["process"]["blocked"] == [signal.SIGUSR2, signal.SIGRTMIN + 2]
     assert seen["process"]["signals"][str(int(signal.SIGHUP))] == str(signal.SIG_IGN)
-    assert seen["torch"]["threads"][0] == 1
+    assert not is_forked or seen["torch"]["threads"][0] == 1
 
 
 def test_the_users_search_path_is_kept_whole(start_method: str, tmp_path: Path) -> None:
@@ -367,16 +368,16 @@ def test_an_exception_with_a_huge_text_is_recorded(tmp_path: Path) -> None:
 # More processes.
 
 
-@pytest.mark.torch
+@pytest.mark.torch("forkserver")
 def test_multiprocessing_works_in_every_way(start_method: str) -> None:
-    ways = ("others", "pools:fork", "pools:spawn", "pools:forkserver", "data:fork", "data:spawn")
+    ways = ["others", "pools:fork", "pools:spawn", "pools:forkserver"]
+    said = ["subprocess", *(f"multiprocessing {method}" for method in ("fork", "spawn", "forkserver"))]
+    if start_method == "forkserver":  # To a DataLoader an exec'd worker, which can do the above, is any process.
+        ways += ["data:fork", "data:spawn"]
+        said += ["DataLoader fork", "DataLoader spawn"]
     finished = run("--start-method", start_method, "--nproc-per-node", "1", PROGRAMS / "parallel.py", *ways)
     assert finished.returncode == 0, finished.err
-    assert finished.out.splitlines() == [
-        "subprocess",
-        *(f"multiprocessing {method}" for method in ("fork", "spawn", "forkserver")),
-        *(f"DataLoader {method}" for method in ("fork", "spawn")),
-    ]
+    assert finished.out.splitlines() == said
 
 
 def test_a_module_run_by_name_is_found_by_the_processes_it_spawns(start_method: str, tmp_path: Path) -> None:

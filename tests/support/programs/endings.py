@@ -1,24 +1,18 @@
 """Ends in one of many ways: ``endings.py NAME,NAME,... FOLDER``, the name number RANK + TORCHELASTIC_RESTART_COUNT.
 
-Whatever it writes goes below FOLDER/NAME.
+Whatever it writes goes below FOLDER/NAME. It is started so often that a few functions import what only they need.
 """
 
 # ruff: noqa: SIM115
 import atexit
 import contextlib
-import gzip
-import logging
-import logging.handlers
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 import warnings
 import weakref
-import zipfile
-from concurrent.futures import ThreadPoolExecutor
 
 kept: list[object] = []
 
@@ -101,6 +95,9 @@ def daemon_threads_say_nothing() -> None:
 
 
 def pools_are_closed() -> None:
+    import logging.handlers
+    from concurrent.futures import ThreadPoolExecutor
+
     pool = ThreadPoolExecutor(1)
     atexit.register(print, "atexit after the pool")
     for number in range(3):
@@ -139,6 +136,10 @@ def objects_say_goodbye() -> None:
 
 
 def files_are_flushed() -> None:
+    import gzip
+    import tempfile
+    import zipfile
+
     global plain, packed
     plain = open("plain.txt", "w")
     plain.write("plain")

@@ -53,7 +53,7 @@ def pools(method: str) -> None:
 def loads_data(method: str) -> None:
     from torch.utils.data import DataLoader
 
-    loader = DataLoader(Squares(), batch_size=4, num_workers=2, multiprocessing_context=method)
+    loader = DataLoader(Squares(), batch_size=4, num_workers=1, multiprocessing_context=method)
     assert [batch.tolist() for batch in loader] == [[0, 1, 4, 9], [16, 25, 36, 49]]
     print(f"DataLoader {method}", flush=True)
 
