@@ -31,5 +31,5 @@ def test_a_node_that_slurm_sets_down_and_one_that_dies_are_left_out(slurm: Slurm
         assert running.finish().returncode == 130
     finally:
         slurm.start_slurmd(slurm.lab["node02"])
-        # ReturnToService=2: node03 comes back by itself.
+        slurm.run("scontrol", "update", "NodeName=node03", "State=RESUME")
         wait_until(lambda: slurm.is_idle, TIMEOUT_S)
