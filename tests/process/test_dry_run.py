@@ -29,10 +29,16 @@ def succeed(script: str, *arguments: str | Path, workers: int = 2, options: tupl
     return "".join(sorted(re.sub(r"^\[\S+\] ", "", line) + "\n" for line in finished.out.splitlines()))
 
 
+def workers_by(start_method: str) -> int:
+    """An exec'd one imports torch by itself: one is enough to show that fake CUDA is there too."""
+    return 2 if start_method == "forkserver" else 1
+
+
 def test_every_row_of_the_table_is_supported(start_method: str) -> None:
-    out = succeed("answers.py", options=("--gpus", "2,5", "--start-method", start_method))
+    workers = workers_by(start_method)
+    out = succeed("answers.py", workers=workers, options=("--gpus", "2,5", "--start-method", start_method))
     for row in SUPPORTED:
-        assert out.count(f"supported: {row}\n") == 2, row
+        assert out.count(f"supported: {row}\n") == workers, row
 
 
 def test_every_unsupported_call_stops_with_one_line_and_85(tmp_path: Path) -> None:
@@ -42,7 +48,8 @@ def test_every_unsupported_call_stops_with_one_line_and_85(tmp_path: Path) -> No
 
 
 def test_a_refused_call_ends_the_job_with_its_line_and_no_traceback(start_method: str) -> None:
-    finished = dry_run("refused.py", "torch.cuda.CUDAGraph", options=("--start-method", start_method))
+    options = ("--start-method", start_method)
+    finished = dry_run("refused.py", "torch.cuda.CUDAGraph", workers=workers_by(start_method), options=options)
     assert finished.returncode == 85
     assert re.search(r"ddplaunch: \S*cuda/refused.py:\d+: torch.cuda.CUDAGraph needs a real GPU", finished.err)
     assert "Traceback" not in finished.out + finished.err
