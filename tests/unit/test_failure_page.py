@@ -58,7 +58,7 @@ def page(*exits: WorkerExit, **fields: Any) -> str:
 
 
 RAISED = WorkerError(
-    "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no\n', NOON
+    "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nValueError: no\n', NOON
 )
 
 
@@ -69,11 +69,11 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
     text = page(ended(11, 1, error=RAISED), stopped(8), stopped(9), stopped(10))
     assert text.splitlines() == [
         "========================== ddplaunch: the job failed ===========================",
-        "rank 11 (local_rank 3, pid 1011) on node1 failed first,",
-        "at 12:00:00.250, 61.0 s after its start: exit code 1",
+        "rank 11 on node1 failed: ValueError: no (a.py:3)",
+        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 3, pid 1011)",
         "",
         "  | Traceback (most recent call last):",
-        '  |   File "a.py", line 3',
+        '  |   File "a.py", line 3, in <module>',
         "  | ValueError: no",
         "",
         "stopped:  ranks 8-10 (by ddplaunch, because of the failure)",
@@ -98,7 +98,8 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
 def test_an_end_without_an_exception_shows_how_and_the_last_lines(returncode: int, words: str) -> None:
     """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     text = page(ended(0, returncode, tail=("Fatal Python error: Segmentation fault", "", "Thread 0x0")))
-    assert f"after its start: {words}\n" in text
+    assert f"after its start: {words} (local_rank 0, pid 1000)\n" in text
+    assert f"rank 0 on node0 failed: {words}\n" in text
     assert "its last lines:\n  | Fatal Python error: Segmentation fault\n  | \n  | Thread 0x0\n" in text
 
 
@@ -127,7 +128,7 @@ def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() ->
     first = ended(3, 1, error=RAISED)
     later = ended(1, 7, time_s=NOON + 2, error=WorkerError("\nRuntimeError: lost\nmore", "", NOON + 2))
     text = page(stopped(0), later, stopped(2), first, first=first)
-    assert "then:     rank 1 on node0: exit code 7: RuntimeError: lost\n" in text
+    assert "then:     rank 1 on node0 failed: RuntimeError: lost\n" in text
     assert "stopped:  ranks 0, 2 (by ddplaunch" in text
 
 
@@ -152,12 +153,12 @@ def test_earlier_attempts_are_told_in_a_line_each() -> None:
         for number in range(3)
     )
     text = failure_page.page(failed(ended(2, 1), attempts=attempts))
-    assert "attempt 0: rank 0 on node0: exit code 1: ValueError: no\nattempt 1: rank 1" in text
+    assert "attempt 0: rank 0 on node0 failed: ValueError: no (a.py:3)\nattempt 1: rank 1" in text
 
 
 def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
     text = page(reason="the workers' store on node0 ended by SIGKILL")
-    assert "failed first" not in text
+    assert " failed: " not in text
     assert "\nthe workers' store on node0 ended by SIGKILL\n" in text
     assert failure_page.page(failed(attempts=(), run_dir=None)).count("\n") == 2
 
@@ -182,9 +183,32 @@ def test_the_log_of_another_machine_is_named_with_its_host() -> None:
     assert "log:      node0:/runs/r1/attempt_0/3/stderr.log" in failure_page.page(result, is_remote=True)
 
 
-def test_a_signal_of_ours_is_not_called_what_a_late_worker_died_of() -> None:
-    late = ended(1, -15, error=WorkerError("RuntimeError: Read error", "", NOON))
-    assert "then:     rank 1 on node0: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_our_own_stop_signal_is_never_the_cause(signum: int) -> None:
+    late = ended(1, -signum, error=WorkerError("RuntimeError: Read error", "", NOON), ended_by_stop=True)
+    assert "then:     rank 1 on node0 failed: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
+    text = page(late, ended(0, 1, error=RAISED))
+    assert "rank 1 on node0 failed: RuntimeError: Read error\n" in text
+    assert f"stopped by ddplaunch ({signal.Signals(signum).name}) after its exception" in text
+    assert "SIGKILL came from outside" not in text
+
+
+@pytest.mark.parametrize(
+    ("traceback", "where"),
+    [
+        ('  File "/a/train.py", line 4, in main\n  File "/v/site-packages/torch/x.py", line 9, in f', " (train.py:4)"),
+        (
+            '  File "/a/old.py", line 1, in f\nKeyError\n\nTraceback (most recent call last):\n'
+            '  File "/a/new.py", line 2, in g',
+            " (new.py:2)",
+        ),
+        ('  File "/a/train.py", line 3\n    def\nSyntaxError: invalid', ""),
+        ("not a traceback", ""),
+    ],
+)
+def test_the_headline_names_the_line_of_the_script(traceback: str, where: str) -> None:
+    error = WorkerError("KeyError: 'lr'\nmore", f"Traceback (most recent call last):\n{traceback}", NOON)
+    assert failure_page.failure_line(ended(1, 1, error=error)) == f"rank 1 on node0 failed: KeyError: 'lr'{where}"
 
 
 def test_no_worker_can_steer_the_users_terminal_through_the_page() -> None:
@@ -209,7 +233,7 @@ def test_a_huge_traceback_and_huge_lines_leave_a_page_that_can_be_read() -> None
 
 @pytest.mark.parametrize("time_s", [0.0, -1.0, 1e20, float("inf"), float("nan")])
 def test_a_nonsense_time_does_no_harm(time_s: float) -> None:
-    assert "failed first,\nat " in page(ended(0, 1, time_s=time_s))
+    assert "\nat " in page(ended(0, 1, time_s=time_s))
 
 
 def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:

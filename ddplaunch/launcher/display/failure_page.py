@@ -6,7 +6,6 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 from __future__ import annotations
 
 import re
-import signal
 import time
 from typing import TYPE_CHECKING
 
@@ -26,6 +25,7 @@ _MAX_COLUMNS = 1000
 _MAX_SEARCHED = 20_000
 _MAX_LOCATIONS = 12
 _LOCATION_COLUMNS = 200
+_REASON_COLUMNS = 160
 
 _HINTS = (
     (
@@ -81,11 +81,22 @@ def _rule(title: str) -> str:
 
 
 def _headline(first: WorkerExit) -> list[str]:
-    who = f"rank {first.rank} (local_rank {first.local_rank}, pid {first.pid}) on {first.host}"
-    return [
-        f"{who} failed first,",
-        f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
-    ]
+    when = f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start"
+    return [failure_line(first), f"{when}: {how(first)} (local_rank {first.local_rank}, pid {first.pid})"]
+
+
+def failure_line(exit_: WorkerExit) -> str:
+    """A worker's failure in one line: ``rank 1 on node1 failed: KeyError: 'lr' (train.py:4)``."""
+    return f"rank {exit_.rank} on {exit_.host} failed: {_reason(exit_)}"
+
+
+def _reason(exit_: WorkerExit) -> str:
+    """The first line of the exception and the line of the script that raised it; without one, ``how``."""
+    lines = exit_.error.message.strip().splitlines() if exit_.error else []
+    if exit_.error is None or not lines:
+        return how(exit_)
+    line = stack_dump.raised_at(exit_.error.traceback)
+    return escape(lines[0][:_REASON_COLUMNS]) + (f" ({escape(line)})" if line else "")
 
 
 def _clock(time_s: float) -> str:
@@ -96,7 +107,9 @@ def _clock(time_s: float) -> str:
 
 
 def how(exit_: WorkerExit) -> str:
-    """How a worker ended: its exit code or signal, and whether memory was the cause."""
+    """How a worker ended: its exit code or signal, and whether memory or our stop was the cause."""
+    if exit_.ended_by_stop:
+        return f"stopped by ddplaunch ({first_failure.describe(exit_.returncode)}) after its exception"
     if exit_.out_of_memory != "no":
         return f"SIGKILL, {first_failure.KILLED_FOR_MEMORY[exit_.out_of_memory]}"
     return first_failure.describe(exit_.returncode)
@@ -127,7 +140,7 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    lines = [f"then:     rank {e.rank} on {e.host}: {_brief(e)}" for e in failed[:8]]
+    lines = [f"then:     {failure_line(exit_)}" for exit_ in failed[:8]]
     if len(failed) > 8:
         lines.append(f"then:     {len(failed) - 8} more ranks: {ranks(e.rank for e in failed[8:])}")
     stopped = [exit_.rank for exit_ in attempt.exits if exit_.stopped]
@@ -150,14 +163,6 @@ def _stuck_ranks(attempt: AttemptResult) -> list[str]:
     return ["", f"Where the ranks were; the full stacks are in each rank's {stack_dump.FILE}:", *lines]
 
 
-def _brief(exit_: WorkerExit) -> str:
-    lines = exit_.error.message.strip().splitlines() if exit_.error else []
-    message = escape(lines[0][:160]) if lines else ""
-    if message and exit_.returncode == -signal.SIGTERM:  # The worker received our SIGTERM after its exception.
-        return message
-    return f"{how(exit_)}: {message}" if message else how(exit_)
-
-
 def ranks(numbers: Iterable[int]) -> str:
     """``rank 3`` or ``ranks 0-2, 5``."""
     text = fold_ints(numbers)
@@ -167,7 +172,7 @@ def ranks(numbers: Iterable[int]) -> str:
 def attempt_line(attempt: AttemptResult) -> str:
     """One line on a failed attempt."""
     first = attempt.cause or first_failure.first_failure(attempt.exits)
-    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else attempt.reason
+    return failure_line(first) if first else attempt.reason
 
 
 def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
@@ -196,7 +201,7 @@ def _hints(first: WorkerExit | None) -> list[str]:
         return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
     text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
     found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
-    if not found and first.returncode == -9:
+    if not found and first.returncode == -9 and not first.ended_by_stop:
         found = ["SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."]
     return found[:1]
 
