@@ -249,6 +249,22 @@ def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "batch size"),
         ("DistNetworkError: port: 29500, code: -98, name: EADDRINUSE", "--master-port"),
         ("ModuleNotFoundError: No module named 'datasets'", "not installed"),
+        ("ModuleNotFoundError: No module named 'cuda.x'; 'cuda' is not a package", "a file cuda.py lies beside"),
+        ("AttributeError: module 'random' has no attribute 'seed'", "a file random.py lies beside"),
+        ("AttributeError: partially initialized module 'tools' has no attribute 'f'", "a file tools.py lies beside"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "gloo"),
+        ("RuntimeError: No CUDA GPUs are available", "--dry-run"),
+        ("MemoryError", "less memory"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you",
+            "less memory",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory", "less memory"),
+        ("SyntaxError: invalid syntax (run.sh, line 2)", "--no-python"),
+        ("torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 0 terminated", "mp.spawn"),
+        ("train.py: error: unrecognized arguments: --max-restarts 3", "before the script"),
+        ("Error: No such option: --max-restarts", "before the script"),
+        ("train.py: error: the following arguments are required: --local-rank/--local_rank", "Put --pass-local-rank"),
         ("CUDA error: invalid device ordinal", "--nproc-per-node"),
         ("error: unrecognized arguments: --local-rank=0", "--pass-local-rank"),
         ("train.py: error: unrecognized arguments: --local_rank=0", "--pass-local-rank"),
@@ -260,10 +276,28 @@ def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
 )
 def test_one_hint_for_what_is_known(said: str, hint: str) -> None:
     by_exception = page(ended(0, 1, error=WorkerError(said, "Traceback", NOON)))
-    by_last_lines = page(ended(0, 1, tail=("noise", said)))
+    by_last_lines = page(ended(0, 1, tail=("noise", f"[rank0]: {said}".splitlines()[0], "[W1122] a warning")))
     for text in (by_exception, by_last_lines):
         assert text.count("hint:") == 1
         assert hint in text[text.index("hint:") :]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "KeyError: 'cpu'",
+        "KeyError: 'nccl'",
+        "SyntaxError: invalid syntax (train.py, line 2)",
+        "SyntaxError: invalid syntax (<string>, line 2)",
+        "AttributeError: module 'mine' has no attribute 'x'",
+        "KeyError: Caught KeyError in DataLoader worker process 0.\nTraceback:\n backend='nccl'\nKeyError: 'a'",
+    ],
+)
+def test_words_beside_the_exception_bring_no_hint(said: str) -> None:
+    traceback = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    nccl["No module named"]\n{said}'
+    error = WorkerError(said, traceback, NOON)
+    assert "hint:" not in page(ended(0, 1, error=error, tail=tuple(traceback.splitlines())))
+    assert "hint:" not in page(ended(0, 1, tail=tuple(traceback.splitlines())))
 
 
 def test_a_kill_from_outside_has_a_hint_and_a_plain_failure_has_none() -> None:

@@ -5,11 +5,11 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
-import re
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure, stack_dump
 from ddplaunch.text import escape, fold_ints, quote
 
@@ -22,41 +22,9 @@ _WIDTH = 80
 _MAX_LINES = 60
 _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
-_MAX_SEARCHED = 20_000
 _MAX_LOCATIONS = 12
 _LOCATION_COLUMNS = 200
 _REASON_COLUMNS = 160
-
-_HINTS = (
-    (
-        r"ddplaunch: .* needs a real GPU",
-        "A dry run does not simulate this; run this part on a machine with GPUs.",
-    ),
-    (
-        r"CUDA out of memory|OutOfMemoryError",
-        "The GPU's memory is full: lower the batch size, or look for other processes on the GPU (nvidia-smi).",
-    ),
-    (
-        r"EADDRINUSE|Address already in use",
-        "Another process listens on that port: leave out --master-port, or stop that process.",
-    ),
-    (r"No module named", "The module is not installed in the Python environment that ran the script."),
-    (
-        r"invalid device ordinal",
-        "There are more workers than GPUs: lower --nproc-per-node, or check CUDA_VISIBLE_DEVICES.",
-    ),
-    (
-        r"unrecognized arguments: --local[-_]rank",
-        "Leave out --pass-local-rank: this script has no such option and can read LOCAL_RANK.",
-    ),
-    (r"NCCL|nccl", "Set NCCL_DEBUG=INFO for more messages of NCCL."),
-    (
-        r"DataLoader worker .* (killed|exited)",
-        "A DataLoader worker died, often because /dev/shm or the memory is too small.",
-    ),
-    (r"Too many open files", "Raise the limit of open files: ulimit -n."),
-    (r"No space left on device", "A disk is full, or /dev/shm is."),
-)
 
 
 def page(result: RunResult, *, is_remote: bool = False) -> str:
@@ -67,11 +35,12 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
     if first:
         parts += [*_headline(first), *_cause(first)]
     if attempt and attempt.reason:
-        parts += ["", attempt.reason]
+        parts += [*([""] if first else []), attempt.reason]
     if attempt:
         parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
-    parts += [f"hint:     {hint}" for hint in _hints(first)]
+    hint = hints.hint(first) if first else ""
+    parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return "\n".join(parts)
 
@@ -188,22 +157,6 @@ def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list
     if result.run_dir:
         lines.append(f"report:   {result.run_dir}/report.json")
     return lines
-
-
-def _hints(first: WorkerExit | None) -> list[str]:
-    if first is None:
-        return []
-    if first.out_of_memory == "perhaps":
-        return [
-            "If the kernel sent the signal, `dmesg` names the process; otherwise a user or a job scheduler sent it."
-        ]
-    if first.out_of_memory == "yes":
-        return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
-    text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
-    found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
-    if not found and first.returncode == -9 and not first.ended_by_stop:
-        found = ["SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."]
-    return found[:1]
 
 
 def leftovers(result: RunResult) -> str:
