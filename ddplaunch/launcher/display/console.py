@@ -28,6 +28,7 @@ class Console:
     """
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
+        self._is_coloured = style.colour["stderr"]
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
@@ -43,6 +44,11 @@ class Console:
     def show(self, text: str) -> None:
         """Queue a message of the launcher, on stderr."""
         self._stderr.show(text.encode("utf-8", "backslashreplace") + b"\n")
+
+    def show_page(self, text: str) -> None:
+        """Queue a failure page. On a terminal the line below its title, which names the cause, is bold."""
+        title, cause, *rest = text.split("\n")
+        self.show("\n".join((title, f"\x1b[1m{cause}\x1b[0m" if self._is_coloured else cause, *rest)))
 
     @property
     def has_progress(self) -> bool:

@@ -113,7 +113,7 @@ def hint(first: WorkerExit) -> str:
 
 
 def _exception(first: WorkerExit) -> str:
-    """The first and last line of the exception's message; without one, the last error of the output, or its last line."""
+    """The first and last line of the exception's message; else the last error of the output, or its last line."""
     if first.error:
         lines = first.error.message.strip().splitlines()
         return "\n".join(line[:_MAX_COLUMNS] for line in (*lines[:1], *lines[1:][-1:]))

@@ -111,7 +111,7 @@ class UserMessages:
             report_files.write(result, self._folder, text)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text:
-            self._console.show(text)
+            self._console.show_page(text)
         elif not is_explained:
             self._show_end(result)
         for injected in result.injections:
