@@ -133,18 +133,34 @@ def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() ->
 
 
 def test_many_ranks_are_folded() -> None:
-    exits = [ended(rank, 1, time_s=NOON + rank) for rank in range(100)]
+    exits = [ended(rank, 1 + rank, time_s=NOON + rank) for rank in range(100)]
     text = page(*exits, stopped(200), stopped(201), stopped(205))
     assert text.count("then:") == 9
     assert "then:     91 more ranks: ranks 9-99" in text
     assert "stopped:  ranks 200-201, 205 (by" in text
 
 
-@pytest.mark.parametrize(
-    ("numbers", "words"), [([4], "rank 4"), ([2, 0, 1], "ranks 0-2"), ([0, 1, 3, 5, 6], "ranks 0-1, 3, 5-6")]
-)
-def test_ranks_are_named_in_ranges(numbers: list[int], words: str) -> None:
-    assert failure_page.ranks(numbers) == words
+def test_ranks_that_failed_alike_are_told_in_one_line() -> None:
+    lost = [
+        ended(
+            rank, 1, time_s=NOON + rank, error=WorkerError(f"RuntimeError: closed by [10.0.0.1]:{7000 + rank}", "", 0)
+        )
+        for rank in range(2, 8)
+    ]
+    text = page(ended(0, 1, error=RAISED), ended(1, 1, error=RAISED, time_s=NOON + 1), *lost)
+    assert (
+        "then:     rank 1 failed in the same way\n"
+        "then:     rank 2 on node0 failed: RuntimeError: closed by [10.0.0.1]:7002; ranks 3-7: the same\n" in text
+    )
+    text = page(ended(0, 1), ended(1, 7), ended(2, 9))
+    assert "then:     rank 1 on node0 failed: exit code 7\nthen:     rank 2 on node0 failed: exit code 9\n" in text
+
+
+def test_equal_attempts_are_told_in_one_line() -> None:
+    codes = (1, 1, 3)
+    attempts = tuple(AttemptResult(number, "failed", (ended(0, code),), 5.0) for number, code in enumerate(codes))
+    text = failure_page.page(failed(ended(0, 3), attempts=attempts))
+    assert "attempts 0-1: rank 0 on node0 failed: exit code 1\nattempt 2: rank 0 on node0 failed: exit code 3" in text
 
 
 def test_earlier_attempts_are_told_in_a_line_each() -> None:

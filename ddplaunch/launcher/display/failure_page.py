@@ -5,13 +5,14 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
+import re
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure, stack_dump
-from ddplaunch.text import escape, fold_ints, quote
+from ddplaunch.text import escape, fold_ints, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -109,13 +110,35 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    lines = [f"then:     {failure_line(exit_)}" for exit_ in failed[:8]]
-    if len(failed) > 8:
-        lines.append(f"then:     {len(failed) - 8} more ranks: {ranks(e.rank for e in failed[8:])}")
+    groups = _alike(failed)
+    lines = [f"then:     {_group_line(group, first)}" for group in groups[:8]]
+    if len(groups) > 8:
+        more = [exit_.rank for group in groups[8:] for exit_ in group]
+        lines.append(f"then:     {len(more)} more ranks: {ranks(more)}")
     stopped = [exit_.rank for exit_ in attempt.exits if exit_.stopped]
     if stopped:
         lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
     return lines
+
+
+def _alike(failed: Iterable[WorkerExit]) -> list[list[WorkerExit]]:
+    """``failed`` grouped by reason, in order."""
+    groups: dict[str, list[WorkerExit]] = {}
+    for exit_ in failed:
+        groups.setdefault(_kind(exit_), []).append(exit_)
+    return list(groups.values())
+
+
+def _kind(exit_: WorkerExit) -> str:
+    """The reason, without the numbers of an exception's message: they are often ports and ranks."""
+    return re.sub(r"\d+", "0", _reason(exit_)) if exit_.error else how(exit_)
+
+
+def _group_line(group: list[WorkerExit], first: WorkerExit | None) -> str:
+    if first and _kind(first) == _kind(group[0]):
+        return f"{ranks(exit_.rank for exit_ in group)} failed in the same way"
+    also = [exit_.rank for exit_ in group[1:]]
+    return failure_line(group[0]) + (f"; {ranks(also)}: the same" if also else "")
 
 
 def _stuck_ranks(attempt: AttemptResult) -> list[str]:
@@ -132,12 +155,6 @@ def _stuck_ranks(attempt: AttemptResult) -> list[str]:
     return ["", f"Where the ranks were; the full stacks are in each rank's {stack_dump.FILE}:", *lines]
 
 
-def ranks(numbers: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0-2, 5``."""
-    text = fold_ints(numbers)
-    return f"rank {text}" if text.isdigit() else f"ranks {text}"
-
-
 def attempt_line(attempt: AttemptResult) -> str:
     """One line on a failed attempt."""
     first = attempt.cause or first_failure.first_failure(attempt.exits)
@@ -147,7 +164,10 @@ def attempt_line(attempt: AttemptResult) -> str:
 def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
     if len(attempts) < 2:
         return []
-    return [f"attempt {a.attempt}: {attempt_line(a)}" for a in attempts]
+    lines: dict[str, list[int]] = {}
+    for attempt in attempts:
+        lines.setdefault(attempt_line(attempt), []).append(attempt.attempt)
+    return [f"attempt{'s' * (len(same) > 1)} {fold_ints(same)}: {line}" for line, same in lines.items()]
 
 
 def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
