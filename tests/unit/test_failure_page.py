@@ -132,6 +132,30 @@ def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() ->
     assert "stopped:  ranks 0, 2 (by ddplaunch" in text
 
 
+PEER_LOST = WorkerError("RuntimeError: Connection reset by peer", "", NOON)
+
+
+def test_a_rank_that_ended_early_with_0_is_the_probable_cause_of_a_lost_peer() -> None:
+    lost, early = ended(0, 1, error=PEER_LOST), ended(1, 0, time_s=NOON + 0.247)
+    assert page(lost, early).splitlines()[1:4] == [
+        "rank 0 on node0 failed: RuntimeError: Connection reset by peer",
+        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 0, pid 1000)",
+        "before: rank 1 on node0 ended with exit code 0, 3 ms earlier, while others went on: the probable cause",
+    ]
+    assert "hint:     All ranks must make the same collective calls" in page(lost, early)
+    elsewhere = ended(11, 0, time_s=NOON - 100)
+    assert "before: rank 11 on node1 ended with exit code 0, while others went on" in page(lost, elsewhere)
+    assert "before: rank 1 on node0 (and ranks 2-3) ended" in page(lost, early, ended(2), ended(3))
+    assert "before: " not in page(ended(0, 1, error=RAISED), early)
+    assert "before: " not in page(lost, stopped(1), ended(2, 0, stopped=True))
+
+
+def test_a_rank_that_ended_early_is_named_when_the_others_hang() -> None:
+    attempt = AttemptResult(0, "failed", (stopped(0), ended(1, 0)), 61.5, reason="the job hangs", hung=True)
+    text = failure_page.page(failed(attempts=(attempt,)))
+    assert "\nthe job hangs\nbefore: rank 1 on node0 ended with exit code 0, while others went on" in text
+
+
 def test_many_ranks_are_folded() -> None:
     exits = [ended(rank, 1 + rank, time_s=NOON + rank) for rank in range(100)]
     text = page(*exits, stopped(200), stopped(201), stopped(205))

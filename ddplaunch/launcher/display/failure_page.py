@@ -15,7 +15,7 @@ from ddplaunch.protocol import first_failure, stack_dump
 from ddplaunch.text import escape, fold_ints, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 
@@ -27,20 +27,23 @@ _MAX_LOCATIONS = 12
 _LOCATION_COLUMNS = 200
 _REASON_COLUMNS = 160
 
+_EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
+
 
 def page(result: RunResult, *, is_remote: bool = False) -> str:
     """The failure page of ``result``. ``is_remote``: the logs are on the hosts, not on this machine."""
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
     parts = [_rule("ddplaunch: the job failed")]
+    early = _early_exits(attempt, first) if attempt else []
     if first:
-        parts += [*_headline(first), *_cause(first)]
+        parts += [*_headline(first), *_before(early, first), *_cause(first)]
     if attempt and attempt.reason:
-        parts += [*([""] if first else []), attempt.reason]
+        parts += [*([""] if first else []), attempt.reason, *([] if first else _before(early, first))]
     if attempt:
         parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
-    hint = hints.hint(first) if first else ""
+    hint = _EARLY_EXIT_HINT if early else hints.hint(first) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return "\n".join(parts)
@@ -53,6 +56,28 @@ def _rule(title: str) -> str:
 def _headline(first: WorkerExit) -> list[str]:
     when = f"at {_clock(first.time_s)}, {first.duration_s:.1f} s after its start"
     return [failure_line(first), f"{when}: {how(first)} (local_rank {first.local_rank}, pid {first.pid})"]
+
+
+def _early_exits(attempt: AttemptResult, first: WorkerExit | None) -> list[WorkerExit]:
+    """Ranks that had ended with 0 when ``first`` missed a peer or the job hung: the probable cause."""
+    if not attempt.hung and not (first and first_failure.is_consequence(first)):
+        return []
+    return [exit_ for exit_ in attempt.exits if exit_.returncode == 0 and not exit_.stopped]
+
+
+def _before(early: Sequence[WorkerExit], first: WorkerExit | None) -> list[str]:
+    if not early:
+        return []
+    others = f" (and {ranks(exit_.rank for exit_ in early[1:])})" if early[1:] else ""
+    who = f"rank {early[0].rank} on {early[0].host}{others}"
+    # Clocks of two machines are not compared.
+    earlier_s = first.time_s - early[0].time_s if first and first.host == early[0].host else 0.0
+    when = f", {_duration(earlier_s)} earlier" if earlier_s > 0 else ""
+    return [f"before: {who} ended with exit code 0{when}, while others went on: the probable cause"]
+
+
+def _duration(duration_s: float) -> str:
+    return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
 
 
 def failure_line(exit_: WorkerExit) -> str:
