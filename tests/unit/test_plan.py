@@ -12,13 +12,13 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.commands.plan import plan
-from ddplaunch.commands.plan_environment import has_driver
 from ddplaunch.commands.plan_model import Plan
 from ddplaunch.commands.plan_page import as_json, page
 from ddplaunch.config import LaunchConfig, RemoteConfig, RendezvousConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.fault_spec import parse
 from ddplaunch.launcher.display.messages import dry_run_banner
+from ddplaunch.system.devices import has_driver
 from ddplaunch.transport import agent_process, remote_start
 from tests.support.configs import launch_config
 
@@ -237,7 +237,8 @@ def test_more_workers_than_cpus():
 @pytest.mark.skipif(has_driver(), reason="this machine may have GPUs")
 def test_options_for_gpus_where_there_are_none():
     said = warned(nproc_per_node=1, gpus=("0",), numa_binding="node")
-    assert "--gpus and --numa-binding matter only with GPUs, and none was found here" in said
+    assert "the run will not start: --gpus: there is no GPU here" in said
+    assert "--numa-binding matters only with GPUs, and none was found here" in said
     assert "only with GPUs" not in warned(nproc_per_node=1)
     assert "only with GPUs" not in warned(hosts=HOSTS, gpus=("0",))
 
