@@ -160,10 +160,11 @@ def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Ma
     """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block."""
     queries: Queries[_Machine] = Queries()
     with contextlib.ExitStack() as stack:
-        connect = _connector(hosts, remote, stack)
-        stack.callback(queries.close)
         starts: list[tuple[str, Callable[[Post], AgentHandle]]] = [(setup.local_host_name(), _start_here)]
-        starts += [(host.name, partial(connect, host)) for host in hosts]
+        if hosts:
+            connect = _connector(hosts, remote, stack)
+            starts += [(host.name, partial(connect, host)) for host in hosts]
+        stack.callback(queries.close)
         for index, (name, start) in enumerate(starts):
             queries.nodes.append(_Machine(name, start(partial(queries.post, index))))
             queries.nodes[index].handle.send(ListRuns())
