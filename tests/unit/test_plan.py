@@ -276,7 +276,6 @@ def test_what_will_keep_the_run_from_starting():
 
 
 def test_what_has_no_effect():
-    assert warned(hosts=HOSTS, compile_on_cpu=True) == "--rehearse-compile has an effect only with --dry-run"
     said = warned(dry_run=True, numa_binding="node", remote=RemoteConfig(setup="x"))
     for option in ("--numa-binding", "--remote-setup"):
         assert f"{option} has an effect only without --dry-run" in said
