@@ -24,7 +24,7 @@ from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
 
@@ -41,6 +41,8 @@ exec "$(command -v bash || echo /bin/sh)" -l -c '{_RUN_LINE.format(" <&3")}'
 FACTS_PREFIX = b"@ddplaunch-agent@ "
 MAX_ANSWER_BYTES = 1 << 16
 _MAX_LOGIN_OUTPUT_BYTES = 1 << 20
+_SHOWN_LINES, _SHOWN_CHARS = 3, 500
+"""Of the output of a --remote-setup that failed."""
 
 _OLDEST_PYTHON = (3, 10)
 
@@ -210,10 +212,11 @@ def wait_for_facts(stream: BinaryIO, login_output: deque[str]) -> NodeFacts:
     raise EOFError
 
 
-def check_facts(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
-    """The failure of a node with these facts; None if it can run the job."""
+def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequence[str] = ()) -> HostFailure | None:
+    """The failure of a node with these facts; None if it can run the job. ``printed`` are lines of the login."""
     if facts.failed == "setup":
-        message = f"--remote-setup ended with exit code {facts.status}"
+        said = "; ".join([line for line in printed if line.strip()][-_SHOWN_LINES:])[-_SHOWN_CHARS:]
+        message = f"--remote-setup ended with exit code {facts.status}" + (f": {said}" if said else "")
         return HostFailure(
             host, "setup", message, "Try it with `ssh HOST`; append `; true` if the failure is harmless."
         )
