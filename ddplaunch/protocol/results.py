@@ -68,6 +68,7 @@ class WorkerExit:
         tail: last lines of stderr, or of stdout if stderr is empty.
         log_file: the log file to read first; None where no files are kept.
         whereabouts: after a hang: the main thread's Python line, and why the process was blocked, if it was.
+        stacks: after a hang, from a node on another machine: the end of the worker's ``stacks.txt``.
     """
 
     rank: int
@@ -84,6 +85,7 @@ class WorkerExit:
     tail: tuple[str, ...] = ()
     log_file: str | None = None
     whereabouts: str = ""
+    stacks: str = ""
 
 
 @dataclass(frozen=True)

@@ -280,6 +280,27 @@ def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
     assert "at 12:00:00.999," in page(ended(0, 1, time_s=NOON + 0.9996))
 
 
+@pytest.mark.parametrize(
+    ("hosts", "is_remote", "files"),
+    [
+        (1, False, "/runs/r1/attempt_0/*/stacks.txt"),
+        (2, False, "/runs/r1/*/attempt_0/*/stacks.txt"),
+        (2, True, "/runs/r1/failed/rank_*/stacks.txt"),
+    ],
+)
+def test_the_stacks_of_a_job_that_hangs_are_named_with_their_path(hosts: int, is_remote: bool, files: str) -> None:
+    host = ["/runs/r1" if hosts == 1 else f"/runs/r1/node{rank}" for rank in range(2)]
+    exits = tuple(
+        replace(stopped(rank), whereabouts="train.py:4 in f", log_file=f"{host[rank]}/attempt_0/{rank}/stderr.log")
+        for rank in range(2)
+    )
+    result = failed(attempts=(AttemptResult(0, "failed", exits, 61.5, reason="the job hangs", hung=True),))
+    text = failure_page.page(result, is_remote=is_remote)
+    assert f"\nWhere the ranks were; full stacks in {files}:\n  ranks 0-1: train.py:4 in f\n" in text
+    without = failed(attempts=result.attempts, run_dir=None)
+    assert "\nWhere the ranks were:\n" in failure_page.page(without, is_remote=is_remote)
+
+
 # Hints.
 
 
@@ -363,6 +384,13 @@ def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
     assert body.pop("schema") == report_files.SCHEMA
     assert wire._build(RunResult, body) == result
     assert (tmp_path / "report.txt").read_text() == "the page \\udcff\n"
+
+
+def test_stacks_and_failures_of_other_machines_are_written_here(tmp_path: Path) -> None:
+    hung = replace(stopped(1), stacks="Thread 0x0 (most recent call first):\n")
+    report_files.write_failures(failed(ended(0, 7, tail=("bye",)), hung, stopped(2)), tmp_path)
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.*")}
+    assert files == {"failed/rank_0/last_lines.log": "bye\n", "failed/rank_1/stacks.txt": hung.stacks}
 
 
 def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:

@@ -55,10 +55,14 @@ def shorten(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
     for exit_ in (*first_failure.failures(exits), *exits):
         if exit_.rank not in kept:
             error = exit_.error
-            chars = sum(map(len, exit_.tail)) + (len(error.message) + len(error.traceback) if error else 0)
+            chars = (
+                len(exit_.stacks)
+                + sum(map(len, exit_.tail))
+                + (len(error.message) + len(error.traceback) if error else 0)
+            )
             if chars > remaining_chars:
                 short = error and replace(error, message=error.message[:_SHORT_MESSAGE_CHARS], traceback="")
-                exit_ = replace(exit_, error=short, tail=())
+                exit_ = replace(exit_, error=short, tail=(), stacks="")
             remaining_chars -= min(chars, remaining_chars)
             kept[exit_.rank] = exit_
     return tuple(kept[exit_.rank] for exit_ in exits)

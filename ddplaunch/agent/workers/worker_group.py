@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.protocol.specs import AgentSpec
 
+_MAX_STACKS_CHARS = 64 << 10
+"""The end has the main thread."""
+
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
@@ -236,6 +239,7 @@ class WorkerGroup:
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_file=main_log(worker.log_dir, tails),
             whereabouts=worker.whereabouts(),
+            stacks=worker.stacks()[-_MAX_STACKS_CHARS:] if self._spec.run_dir_name else "",
         )
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool) -> bool:

@@ -5,6 +5,7 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from typing import TYPE_CHECKING
@@ -41,7 +42,7 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
     if attempt and attempt.reason:
         parts += [*([""] if first else []), attempt.reason, *([] if first else _before(early, first))]
     if attempt:
-        parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
+        parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
     hint = _EARLY_EXIT_HINT if early else hints.hint(first) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
@@ -166,7 +167,7 @@ def _group_line(group: list[WorkerExit], first: WorkerExit | None) -> str:
     return failure_line(group[0]) + (f"; {ranks(also)}: the same" if also else "")
 
 
-def _stuck_ranks(attempt: AttemptResult) -> list[str]:
+def _stuck_ranks(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> list[str]:
     """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
     by_location: dict[str, list[int]] = {}
     for exit_ in attempt.exits:
@@ -177,7 +178,19 @@ def _stuck_ranks(attempt: AttemptResult) -> list[str]:
     lines = [f"  {ranks(group)}: {quote(location, _LOCATION_COLUMNS)}" for location, group in found[:_MAX_LOCATIONS]]
     if len(found) > _MAX_LOCATIONS:
         lines.append(f"  {len(found) - _MAX_LOCATIONS} more locations")
-    return ["", f"Where the ranks were; the full stacks are in each rank's {stack_dump.FILE}:", *lines]
+    files = _stacks_files(attempt, run_dir, is_remote=is_remote)
+    return ["", "Where the ranks were" + (f"; full stacks in {files}:" if files else ":"), *lines]
+
+
+def _stacks_files(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> str:
+    """Shell pattern for the files with the stacks, which are on this machine; empty if no files are kept."""
+    folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
+    if not run_dir or not folders:
+        return ""
+    if is_remote:
+        return f"{run_dir}/failed/rank_*/{stack_dump.FILE}"
+    folder = folders.pop() if len(folders) == 1 else f"{run_dir}/*/attempt_{attempt.attempt}"
+    return f"{folder}/*/{stack_dump.FILE}"
 
 
 def attempt_line(attempt: AttemptResult) -> str:
