@@ -65,8 +65,17 @@ class _Machine(QueriedNode):
                 super().handle_event(event, received_s)
 
 
-def ps(hosts: Sequence[Host], remote: RemoteConfig, show: Callable[[str], None], report: Callable[[str], None]) -> None:
+def ps(
+    hosts: Sequence[Host],
+    remote: RemoteConfig,
+    show: Callable[[str], None],
+    report: Callable[[str], None],
+    *,
+    is_verbose: bool,
+) -> None:
     """List this user's runs on this machine and on ``hosts``: ``show`` prints the table, ``report`` the rest.
+
+    ``is_verbose``: also report processes that could not be inspected, such as the first process of a container.
 
     Raises:
         LaunchError: some hosts could not be queried; the results of the others have been shown.
@@ -78,7 +87,7 @@ def ps(hosts: Sequence[Host], remote: RemoteConfig, show: Callable[[str], None],
         else:
             where = "these hosts" if hosts else "this machine"
             report(f"no run of yours has a process on {where}")
-        for line in page.hidden(found):
+        for line in page.hidden(found) if is_verbose else ():
             report(line)
         _raise_failures(queries)
 

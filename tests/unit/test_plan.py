@@ -374,4 +374,11 @@ def test_a_command_that_would_be_refused_has_no_plan():
 
 def test_a_dry_runs_page_says_how_the_real_run_reaches_its_hosts():
     hosts = (Host("gpu1"), Host("gpu2"))
-    assert "on each node  over SSH: exec /bin/sh -c" in page(plan(dry_run(2, hosts=hosts)))
+    found = plan(dry_run(2, hosts=hosts))
+    assert "on each node  over SSH: exec /bin/sh -c" in page(found, is_verbose=True)
+    assert re.search(r"on each node  over SSH: \S+ as ddplaunch's agent\n", page(found))
+
+
+def test_the_text_that_starts_the_agent_is_shown_with_v_only():
+    assert "import sys" not in page(plan(config()))
+    assert "import sys" in page(plan(config()), is_verbose=True)
