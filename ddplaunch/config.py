@@ -374,7 +374,7 @@ _DRY, _REAL, _LOGGED, _HOSTS = _CONDITIONS
 
 _EFFECTIVE_ONLY = (
     ("--inject", "injections", _DRY, "error"),
-    ("--rehearse-compile", "compile_on_cpu", _DRY, "warning"),
+    ("--rehearse-compile", "compile_on_cpu", _DRY, "error"),
     ("--numa-binding", "workers.numa_binding", _REAL, "warning"),
     ("--interface", "interface", _REAL, "warning"),
     ("--remote-python", "remote.python", _REAL, "warning"),

@@ -65,6 +65,12 @@ def fold_ints(numbers: Iterable[int]) -> str:
     return ", ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
 
 
+def ranks(numbers: Iterable[int]) -> str:
+    """``rank 3`` or ``ranks 0-2, 5``."""
+    text = fold_ints(numbers)
+    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+
+
 def size(count: float) -> str:
     """``count`` bytes with at least two digits, in the largest unit that has them: ``999 B``, ``5.0 MB``."""
     for bits, unit in _UNITS:

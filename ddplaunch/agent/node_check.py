@@ -15,11 +15,13 @@ import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch.agent.workers import start_plan
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
 from ddplaunch.system import devices, network
@@ -37,8 +39,11 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
     """Send a NodeReport, then answer queries until ``stream`` ends. Returns no unkillable pids: it starts no process.
 
     Raises:
-        LaunchError: this node has no address for connections of other nodes.
+        LaunchError: this node has no address for connections of other nodes, or the workers' program is missing.
     """
+    if order.program:
+        program = replace(order.program, python=order.program.python or sys.executable)
+        start_plan.check_program(program, "this node", os.environ.get("PATH", os.defpath))
     addresses = _addresses(order)
     listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
     with network.listen("this node", listen_at, 0) as listener:

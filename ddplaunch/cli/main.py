@@ -94,7 +94,7 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
     from ddplaunch.commands.plan import plan as plan_of
 
     planned = plan_of(config)
-    _show(plan_page.as_json(planned) if json else plan_page.page(planned))
+    _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
     return 0
 
 
@@ -122,7 +122,7 @@ def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, An
 
     report = (lambda _: None) if options["quiet"] else _print
     if kill is None:
-        ps_command.ps(hosts, remote, _show, report)
+        ps_command.ps(hosts, remote, _show, report, is_verbose=bool(options["verbose"]))
     else:
         ps_command.kill(kill, grace_s, hosts, remote, report)
     return 0

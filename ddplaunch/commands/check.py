@@ -233,7 +233,9 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
     with contextlib.closing(transport), contextlib.closing(queries):
         for index, host in enumerate(transport.hosts):
             queries.nodes.append(_InspectedNode(host, transport.start(index)))
-            queries.nodes[index].handle.send(InspectNode(len(config.hosts) > 1, config.local_addr, config.interface))
+            queries.nodes[index].handle.send(
+                InspectNode(len(config.hosts) > 1, config.local_addr, config.interface, setup.program(config))
+            )
         queries.wait(queries.nodes, lambda node: node.has_clock)
         _connect(queries.nodes)
         queries.wait(queries.nodes, lambda node: node.has_connected)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.results import Round
+from ddplaunch.system import devices
 from ddplaunch.transport.handle import node_tag
 
 if TYPE_CHECKING:
@@ -23,9 +24,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 RUN_ID = "<run id>"
-
-_DRIVERS = ("/proc/driver/nvidia", "/dev/nvidiactl", "/sys/class/kfd", "/dev/dxg")
-"""Without any of these no GPU of NVIDIA or AMD is usable; with one of them only the agent can count GPUs."""
 
 _BY_RANK = (
     *("RANK", "ROLE_RANK", "GROUP_RANK", "LOCAL_RANK"),
@@ -127,11 +125,6 @@ def is_here(config: LaunchConfig) -> bool:
     return config.transport == "local"
 
 
-def has_driver() -> bool:
-    """Whether this machine may have GPUs."""
-    return any(map(os.path.exists, _DRIVERS))
-
-
 def known_gpus(spec: AgentSpec, config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...] | None:
     """The devices that the node's workers may use; None if only the node can list them."""
     if spec.workers.gpus is not None:
@@ -139,7 +132,7 @@ def known_gpus(spec: AgentSpec, config: LaunchConfig, environ: Mapping[str, str]
     if config.dry_run:
         return ()
     hides = any(name.endswith("_VISIBLE_DEVICES") for name in environ)
-    return () if not config.hosts and not hides and not has_driver() else None
+    return () if not config.hosts and not hides and not devices.has_driver() else None
 
 
 def known_workers(spec: AgentSpec, gpus: tuple[str, ...] | None, cpus: int | None) -> int | None:

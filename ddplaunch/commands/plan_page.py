@@ -34,12 +34,12 @@ def as_json(plan: Plan) -> str:
     return json.dumps(asdict(plan))
 
 
-def page(plan: Plan) -> str:
-    """The plan as text: at most about 40 lines for a job of any size."""
+def page(plan: Plan, *, is_verbose: bool = False) -> str:
+    """The plan as text: at most about 40 lines for a job of any size. ``is_verbose``: show how agents start."""
     parts: list[Iterable[str]] = [
         _head(plan),
         _nodes(plan),
-        _commands(plan),
+        _commands(plan, is_verbose=is_verbose),
         _environment_by_rank(plan),
         _common_environment(plan),
         _list("faults that --inject injects", plan.injections),
@@ -130,18 +130,20 @@ def _gpus(plan: Plan, node: NodePlan) -> str:
 # Commands.
 
 
-def _commands(plan: Plan) -> Iterator[str]:
+def _commands(plan: Plan, *, is_verbose: bool) -> Iterator[str]:
     node = plan.nodes[0]
+    agent = f"{_typed([node.python])} as ddplaunch's agent"
+    setup = f"{quote(node.setup)}; " if node.setup else ""
     yield "commands of the real run" if plan.dry_run else "commands"
     if node.reached:
-        way = (
-            "through srun" if plan.starts == "through srun" else "over SSH"
-        )  # In a dry run: how the real run connects.
-        yield f"  on each node  {way}: {_typed(node.command, shell=len(node.command) == 1)}"
-        setup = f"{quote(node.setup)}; " if node.setup else ""
-        yield f"                sent on stdin: environment; {setup}{_typed([node.python])} as ddplaunch's agent"
+        # In a dry run: how the real run connects.
+        way = "through srun" if plan.starts == "through srun" else "over SSH"
+        yield f"  on each node  {way}: " + (_typed(node.command, shell=True) if is_verbose else setup + agent)
+        if is_verbose:
+            yield f"                sent on stdin: environment; {setup}{agent}"
     elif node.command:
-        yield f"  {'on this node' if plan.starts != 'here' else 'the agent':<13} {_typed(node.command)}"
+        command = _typed(node.command) if is_verbose else agent
+        yield f"  {'on this node' if plan.starts != 'here' else 'here':<13} {command}"
     else:
         yield "  on each node  ddplaunch's agent: --hosts names the nodes, or ddplaunch is started on every one"
     yield f"  each worker   {_typed(plan.command)}"
@@ -151,7 +153,7 @@ def _commands(plan: Plan) -> Iterator[str]:
 
 
 def _typed(command: Sequence[str], *, shell: bool = False) -> str:
-    return quote(command[0] if shell else shlex.join(command), 400)
+    return quote(command[0] if shell and len(command) == 1 else shlex.join(command), 400)
 
 
 # The environment.

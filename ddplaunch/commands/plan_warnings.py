@@ -11,9 +11,10 @@ import socket
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.plan_environment import has_driver, is_here
+from ddplaunch.commands.plan_environment import is_here
 from ddplaunch.config import ineffective_options
 from ddplaunch.protocol import env_forwarding
+from ddplaunch.system import devices
 from ddplaunch.system.run_folder import working_folder
 from ddplaunch.text import plural, quote
 
@@ -128,10 +129,11 @@ def _not_forwarded(config: LaunchConfig) -> Iterator[str]:
 
 
 def _without_gpus(config: LaunchConfig) -> Iterator[str]:
-    if config.dry_run or config.hosts or has_driver():
+    if config.dry_run or config.hosts or devices.has_driver():
         return
+    if config.workers.gpus and not any(name.endswith("_VISIBLE_DEVICES") for name in os.environ):
+        yield f"the run will not start: {devices.NO_GPU}"
     given = {
-        "--gpus": config.workers.gpus,
         "--gpus-per-proc": config.workers.gpus_per_proc,
         "--virtual-local-rank": config.workers.virtual_local_rank,
         "--numa-binding": config.workers.numa_binding,

@@ -66,8 +66,17 @@ class _Machine(QueriedNode):
                 super().handle_event(event, received_s)
 
 
-def ps(hosts: Sequence[Host], remote: RemoteConfig, show: Callable[[str], None], report: Callable[[str], None]) -> None:
+def ps(
+    hosts: Sequence[Host],
+    remote: RemoteConfig,
+    show: Callable[[str], None],
+    report: Callable[[str], None],
+    *,
+    is_verbose: bool,
+) -> None:
     """List this user's runs on this machine and on ``hosts``: ``show`` prints the table, ``report`` the rest.
+
+    ``is_verbose``: also report processes that could not be inspected, such as the first process of a container.
 
     Raises:
         LaunchError: some hosts could not be queried; the results of the others have been shown.
@@ -79,7 +88,7 @@ def ps(hosts: Sequence[Host], remote: RemoteConfig, show: Callable[[str], None],
         else:
             where = "these hosts" if hosts else "this machine"
             report(f"no run of yours has a process on {where}")
-        for line in page.hidden(found):
+        for line in page.hidden(found) if is_verbose else ():
             report(line)
         _raise_failures(queries)
 
@@ -161,10 +170,11 @@ def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Ma
     """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block."""
     queries: Queries[_Machine] = Queries()
     with contextlib.ExitStack() as stack:
-        connect = _connector(hosts, remote, stack)
-        stack.callback(queries.close)
         starts: list[tuple[str, Callable[[Post], AgentHandle]]] = [(setup.local_host_name(), _start_here)]
-        starts += [(name, partial(connect, host)) for name, host in zip(display_names(hosts), hosts, strict=True)]
+        if hosts:
+            connect = _connector(hosts, remote, stack)
+            starts += [(name, partial(connect, host)) for name, host in zip(display_names(hosts), hosts, strict=True)]
+        stack.callback(queries.close)
         for index, (name, start) in enumerate(starts):
             queries.nodes.append(_Machine(name, start(partial(queries.post, index))))
             queries.nodes[index].handle.send(ListRuns())

@@ -93,6 +93,4 @@ def _exit_code(
         return 128 + signals[0] if signals else errors.NODE_LOST
     if first is None:
         return errors.PROCESSES_LEFT if left_running else errors.HUNG if hung else errors.NODE_LOST
-    # A worker that had raised an exception, and then received our SIGTERM, would have ended with exit code 1.
-    ended_by_stop = first.error is not None and first.returncode == -signal.SIGTERM
-    return 1 if ended_by_stop else first_failure.exit_code(first.returncode)
+    return first_failure.exit_code(first)

@@ -47,7 +47,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_folder, signals
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.text import quote
+from ddplaunch.text import quote, ranks
 from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure
 from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, FromSweep, LogData
 from ddplaunch.transport.local import signal_node
@@ -257,7 +257,7 @@ class Run:
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_round_formed()
         if is_first:
-            self._show(f"{failure_page.ranks(range(event.world_size))} run, attempt {event.attempt}", Level.VERBOSE)
+            self._show(f"{ranks(range(event.world_size))} run, attempt {event.attempt}", Level.VERBOSE)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

@@ -104,6 +104,12 @@ def console_style(config: LaunchConfig, folder: Path | None) -> Style:
     )
 
 
+def program(config: LaunchConfig) -> Program:
+    """What the workers run."""
+    python = config.python or (sys.executable if config.transport == "local" else "")
+    return Program(config.entry, config.script, config.script_args, python)
+
+
 def agent_spec(
     config: LaunchConfig,
     run_id: str,
@@ -117,13 +123,13 @@ def agent_spec(
 
     ``inherited_fds`` are descriptors that its agent has inherited, by stream name.
     """
-    is_local = config.transport == "local"
-    python = config.python or (sys.executable if is_local else "")
+    workers_program = program(config)
+    python = workers_program.python
     fds = inherited_fds or {}
     return AgentSpec(
         run_id=run_id,
         host=host,
-        program=Program(config.entry, config.script, config.script_args, python),
+        program=workers_program,
         same_python=not python or shutil.which(python) == sys.executable,
         workers=_workers_of_host(config.workers, config.hosts[index]) if config.hosts else config.workers,
         output=config.output,

@@ -49,9 +49,14 @@ def is_consequence(exit_: WorkerExit) -> bool:
     return exit_.error is not None and bool(_PEER_LOST.search(exit_.error.message))
 
 
-def exit_code(returncode: int) -> int:
-    """The exit code of a shell for ``returncode`` of ``subprocess``: 128 + n for signal n."""
-    return 128 - returncode if returncode < 0 else returncode
+def exit_code(exit_: WorkerExit) -> int:
+    """The worker's exit code as a shell reports it: 128 + n for signal n.
+
+    1 if only our stop ended it, because its exception would have ended it with 1.
+    """
+    if exit_.ended_by_stop:
+        return 1
+    return 128 - exit_.returncode if exit_.returncode < 0 else exit_.returncode
 
 
 def describe(returncode: int) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from ddplaunch.protocol.field_types import OneLine
+from ddplaunch.protocol.specs import Program
 
 Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -78,11 +79,13 @@ class InspectNode:
         has_peers: other nodes connect to this one; if not, its workers use loopback.
         local_addr: the address at which other nodes connect to this one, if the user gave it.
         interface: the network interface with that address, if the user gave it.
+        program: what the workers of a job would run; it is only looked for.
     """
 
     has_peers: bool
     local_addr: str | None = None
     interface: str | None = None
+    program: Program | None = None
 
 
 @dataclass(frozen=True)

@@ -64,10 +64,13 @@ class WorkerExit:
         time_s: time of the exception if the worker recorded one, otherwise of the exit.
         out_of_memory: the kernel sent SIGKILL for lack of memory; ``perhaps``: it killed an unknown process on
             this machine during the attempt.
+        ended_by_stop: it had raised an exception, and then a signal of ddplaunch's stop ended it: ``returncode`` is
+            not its own.
         tail: last lines of stderr, or of stdout if stderr is empty.
         log_file: the log file to read first; None where no files are kept.
         whereabouts: after a hang: the main thread's Python line, and why the process was blocked, if it was.
         node_rank: position of the worker's node in the attempt, as in GROUP_RANK.
+        stacks: after a hang, from a node on another machine: the end of the worker's ``stacks.txt``.
     """
 
     rank: int
@@ -80,10 +83,12 @@ class WorkerExit:
     duration_s: float
     error: WorkerError | None = None
     out_of_memory: Certainty = "no"
+    ended_by_stop: bool = False
     tail: tuple[str, ...] = ()
     log_file: str | None = None
     whereabouts: str = ""
     node_rank: int = 0
+    stacks: str = ""
 
 
 @dataclass(frozen=True)

@@ -128,10 +128,14 @@ class ForkserverReady:
 
 @dataclass(frozen=True)
 class ImportFailed:
-    """Forkserver to agent: ``module`` cannot be imported."""
+    """Forkserver to agent: ``module`` cannot be imported.
+
+    ``hidden_by``: the user's file that was imported in place of a module of the same name; empty if there is none.
+    """
 
     module: str
     error: str
+    hidden_by: str = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Python stacks of a worker when the job hangs: the signal that requests them, their file, and a summary of their text.
+"""Python stacks of a worker: how they are requested when the job hangs, and where in the script a stack points.
 
 Used by the agent and the worker's bootstrap. Pure. faulthandler writes the stacks from a C signal handler, which also
 works in an endless loop, in a call that holds the GIL and in a call that blocks for ever, but not in uninterruptible
@@ -22,7 +22,7 @@ FILE = "stacks.txt"
 DUMP_S = 1.0
 """Time for the workers to write their stacks."""
 
-_FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)')
+_FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)')
 _WORKER_PACKAGE = re.escape(str(Path(__file__).parents[1] / "worker"))
 _LIBRARY_PATH = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_WORKER_PACKAGE}/|^<")
 
@@ -33,13 +33,27 @@ def whereabouts(text: str) -> str:
     ``train.py:41 in step (all_reduce, distributed_c10d.py:3190)``; empty if there is no stack. faulthandler writes the
     newest thread first, so the main thread's frames are the last ones; of those the innermost comes first.
     """
-    main_thread = text.rpartition("(most recent call first):")[2]
-    frames = [match for line in main_thread.splitlines() if (match := _FRAME.fullmatch(line))]
+    frames = _frames(text.rpartition("(most recent call first):")[2])
     if not frames:
         return ""
-    script = next((frame for frame in frames if not _LIBRARY_PATH.search(frame["path"])), frames[-1])
+    script = _script_frame(frames)
     inside = "" if script is frames[0] else f" ({frames[0]['name']}, {_file_and_line(frames[0])})"
     return f"{_file_and_line(script)} in {script['name']}{inside}"
+
+
+def raised_at(traceback: str) -> str:
+    """The innermost line in the user's script of an exception's traceback, like ``train.py:41``; empty without one."""
+    frames = _frames(traceback.rpartition("Traceback (most recent call last):")[2])
+    return _file_and_line(_script_frame(frames[::-1])) if frames else ""
+
+
+def _frames(stack: str) -> list[re.Match[str]]:
+    return [match for line in stack.splitlines() if (match := _FRAME.fullmatch(line))]
+
+
+def _script_frame(frames: list[re.Match[str]]) -> re.Match[str]:
+    """The first of ``frames``, innermost first, that is not in a library; otherwise the outermost."""
+    return next((frame for frame in frames if not _LIBRARY_PATH.search(frame["path"])), frames[-1])
 
 
 def _file_and_line(frame: re.Match[str]) -> str:

@@ -26,6 +26,16 @@ if TYPE_CHECKING:
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
 """Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
 
+_DRIVERS = ("proc/driver/nvidia", "dev/nvidiactl", "sys/class/kfd", "dev/dxg")
+"""Without any of these no GPU of NVIDIA or AMD is usable; with one of them GPUs may exist that cannot be counted."""
+
+NO_GPU = "--gpus: there is no GPU here; without --gpus the workers use the CPU, and --dry-run simulates GPUs"
+
+
+def has_driver(root: str = "/") -> bool:
+    """Whether this machine may have GPUs."""
+    return any(Path(root, path).exists() for path in _DRIVERS)
+
 
 def gpu_count(root: str = "/") -> int:
     """Number of physical GPUs this process may open, whatever the environment hides; 0 if none could be counted."""
@@ -105,13 +115,16 @@ def visible_devices(
     stay as they are. An empty tuple: the environment hides all devices.
 
     Raises:
-        ValueError: a requested id that is malformed, repeated, not present or hidden by the environment.
+        ValueError: a requested id that is malformed, repeated, not present or hidden by the environment, or that
+            neither a driver nor the environment confirms.
     """
     count = _numbered(environ, root)
     variable = visibility_variable(environ, root)
     allowed = _listed(environ[variable], count) if variable in environ else None
     if requested is not None:
         ids = tuple(map(_normalised, requested))
+        if ids and not count and allowed is None and not has_driver(root):
+            raise ValueError(NO_GPU)
         _check_requested(ids, count, allowed, f"{variable}={environ.get(variable)}")
         return ids
     return tuple(map(str, range(count))) or None if allowed is None else allowed

@@ -30,7 +30,7 @@ from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections import deque
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
 
@@ -50,6 +50,8 @@ _FIRST_RECORD_S = 300
 """Seconds until SIGALRM ends an agent that has received no record: its machine may be cut off from the launcher."""
 
 _MAX_LOGIN_OUTPUT_BYTES = 1 << 20
+_SHOWN_LINES, _SHOWN_CHARS = 3, 500
+"""Of the output of a --remote-setup that failed."""
 
 _OLDEST_PYTHON = (3, 10)
 
@@ -223,10 +225,11 @@ def wait_for_facts(stream: BinaryIO, login_output: deque[str]) -> NodeFacts:
     raise EOFError
 
 
-def check_facts(host: str, facts: NodeFacts, start: RemoteStart) -> HostFailure | None:
-    """The failure of a node with these facts; None if it can run the job."""
+def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequence[str] = ()) -> HostFailure | None:
+    """The failure of a node with these facts; None if it can run the job. ``printed`` are lines of the login."""
     if facts.failed == "setup":
-        message = f"--remote-setup ended with exit code {facts.status}"
+        said = "; ".join([line for line in printed if line.strip()][-_SHOWN_LINES:])[-_SHOWN_CHARS:]
+        message = f"--remote-setup ended with exit code {facts.status}" + (f": {said}" if said else "")
         return HostFailure(
             host, "setup", message, "Try it with `ssh HOST`; append `; true` if the failure is harmless."
         )

@@ -134,7 +134,9 @@ class SrunHandle(PopenHandle):
                 self._stdin.write(remote_start.first_input(self._start))
                 self._stdin.flush()
             facts = remote_start.wait_for_facts(self._stdout, self._output_lines)
-            failure = remote_start.check_facts(self.host, facts, self._start)
+            if facts.failed:
+                self._stderr_reader.join(_KILLED_S)  # It has the reason.
+            failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
             if failure is None:
                 self._is_connected = True
                 self._post(AgentConnected(facts))

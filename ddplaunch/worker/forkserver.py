@@ -71,7 +71,8 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
             error = preload.import_error(module)
             # A module that the script seems to need may be missing: if the script imports it, the script fails.
             if error and module in (*preload.ALWAYS, *spec.preload):
-                _send(sock, ImportFailed(module, error))
+                hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
+                _send(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
     _send(sock, ForkserverReady(_reason_not_to_fork(threads)))
     return True

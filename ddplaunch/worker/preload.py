@@ -9,6 +9,7 @@ import ast
 import contextlib
 import gc
 import importlib
+import os
 import sys
 import traceback
 from typing import TYPE_CHECKING
@@ -101,13 +102,34 @@ def _is_environ(node: ast.expr) -> bool:
     return name == "environ"
 
 
-def import_error(module: str) -> str:
-    """Import ``module``; return the last lines of the traceback if that fails, else an empty text."""
+def import_error(module: str) -> BaseException | None:
+    """Import ``module``; return the exception if that fails."""
     try:
         importlib.import_module(module)
-    except BaseException:
-        return traceback.format_exc(limit=-3)
-    return ""
+    except BaseException as error:
+        return error
+    return None
+
+
+def describe(error: BaseException) -> str:
+    """The end of the traceback of a failed import, without frames of importlib and of this module."""
+    shown = traceback.TracebackException.from_exception(error)
+    shown.stack = traceback.StackSummary.from_list([frame for frame in shown.stack if not _is_ours(frame)][-3:])
+    return "".join(shown.format(chain=False))
+
+
+def _is_ours(frame: traceback.FrameSummary) -> bool:
+    return frame.filename in (__file__, importlib.__file__) or frame.filename.startswith("<frozen importlib")
+
+
+def hiding_file(error: BaseException, folder: str) -> str:
+    """The file in ``folder`` that was imported in place of a module that torch needs; empty if there is none.
+
+    torch itself imports no file of the script's folder.
+    """
+    loaded = [getattr(module, "__file__", None) or "" for module in tuple(sys.modules.values())]
+    frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+    return next((path for path in (*frames, *loaded) if path and os.path.dirname(path) == folder), "")
 
 
 @contextlib.contextmanager

@@ -114,6 +114,17 @@ def test_a_module_to_preload_that_is_not_there_is_told() -> None:
     assert "ddplaunch/" not in finished.err.replace("state/ddplaunch/", "")
 
 
+def test_without_paramiko_only_hosts_cannot_be_used(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys; sys.modules['paramiko'] = None")
+    env = {"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"}
+    for arguments in (("--hosts", "node1", EXIT_WITH), ("--ps", "--hosts", "node1")):
+        finished = run(*arguments, env=env)
+        assert finished.returncode == NOT_READY
+        assert "the Python package paramiko, which is not installed\n  hint: Run `" in finished.err
+        assert "Traceback" not in finished.err
+    assert run("--ps", env=env).returncode == 0
+
+
 # Numbers.
 
 

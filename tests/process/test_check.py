@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.runs import PROGRAMS, run
 
-USAGE, CHECK_WARNED = 2, 81
+USAGE, CHECK_WARNED, NODE_NOT_READY = 2, 81, 82
 
 
 @pytest.mark.torch
@@ -29,6 +29,20 @@ def test_a_worker_that_cannot_use_torch_is_found(tmp_path: Path) -> None:
     finished = run("--check", env={"PYTHONPATH": f"{tmp_path}:{Path(__file__).parents[2]}"})
     assert finished.returncode not in (0, CHECK_WARNED)
     assert "no luck" in finished.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("nope.py",), "nope.py: no such file on this node"),
+        (("--no-python", "./nope"), "./nope: no such program on this node"),
+    ],
+)
+def test_a_script_that_is_not_there_is_found(arguments: tuple[str, ...], message: str) -> None:
+    finished = run("--check", *arguments)
+    assert finished.returncode == NODE_NOT_READY
+    assert message in finished.err
+    assert "no problems found" not in finished.err
 
 
 @pytest.mark.parametrize(

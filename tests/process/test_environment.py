@@ -96,7 +96,7 @@ def compare(ours: dict[str, str | None], theirs: dict[str, str | None]) -> None:
 
 
 def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -> None:
-    for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", "--gpus", "0,1", folder=tmp_path / "dump"):
+    for seen in environs("--nproc-per-node", "2", "--gpus-per-proc", "1", env=FOUR, folder=tmp_path / "dump"):
         assert changed(environment(), seen).keys() == worker_environment.NAMES.keys() - BY_NETWORK
 
 
@@ -148,12 +148,12 @@ FOUR = {"CUDA_VISIBLE_DEVICES": "0,1,2,3"}
         ("", {"CUDA_VISIBLE_DEVICES": "GPU-6f,GPU-70"}, "01", ["GPU-6f,GPU-70"] * 2),
         ("", {"CUDA_VISIBLE_DEVICES": ""}, "0", [""]),
         ("--gpus 1,3", FOUR, "01", ["1,3"] * 2),
-        ("--gpus 3,1", {}, "01", ["3,1"] * 2),
+        ("--gpus 3,1", FOUR, "01", ["3,1"] * 2),
         ("--gpus-per-proc 2", FOUR, "01", ["0,1", "2,3"]),
         ("--gpus 3,2,0 --gpus-per-proc 1", FOUR, "012", ["3", "2", "0"]),
         ("--gpus-per-proc 2 --nproc-per-node 1", FOUR, "0", ["0,1"]),
         ("--virtual-local-rank", {"CUDA_VISIBLE_DEVICES": "4,2"}, "00", ["4", "2"]),
-        ("--virtual-local-rank --gpus 7,5", {}, "00", ["7", "5"]),
+        ("--virtual-local-rank --gpus 2,1", FOUR, "00", ["2", "1"]),
         ("--virtual-local-rank --nproc-per-node 2", {}, "00", ["0", "1"]),
     ],
 )

@@ -54,8 +54,8 @@ def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -
     assert len({match[3] for match in found if match}) == 3, "the port of a store that is gone may be taken by now"
     assert (finished.run_dir / "attempt_1/1/error.json").exists()
     assert not (finished.run_dir / "attempt_2/1/error.json").exists()
-    assert re.search(r"rank 1 on \S+: exit code 3; restart 1 of 2\n", finished.err)
-    assert re.search(r"rank 1 on \S+: exit code 1: RuntimeError: again; restart 2 of 2\n", finished.err)
+    assert re.search(r"rank 1 on \S+ failed: exit code 3; restart 1 of 2\n", finished.err)
+    assert re.search(r"rank 1 on \S+ failed: RuntimeError: again \(\S+\); restart 2 of 2\n", finished.err)
 
 
 @pytest.mark.torch
@@ -84,7 +84,7 @@ def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
     assert [attempt["exits"][0]["returncode"] for attempt in attempts] == [3, 4, 5]
     assert [attempt["will_restart"] for attempt in attempts] == [True, True, False]
     for number, code in enumerate((3, 4, 5)):
-        assert re.search(rf"attempt {number}: rank 0 on \S+: exit code {code}\n", finished.err)
+        assert re.search(rf"attempt {number}: rank 0 on \S+ failed: exit code {code}\n", finished.err)
 
 
 def test_a_job_that_succeeds_is_not_started_again() -> None:

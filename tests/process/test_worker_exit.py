@@ -57,14 +57,18 @@ def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(
 
 
 ENDS = (
-    ("code:7", 7, "failed first,\nat .*: exit code 7"),
+    ("code:7", 7, r"failed: exit code 7\nat .*: exit code 7 \("),
     ("code:255", 255, "exit code 255"),
     ("signal:9", 137, "SIGKILL"),
     ("signal:15", 143, "SIGTERM"),
     ("signal:64", 192, "SIGRTMAX"),
-    ("text:no data in /here", 1, r"exit code 1\n\nits last lines:\n(?s:.*)no data in /here"),
-    ("raise:wrong shape", 1, r"exit code 1\n\n  \| Traceback(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape"),
-    ("segfault", 139, r"SIGSEGV\n(?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
+    ("text:no data in /here", 1, r"exit code 1 \(.*\)\n\nits last lines:\n(?s:.*)no data in /here"),
+    (
+        "raise:wrong shape",
+        1,
+        r"exit code 1 \(.*\)\n\n  \| Trace(?s:.*)exit_with.py(?s:.*)RuntimeError: wrong shape",
+    ),
+    ("segfault", 139, r"SIGSEGV \((?s:.*)Fatal Python error: Segmentation fault(?s:.*)exit_with.py"),
 )
 
 
@@ -79,7 +83,8 @@ def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
     """torchrun: test_run 9; multiprocessing_api_test 8, 13; errors_api_test 3."""
     finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, f"1={end}")
     assert finished.returncode == code
-    assert re.search(r"rank 1 \(local_rank 1, pid \d+\)", finished.err)
+    assert re.search(r"^rank 1 on \S+ failed: ", finished.err, re.MULTILINE)
+    assert re.search(r" \(local_rank 1, pid \d+\)$", finished.err, re.MULTILINE)
     assert re.search(page, finished.err)
     assert "stopped:  rank 0" in finished.err
     if end != "segfault":  # There faulthandler prints the whole stack.
@@ -122,7 +127,15 @@ def test_two_ranks_that_fail_together_are_both_told_of(tmp_path: Path) -> None:
     assert (first["rank"], code) in ((1, 1), (3, 9))
     ends = {exit_["rank"]: exit_ for exit_ in finished.report["attempts"][0]["exits"]}
     assert [rank for rank, exit_ in ends.items() if exit_["stopped"]] in ([0, 2], [0, 1, 2], [0, 2, 3])
-    assert finished.err.count("failed first") == 1
+    assert len(re.findall(r"^rank [0-3] on \S+ failed: ", finished.err, re.MULTILINE)) == 1
+
+
+def test_a_rank_that_had_raised_when_it_was_stopped_is_not_said_to_have_failed_by_our_signal(tmp_path: Path) -> None:
+    go = tmp_path / "go"
+    finished = run("--nproc-per-node", "2", EXIT_WITH, f"0=linger:{go}", f"1=+{go}+code:9")
+    assert re.search(r"^rank 0 on \S+ failed: RuntimeError: lingers \(exit_with.py:\d+\)\n", finished.err, re.MULTILINE)
+    first = failure(finished)
+    assert (first["returncode"], first["ended_by_stop"], finished.returncode) == (-15, True, 1)
 
 
 def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method: str) -> None:
@@ -151,7 +164,7 @@ def test_a_rank_whose_death_is_seen_after_its_peers_complaint_is_the_culprit(tmp
     go.touch()
     finished = running.finish()
     assert (failure(finished)["rank"], finished.returncode) == (2, 137)
-    assert re.search(r"then:     rank 0 on \S+: exit code 1: RuntimeError: Connection reset by peer", finished.err)
+    assert re.search(r"then:     rank 0 on \S+ failed: RuntimeError: Connection reset by peer", finished.err)
     assert "stopped:  rank 1 (" in finished.err
 
 

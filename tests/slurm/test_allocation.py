@@ -44,7 +44,7 @@ def test_a_rank_that_fails_ends_the_job_with_one_page_and_its_code(slurm: Slurm,
     job = slurm.batch(line, tmp_path / "log", "-N2")
     job.wait_in("FAILED")
     assert job.field("ExitCode") == "7:0"
-    assert job.text.count("on node02 failed first") == 1
+    assert job.text.count("on node02 failed: ") == 1
 
 
 def test_log_files_of_all_nodes_are_brought(slurm: Slurm):

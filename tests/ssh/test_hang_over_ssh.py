@@ -18,4 +18,5 @@ def test_a_rank_that_is_elsewhere_is_found_on_whichever_machine_it_is(make_lab):
     assert [attempt["hung"] for attempt in finished.report["attempts"]] == [True, True]
     assert "in c\n" in finished.err
     assert "  rank 1: hang.py:" in finished.err
+    assert "in c\n" in (finished.run_dir / "failed" / "rank_0" / "stacks.txt").read_text()
     assert "left:     nothing; every process of this run has ended" in finished.err

@@ -55,9 +55,10 @@ def test_setup_runs_in_a_login_shell_and_has_the_last_word(make_lab):
 
 def test_a_setup_that_fails_is_told(make_lab):
     with connecting(make_lab(2)) as them:
-        them.start(setup="echo hello; (exit 3)")
+        them.start(setup="echo no such module >&2; (exit 3)")
         _, failures = them.settle()
-        assert failures_table(failures).startswith("  node[1-2]: --remote-setup ended with exit code 3\n")
+        told = "  node[1-2]: --remote-setup ended with exit code 3: no such module\n"
+        assert failures_table(failures).startswith(told)
     with connecting(make_lab(1)) as them:
         them.start(setup="exit 4")
         _, (failure,) = them.settle()

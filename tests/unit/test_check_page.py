@@ -21,6 +21,7 @@ from ddplaunch.protocol.queries import (
     NodeReport,
     NodeTime,
 )
+from ddplaunch.protocol.specs import Program
 from ddplaunch.system import devices
 from ddplaunch.worker.network_check import TURNS, round_robin_partner
 
@@ -147,7 +148,7 @@ def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> No
 @pytest.mark.parametrize(
     "record",
     [
-        InspectNode(True, None, "eth0"),
+        InspectNode(True, None, "eth0", Program("script", "train.py", (), "")),
         LOOK,
         GetTime(),
         NodeTime(1.5),

@@ -131,10 +131,10 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "chdir": ("/", "chdir", "/"),
     "interface": ("eth0", "interface", "eth0"),
     "dry_run": (None, "dry_run", True),
-    "rehearse_compile": (None, "compile_on_cpu", True),
 }
 NO_EFFECT = {
     "inject": "needs --dry-run: tests/process/test_inject.py",
+    "rehearse_compile": "needs --dry-run: test_an_option_without_effect_is_refused",
     "logs_specs": "refused",
     **dict.fromkeys(("version", "docs", "h"), "ends the program"),
     **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
@@ -151,6 +151,7 @@ NO_EFFECT = {
     },
 }
 FROM_ELSEWHERE = {
+    "compile_on_cpu": "with --dry-run only: test_an_option_without_effect_is_refused",
     "injections": "--inject, tests/process/test_inject.py",
     "script": "SCRIPT",
     "script_args": "ARGS",

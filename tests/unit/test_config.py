@@ -133,6 +133,12 @@ def test_other_gpus_are_refused(text: str) -> None:
         values.parse_gpus(text)
 
 
+def test_an_option_without_effect_is_refused() -> None:
+    with pytest.raises(UsageError, match="--rehearse-compile has an effect only with --dry-run"):
+        launch_config(script="train.py", compile_on_cpu=True)
+    assert launch_config(script="train.py", compile_on_cpu=True, dry_run=True).compile_on_cpu
+
+
 @pytest.mark.parametrize(("text", "names"), [(None, ()), ("numpy", ("numpy",)), ("a, b.c_1", ("a", "b.c_1"))])
 def test_preload_is_names_of_modules(text: str | None, names: tuple[str, ...]) -> None:
     assert values.parse_preload(text) == names

@@ -125,6 +125,13 @@ def test_colour_marks_the_prefix_alone_and_only_on_the_stream_that_has_it(tmp_pa
     assert screens.errors() == b"[node1:0] c\n"
 
 
+@pytest.mark.parametrize(("is_coloured", "cause"), [(False, b"cause"), (True, b"\x1b[1mcause\x1b[0m")])
+def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, cause: bytes, tmp_path: Path) -> None:
+    screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": is_coloured})
+    screens.console.show_page("== title ==\ncause\ndetails")
+    assert screens.shown() == b"== title ==\n" + cause + b"\ndetails\n"
+
+
 def test_stdout_goes_to_stdout_and_stderr_and_our_own_words_to_stderr(screens: Screens) -> None:
     assert screens.shown((out(0), b"result\n"), (err(0), b"warning\n"), "ours") == b"[node1:0] result\n"
     assert screens.errors() == b"[node1:0] warning\nours\n"

@@ -193,7 +193,15 @@ def test_requested_gpus_are_physical_indices_also_beside_cuda_visible_devices(ei
 
 
 def test_requested_gpus_are_believed_where_none_can_be_counted(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev" / "dxg").touch()
     assert devices.visible_devices({}, ("0", "9"), str(tmp_path)) == ("0", "9")
+
+
+def test_requested_gpus_are_refused_where_there_is_no_driver(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"there is no GPU here; without --gpus .* --dry-run"):
+        devices.visible_devices({}, ("0", "9"), str(tmp_path))
+    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "0,9"}, ("9",), str(tmp_path)) == ("9",)
 
 
 @pytest.mark.parametrize(

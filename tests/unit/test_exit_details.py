@@ -8,7 +8,48 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.workers.exit_details import read_error_file
+from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+
+NATIVE = f"""Fatal Python error: Segmentation fault
+
+Current thread 0x00007f3f2a25bb80 (most recent call first):
+  File "/home/train.py", line 4 in <module>
+  File "{PACKAGE_ROOT}/ddplaunch/worker/bootstrap.py", line 70 in run
+  File "{PACKAGE_ROOT}/ddplaunch/worker/forkserver.py", line 7 in _run
+  File "<string>", line 1 in <module>
+
+Extension modules: numpy._core, torch._C (total: 2)
+"""
+
+
+def test_the_last_lines_of_a_native_crash_are_without_our_frames_and_the_extension_modules():
+    assert last_lines({"stderr": NATIVE.encode()}, is_needed=True) == (
+        "Fatal Python error: Segmentation fault",
+        "Current thread 0x00007f3f2a25bb80 (most recent call first):",
+        '  File "/home/train.py", line 4 in <module>',
+    )
+
+
+@pytest.mark.parametrize(
+    ("tails", "name"),
+    [
+        ({"stdout": b"no data", "stderr": b""}, "stdout.log"),
+        ({"stdout": b"no data", "stderr": b"\n"}, "stdout.log"),
+        ({"stdout": b"x", "stderr": b"no data"}, "stderr.log"),
+        ({"stdout": b"", "stderr": b""}, "stderr.log"),
+        ({"stdout": b""}, "stdout.log"),
+    ],
+)
+def test_the_log_to_open_is_the_one_that_has_text(tails: Any, name: str, tmp_path: Path):
+    assert main_log(tmp_path, tails) == str(tmp_path / name)
+    assert last_lines(tails, is_needed=True) == (("no data",) if "no data" in str(tails) else ())
+
+
+def test_without_logs_there_is_none_to_open():
+    assert main_log(None, {"stderr": b"x"}) is None
+    assert main_log(Path("/logs"), {}) is None
+    assert last_lines({}, is_needed=True) == ()
 
 
 @pytest.mark.parametrize("time", [10, "10"])

@@ -67,7 +67,7 @@ def test_no_field_of_the_page_steers_the_terminal_or_begins_a_line() -> None:
 
 
 RAISED = WorkerError(
-    "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3\nValueError: no\n', NOON
+    "ValueError: no", 'Traceback (most recent call last):\n  File "a.py", line 3, in <module>\nValueError: no\n', NOON
 )
 
 
@@ -78,11 +78,11 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
     text = page(ended(11, 1, error=RAISED), stopped(8), stopped(9), stopped(10))
     assert text.splitlines() == [
         "========================== ddplaunch: the job failed ===========================",
-        "rank 11 (local_rank 3, pid 1011) on node1 failed first,",
-        "at 12:00:00.250, 61.0 s after its start: exit code 1",
+        "rank 11 on node1 failed: ValueError: no (a.py:3)",
+        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 3, pid 1011)",
         "",
         "  | Traceback (most recent call last):",
-        '  |   File "a.py", line 3',
+        '  |   File "a.py", line 3, in <module>',
         "  | ValueError: no",
         "",
         "stopped:  ranks 8-10 (by ddplaunch, because of the failure)",
@@ -107,7 +107,8 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
 def test_an_end_without_an_exception_shows_how_and_the_last_lines(returncode: int, words: str) -> None:
     """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     text = page(ended(0, returncode, tail=("Fatal Python error: Segmentation fault", "", "Thread 0x0")))
-    assert f"after its start: {words}\n" in text
+    assert f"after its start: {words} (local_rank 0, pid 1000)\n" in text
+    assert f"rank 0 on node0 failed: {words}\n" in text
     assert "its last lines:\n  | Fatal Python error: Segmentation fault\n  | \n  | Thread 0x0\n" in text
 
 
@@ -136,23 +137,63 @@ def test_those_that_failed_later_and_those_that_were_stopped_are_told_apart() ->
     first = ended(3, 1, error=RAISED)
     later = ended(1, 7, time_s=NOON + 2, error=WorkerError("\nRuntimeError: lost\nmore", "", NOON + 2))
     text = page(stopped(0), later, stopped(2), first, first=first)
-    assert "then:     rank 1 on node0: exit code 7: RuntimeError: lost\n" in text
+    assert "then:     rank 1 on node0 failed: RuntimeError: lost\n" in text
     assert "stopped:  ranks 0, 2 (by ddplaunch" in text
 
 
+PEER_LOST = WorkerError("RuntimeError: Connection reset by peer", "", NOON)
+
+
+def test_a_rank_that_ended_early_with_0_is_the_probable_cause_of_a_lost_peer() -> None:
+    lost, early = ended(0, 1, error=PEER_LOST), ended(1, 0, time_s=NOON + 0.247)
+    assert page(lost, early).splitlines()[1:4] == [
+        "rank 0 on node0 failed: RuntimeError: Connection reset by peer",
+        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 0, pid 1000)",
+        "before: rank 1 on node0 ended with exit code 0, 3 ms earlier, while others went on: the probable cause",
+    ]
+    assert "hint:     All ranks must make the same collective calls" in page(lost, early)
+    elsewhere = ended(11, 0, time_s=NOON - 100)
+    assert "before: rank 11 on node1 ended with exit code 0, while others went on" in page(lost, elsewhere)
+    assert "before: rank 1 on node0 (and ranks 2-3) ended" in page(lost, early, ended(2), ended(3))
+    assert "before: " not in page(ended(0, 1, error=RAISED), early)
+    assert "before: " not in page(lost, stopped(1), ended(2, 0, stopped=True))
+
+
+def test_a_rank_that_ended_early_is_named_when_the_others_hang() -> None:
+    attempt = AttemptResult(0, "failed", (stopped(0), ended(1, 0)), 61.5, reason="the job hangs", hung=True)
+    text = failure_page.page(failed(attempts=(attempt,)))
+    assert "\nthe job hangs\nbefore: rank 1 on node0 ended with exit code 0, while others went on" in text
+
+
 def test_many_ranks_are_folded() -> None:
-    exits = [ended(rank, 1, time_s=NOON + rank) for rank in range(100)]
+    exits = [ended(rank, 1 + rank, time_s=NOON + rank) for rank in range(100)]
     text = page(*exits, stopped(200), stopped(201), stopped(205))
     assert text.count("then:") == 9
     assert "then:     91 more ranks: ranks 9-99" in text
     assert "stopped:  ranks 200-201, 205 (by" in text
 
 
-@pytest.mark.parametrize(
-    ("numbers", "words"), [([4], "rank 4"), ([2, 0, 1], "ranks 0-2"), ([0, 1, 3, 5, 6], "ranks 0-1, 3, 5-6")]
-)
-def test_ranks_are_named_in_ranges(numbers: list[int], words: str) -> None:
-    assert failure_page.ranks(numbers) == words
+def test_ranks_that_failed_alike_are_told_in_one_line() -> None:
+    lost = [
+        ended(
+            rank, 1, time_s=NOON + rank, error=WorkerError(f"RuntimeError: closed by [10.0.0.1]:{7000 + rank}", "", 0)
+        )
+        for rank in range(2, 8)
+    ]
+    text = page(ended(0, 1, error=RAISED), ended(1, 1, error=RAISED, time_s=NOON + 1), *lost)
+    assert (
+        "then:     rank 1 failed in the same way\n"
+        "then:     rank 2 on node0 failed: RuntimeError: closed by [10.0.0.1]:7002; ranks 3-7: the same\n" in text
+    )
+    text = page(ended(0, 1), ended(1, 7), ended(2, 9))
+    assert "then:     rank 1 on node0 failed: exit code 7\nthen:     rank 2 on node0 failed: exit code 9\n" in text
+
+
+def test_equal_attempts_are_told_in_one_line() -> None:
+    codes = (1, 1, 3)
+    attempts = tuple(AttemptResult(number, "failed", (ended(0, code),), 5.0) for number, code in enumerate(codes))
+    text = failure_page.page(failed(ended(0, 3), attempts=attempts))
+    assert "attempts 0-1: rank 0 on node0 failed: exit code 1\nattempt 2: rank 0 on node0 failed: exit code 3" in text
 
 
 def test_earlier_attempts_are_told_in_a_line_each() -> None:
@@ -161,12 +202,12 @@ def test_earlier_attempts_are_told_in_a_line_each() -> None:
         for number in range(3)
     )
     text = failure_page.page(failed(ended(2, 1), attempts=attempts))
-    assert "attempt 0: rank 0 on node0: exit code 1: ValueError: no\nattempt 1: rank 1" in text
+    assert "attempt 0: rank 0 on node0 failed: ValueError: no (a.py:3)\nattempt 1: rank 1" in text
 
 
 def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
     text = page(reason="the workers' store on node0 ended by SIGKILL")
-    assert "failed first" not in text
+    assert " failed: " not in text
     assert "\nthe workers' store on node0 ended by SIGKILL\n" in text
     assert failure_page.page(failed(attempts=(), run_dir=None)).count("\n") == 2
 
@@ -191,9 +232,32 @@ def test_the_log_of_another_machine_is_named_with_its_host() -> None:
     assert "log:      node0:/runs/r1/attempt_0/3/stderr.log" in failure_page.page(result, is_remote=True)
 
 
-def test_a_signal_of_ours_is_not_called_what_a_late_worker_died_of() -> None:
-    late = ended(1, -15, error=WorkerError("RuntimeError: Read error", "", NOON))
-    assert "then:     rank 1 on node0: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
+@pytest.mark.parametrize("signum", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_our_own_stop_signal_is_never_the_cause(signum: int) -> None:
+    late = ended(1, -signum, error=WorkerError("RuntimeError: Read error", "", NOON), ended_by_stop=True)
+    assert "then:     rank 1 on node0 failed: RuntimeError: Read error\n" in page(ended(0, 1, error=RAISED), late)
+    text = page(late, ended(0, 1, error=RAISED))
+    assert "rank 1 on node0 failed: RuntimeError: Read error\n" in text
+    assert f"stopped by ddplaunch ({signal.Signals(signum).name}) after its exception" in text
+    assert "SIGKILL came from outside" not in text
+
+
+@pytest.mark.parametrize(
+    ("traceback", "where"),
+    [
+        ('  File "/a/train.py", line 4, in main\n  File "/v/site-packages/torch/x.py", line 9, in f', " (train.py:4)"),
+        (
+            '  File "/a/old.py", line 1, in f\nKeyError\n\nTraceback (most recent call last):\n'
+            '  File "/a/new.py", line 2, in g',
+            " (new.py:2)",
+        ),
+        ('  File "/a/train.py", line 3\n    def\nSyntaxError: invalid', ""),
+        ("not a traceback", ""),
+    ],
+)
+def test_the_headline_names_the_line_of_the_script(traceback: str, where: str) -> None:
+    error = WorkerError("KeyError: 'lr'\nmore", f"Traceback (most recent call last):\n{traceback}", NOON)
+    assert failure_page.failure_line(ended(1, 1, error=error)) == f"rank 1 on node0 failed: KeyError: 'lr'{where}"
 
 
 def test_no_worker_can_steer_the_users_terminal_through_the_page() -> None:
@@ -218,11 +282,32 @@ def test_a_huge_traceback_and_huge_lines_leave_a_page_that_can_be_read() -> None
 
 @pytest.mark.parametrize("time_s", [0.0, -1.0, 1e20, float("inf"), float("nan")])
 def test_a_nonsense_time_does_no_harm(time_s: float) -> None:
-    assert "failed first,\nat " in page(ended(0, 1, time_s=time_s))
+    assert "\nat " in page(ended(0, 1, time_s=time_s))
 
 
 def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
     assert "at 12:00:00.999," in page(ended(0, 1, time_s=NOON + 0.9996))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "is_remote", "files"),
+    [
+        (1, False, "/runs/r1/attempt_0/*/stacks.txt"),
+        (2, False, "/runs/r1/*/attempt_0/*/stacks.txt"),
+        (2, True, "/runs/r1/failed/rank_*/stacks.txt"),
+    ],
+)
+def test_the_stacks_of_a_job_that_hangs_are_named_with_their_path(hosts: int, is_remote: bool, files: str) -> None:
+    host = ["/runs/r1" if hosts == 1 else f"/runs/r1/node{rank}" for rank in range(2)]
+    exits = tuple(
+        replace(stopped(rank), whereabouts="train.py:4 in f", log_file=f"{host[rank]}/attempt_0/{rank}/stderr.log")
+        for rank in range(2)
+    )
+    result = failed(attempts=(AttemptResult(0, "failed", exits, 61.5, reason="the job hangs", hung=True),))
+    text = failure_page.page(result, is_remote=is_remote)
+    assert f"\nWhere the ranks were; full stacks in {files}:\n  ranks 0-1: train.py:4 in f\n" in text
+    without = failed(attempts=result.attempts, run_dir=None)
+    assert "\nWhere the ranks were:\n" in failure_page.page(without, is_remote=is_remote)
 
 
 # Hints.
@@ -234,6 +319,22 @@ def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "batch size"),
         ("DistNetworkError: port: 29500, code: -98, name: EADDRINUSE", "--master-port"),
         ("ModuleNotFoundError: No module named 'datasets'", "not installed"),
+        ("ModuleNotFoundError: No module named 'cuda.x'; 'cuda' is not a package", "a file cuda.py lies beside"),
+        ("AttributeError: module 'random' has no attribute 'seed'", "a file random.py lies beside"),
+        ("AttributeError: partially initialized module 'tools' has no attribute 'f'", "a file tools.py lies beside"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "gloo"),
+        ("RuntimeError: No CUDA GPUs are available", "--dry-run"),
+        ("MemoryError", "less memory"),
+        (
+            "RuntimeError: [enforce fail at alloc_cpu.cpp:124] DefaultCPUAllocator: can't allocate memory: you",
+            "less memory",
+        ),
+        ("OSError: [Errno 12] Cannot allocate memory", "less memory"),
+        ("SyntaxError: invalid syntax (run.sh, line 2)", "--no-python"),
+        ("torch.multiprocessing.spawn.ProcessRaisedException: \n\n-- Process 0 terminated", "mp.spawn"),
+        ("train.py: error: unrecognized arguments: --max-restarts 3", "before the script"),
+        ("Error: No such option: --max-restarts", "before the script"),
+        ("train.py: error: the following arguments are required: --local-rank/--local_rank", "Put --pass-local-rank"),
         ("CUDA error: invalid device ordinal", "--nproc-per-node"),
         ("error: unrecognized arguments: --local-rank=0", "--pass-local-rank"),
         ("train.py: error: unrecognized arguments: --local_rank=0", "--pass-local-rank"),
@@ -245,10 +346,28 @@ def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
 )
 def test_one_hint_for_what_is_known(said: str, hint: str) -> None:
     by_exception = page(ended(0, 1, error=WorkerError(said, "Traceback", NOON)))
-    by_last_lines = page(ended(0, 1, tail=("noise", said)))
+    by_last_lines = page(ended(0, 1, tail=("noise", f"[rank0]: {said}".splitlines()[0], "[W1122] a warning")))
     for text in (by_exception, by_last_lines):
         assert text.count("hint:") == 1
         assert hint in text[text.index("hint:") :]
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "KeyError: 'cpu'",
+        "KeyError: 'nccl'",
+        "SyntaxError: invalid syntax (train.py, line 2)",
+        "SyntaxError: invalid syntax (<string>, line 2)",
+        "AttributeError: module 'mine' has no attribute 'x'",
+        "KeyError: Caught KeyError in DataLoader worker process 0.\nTraceback:\n backend='nccl'\nKeyError: 'a'",
+    ],
+)
+def test_words_beside_the_exception_bring_no_hint(said: str) -> None:
+    traceback = f'Traceback (most recent call last):\n  File "a.py", line 3, in f\n    nccl["No module named"]\n{said}'
+    error = WorkerError(said, traceback, NOON)
+    assert "hint:" not in page(ended(0, 1, error=error, tail=tuple(traceback.splitlines())))
+    assert "hint:" not in page(ended(0, 1, tail=tuple(traceback.splitlines())))
 
 
 def test_a_kill_from_outside_has_a_hint_and_a_plain_failure_has_none() -> None:
@@ -274,6 +393,13 @@ def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
     assert body.pop("schema") == report_files.SCHEMA
     assert wire._build(RunResult, body) == result
     assert (tmp_path / "report.txt").read_text() == "the page \\udcff\n"
+
+
+def test_stacks_and_failures_of_other_machines_are_written_here(tmp_path: Path) -> None:
+    hung = replace(stopped(1), stacks="Thread 0x0 (most recent call first):\n")
+    report_files.write_failures(failed(ended(0, 7, tail=("bye",)), hung, stopped(2)), tmp_path)
+    files = {str(path.relative_to(tmp_path)): path.read_text() for path in tmp_path.rglob("*.*")}
+    assert files == {"failed/rank_0/last_lines.log": "bye\n", "failed/rank_1/stacks.txt": hung.stacks}
 
 
 def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_many_exits_are_judged_at_once() -> None:
     ("returncode", "code"), [(0, 0), (7, 7), (255, 255), (-9, 137), (-15, 143), (-2, 130), (-64, 192)]
 )
 def test_an_exit_code_is_a_shells(returncode: int, code: int) -> None:
-    assert first_failure.exit_code(returncode) == code
+    assert first_failure.exit_code(ended(0, returncode)) == code
 
 
 @pytest.mark.parametrize(

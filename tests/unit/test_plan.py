@@ -12,7 +12,6 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.commands.plan import plan
-from ddplaunch.commands.plan_environment import has_driver
 from ddplaunch.commands.plan_model import Plan
 from ddplaunch.commands.plan_page import as_json, page
 from ddplaunch.config import LaunchConfig, RemoteConfig, RendezvousConfig
@@ -20,6 +19,7 @@ from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.fault_spec import parse
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
+from ddplaunch.system.devices import has_driver
 from ddplaunch.transport import agent_process, remote_start
 from tests.support.configs import launch_config
 
@@ -238,7 +238,8 @@ def test_more_workers_than_cpus():
 @pytest.mark.skipif(has_driver(), reason="this machine may have GPUs")
 def test_options_for_gpus_where_there_are_none():
     said = warned(nproc_per_node=1, gpus=("0",), numa_binding="node")
-    assert "--gpus and --numa-binding matter only with GPUs, and none was found here" in said
+    assert "the run will not start: --gpus: there is no GPU here" in said
+    assert "--numa-binding matters only with GPUs, and none was found here" in said
     assert "only with GPUs" not in warned(nproc_per_node=1)
     assert "only with GPUs" not in warned(hosts=HOSTS, gpus=("0",))
 
@@ -276,7 +277,6 @@ def test_what_will_keep_the_run_from_starting():
 
 
 def test_what_has_no_effect():
-    assert warned(hosts=HOSTS, compile_on_cpu=True) == "--rehearse-compile has an effect only with --dry-run"
     said = warned(dry_run=True, numa_binding="node", remote=RemoteConfig(setup="x"))
     for option in ("--numa-binding", "--remote-setup"):
         assert f"{option} has an effect only without --dry-run" in said
@@ -382,4 +382,11 @@ def test_a_command_that_would_be_refused_has_no_plan():
 
 def test_a_dry_runs_page_says_how_the_real_run_reaches_its_hosts():
     hosts = (Host("gpu1"), Host("gpu2"))
-    assert "on each node  over SSH: exec /bin/sh -c" in page(plan(dry_run(2, hosts=hosts)))
+    found = plan(dry_run(2, hosts=hosts))
+    assert "on each node  over SSH: exec /bin/sh -c" in page(found, is_verbose=True)
+    assert re.search(r"on each node  over SSH: \S+ as ddplaunch's agent\n", page(found))
+
+
+def test_the_text_that_starts_the_agent_is_shown_with_v_only():
+    assert "import os, sys" not in page(plan(config()))
+    assert "import os, sys" in page(plan(config()), is_verbose=True)

@@ -125,6 +125,13 @@ def test_what_is_wrong_with_a_node_is_told_by_its_cause(facts, cause, message):
     assert failure.hint
 
 
+def test_a_setup_that_fails_is_told_with_its_last_lines():
+    printed = ("welcome", "a", "", "b", "sh: 1: module: not found")
+    failure = remote_start.check_facts("gpu1", NodeFacts(failed="setup", status=127), START, printed)
+    assert failure
+    assert failure.message == "--remote-setup ended with exit code 127: a; b; sh: 1: module: not found"
+
+
 def test_the_module_that_is_started_is_the_agents():
     module = importlib.import_module(RemoteStart(python="", cwd="").entry)
     assert module.main.__module__ == AGENT_MODULE

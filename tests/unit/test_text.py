@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from ddplaunch.text import escape, fold_ints, is_device_id, plural, quote, table
+import pytest
+
+from ddplaunch.text import escape, fold_ints, is_device_id, plural, quote, ranks, table
 
 EVIL = "\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
 
@@ -37,3 +39,10 @@ def test_numbers_are_folded_to_ranges() -> None:
 def test_device_ids() -> None:
     assert all(map(is_device_id, ("0", "12", "GPU-8f1c2a", "MIG-GPU-8f/1/0")))
     assert not any(map(is_device_id, ("", "-1", "123456", "GPU", "0,1", "0\n")))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "words"), [([4], "rank 4"), ([2, 0, 1], "ranks 0-2"), ([0, 1, 3, 5, 6], "ranks 0-1, 3, 5-6")]
+)
+def test_ranks_are_named_in_ranges(numbers: list[int], words: str) -> None:
+    assert ranks(numbers) == words

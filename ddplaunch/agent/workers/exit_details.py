@@ -15,10 +15,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.protocol.results import Certainty, StreamName, WorkerExit
 
@@ -30,6 +31,14 @@ _SHORT_MESSAGE_CHARS = 200
 
 _TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
 """Numbers of last lines: of a worker that failed and was not stopped, and of any other worker."""
+
+_STREAMS: tuple[StreamName, ...] = ("stderr", "stdout")
+
+_OWN_FRAMES = re.compile(
+    rf'(?:^  File "{re.escape(PACKAGE_ROOT)}/ddplaunch/worker/.*\n)+(?:^  File "<string>", line \d+ in <module>\n)?'
+    r"|^Extension modules: .*\n?",
+    re.MULTILINE,
+)
 
 _MAX_FILE_BYTES = 4 << 20
 _MAX_MESSAGE_CHARS = 20_000
@@ -46,24 +55,37 @@ def shorten(exits: Sequence[WorkerExit]) -> tuple[WorkerExit, ...]:
     for exit_ in (*first_failure.failures(exits), *exits):
         if exit_.rank not in kept:
             error = exit_.error
-            chars = sum(map(len, exit_.tail)) + (len(error.message) + len(error.traceback) if error else 0)
+            chars = (
+                len(exit_.stacks)
+                + sum(map(len, exit_.tail))
+                + (len(error.message) + len(error.traceback) if error else 0)
+            )
             if chars > remaining_chars:
                 short = error and replace(error, message=error.message[:_SHORT_MESSAGE_CHARS], traceback="")
-                exit_ = replace(exit_, error=short, tail=())
+                exit_ = replace(exit_, error=short, tail=(), stacks="")
             remaining_chars -= min(chars, remaining_chars)
             kept[exit_.rank] = exit_
     return tuple(kept[exit_.rank] for exit_ in exits)
 
 
-def main_log(folder: Path | None, logged: Collection[StreamName]) -> str | None:
+def main_log(folder: Path | None, tails: Mapping[StreamName, bytes]) -> str | None:
     """Path of the log file to open first; None where no log is kept."""
-    return f"{folder}/{'stderr' if 'stderr' in logged else 'stdout'}.log" if folder and logged else None
+    return f"{folder}/{_main_stream(tails)}.log" if folder and tails else None
+
+
+def _main_stream(tails: Mapping[StreamName, bytes]) -> StreamName:
+    """stderr, or stdout if only stdout has text."""
+    with_text: list[StreamName] = [name for name in _STREAMS if tails.get(name, b"").strip()]
+    return (*with_text, *(name for name in _STREAMS if name in tails))[0]
 
 
 def last_lines(tails: Mapping[StreamName, bytes], *, is_needed: bool) -> tuple[str, ...]:
-    """A worker's last lines of stderr, or of stdout if stderr is empty; fewer unless they are needed."""
-    text = tails.get("stderr") or tails.get("stdout") or b""
-    lines = text.decode("utf-8", "replace").splitlines()
+    """A worker's last lines of stderr, or of stdout if stderr is empty; fewer unless they are needed.
+
+    Without what faulthandler prints about ddplaunch's own frames and about extension modules.
+    """
+    text = tails[_main_stream(tails)].decode("utf-8", "replace") if tails else ""
+    lines = _OWN_FRAMES.sub("", text).splitlines()
     return tuple(line for line in lines if line.strip())[-_TAIL_LINES if is_needed else -_SHORT_TAIL_LINES :]
 
 

@@ -120,7 +120,7 @@ class ForkserverClient:
             LaunchError: torch or a module of --preload cannot be imported.
         """
         if isinstance(event, ImportFailed):
-            raise import_error(self._spec.host, event.module, event.error)
+            raise import_error(self._spec.host, event)
         if isinstance(event, ForkserverExited):
             return self._on_exited(event.pid)
         self.is_ready = True

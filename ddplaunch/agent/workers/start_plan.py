@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.config import FakeGpuConfig
-    from ddplaunch.protocol.specs import AgentSpec, Program
+    from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program
 
 EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
 """Started by its path: the agent must not import the worker package. A test checks that the file exists."""
@@ -164,8 +164,12 @@ def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
     )
 
 
-def import_error(host: str, module: str, error: str) -> LaunchError:
-    """The error for the user if the forkserver cannot import ``module``."""
-    torch = f"Install torch for {sys.executable}, or run ddplaunch from the environment that has it."
-    hint = torch if module.split(".")[0] == "torch" else "Remove it from --preload, or install it."
-    return LaunchError(f"{host}: {module} cannot be imported\n{error}", hint)
+def import_error(host: str, failed: ImportFailed) -> LaunchError:
+    """The error for the user if the forkserver cannot import a module."""
+    if failed.hidden_by:
+        hint = f"Rename {failed.hidden_by}: it hides the module of this name that {failed.module} needs."
+    elif failed.module.split(".")[0] == "torch":
+        hint = f"Install torch for {sys.executable}, or run ddplaunch from the environment that has it."
+    else:
+        hint = "Remove it from --preload, or install it."
+    return LaunchError(f"{host}: {failed.module} cannot be imported\n{failed.error}", hint)

@@ -115,6 +115,10 @@ class Worker:
         return ", ".join(filter(None, (self._python_line(), self.blocked_state)))
 
     def _python_line(self) -> str:
+        return stack_dump.whereabouts(self.stacks())
+
+    def stacks(self) -> str:
+        """The Python stacks that the worker has written for a hang, newest thread first; empty without any."""
         if self.stacks_file is None:
             return ""
         try:
@@ -122,7 +126,7 @@ class Worker:
         except OSError:
             return ""
         with contextlib.suppress(OSError), os.fdopen(fd, "rb") as file:
-            return stack_dump.whereabouts((file.read(_MAX_STACKS_BYTES) or b"").decode("utf-8", "replace"))
+            return (file.read(_MAX_STACKS_BYTES) or b"").decode("utf-8", "replace")
         return ""
 
     # Injected faults.

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.protocol.specs import AgentSpec
 
+_MAX_STACKS_CHARS = 64 << 10
+"""The end has the main thread."""
+
 _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
@@ -218,7 +221,8 @@ class WorkerGroup:
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
         stopped = self._was_stopped(worker, error, stop_requested)
-        killed_by_others = returncode == -signal.SIGKILL and signal.SIGKILL not in worker.stop_signals
+        killed_by_stop = -returncode in worker.stop_signals
+        killed_by_others = returncode == -signal.SIGKILL and not killed_by_stop
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
         return WorkerExit(
             rank=worker.rank,
@@ -231,10 +235,12 @@ class WorkerGroup:
             duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
             error=error,
             out_of_memory=out_of_memory if killed_by_others else "no",
+            ended_by_stop=killed_by_stop and error is not None and not stopped,
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
             log_file=main_log(worker.log_dir, tails),
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
+            stacks=worker.stacks()[-_MAX_STACKS_CHARS:] if self._spec.run_dir_name else "",
         )
 
     @property

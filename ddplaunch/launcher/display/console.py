@@ -11,6 +11,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.stream_writer import StreamWriter
+from ddplaunch.launcher.display.traceback_folder import TracebackFolder
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
@@ -30,9 +31,11 @@ class Console:
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
         self._style = style
+        self._is_coloured = style.colour["stderr"]
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
+        self._tracebacks = TracebackFolder(self._stderr.output, lambda text: self.show(f"ddplaunch: {text}"))
 
     def show_no_prefix(self) -> None:
         """Show lines without a prefix, for a run with one worker."""
@@ -40,11 +43,26 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
+        if header.stream == "stdout":
+            self._stdout.output(header, data)
+        else:
+            self._tracebacks.output(header, data)
 
     def show(self, text: str) -> None:
         """Queue a message of the launcher, on stderr; control characters in it are escaped."""
-        self._stderr.show(f"{self._style.time}{escape(text)}\n".encode("utf-8", "backslashreplace"))
+        self._show_escaped(f"{self._style.time}{escape(text)}")
+
+    def show_page(self, text: str) -> None:
+        """Queue a failure page. On a terminal the line below its title, which names the cause, is bold."""
+        title, cause, *rest = escape(text).split("\n")
+        self._show_escaped("\n".join((title, f"\x1b[1m{cause}\x1b[0m" if self._is_coloured else cause, *rest)))
+
+    def _show_escaped(self, text: str) -> None:
+        self._stderr.show(f"{text}\n".encode("utf-8", "backslashreplace"))
+
+    def flush_tracebacks(self) -> None:
+        """Queue what is held back to fold tracebacks, so that it stands before the next message."""
+        self._tracebacks.flush()
 
     @property
     def has_progress(self) -> bool:
@@ -63,6 +81,7 @@ class Console:
 
         The number of lines dropped from stdout's queue is then shown on stderr, if stderr can be written.
         """
+        self._tracebacks.flush()
         writers = (self._stdout, self._stderr)
         written, deadline = -1, 0.0
         while not all(writer.wait(0.05) for writer in writers) and not interrupted():

@@ -5,16 +5,17 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
+import os
 import re
-import signal
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure, stack_dump
-from ddplaunch.text import clock, escape, fold_ints, quote
+from ddplaunch.text import clock, escape, fold_ints, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 
@@ -22,40 +23,11 @@ _WIDTH = 80
 _MAX_LINES = 60
 _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
-_MAX_SEARCHED = 20_000
 _MAX_LOCATIONS = 12
 _LOCATION_COLUMNS = 200
+_REASON_COLUMNS = 160
 
-_HINTS = (
-    (
-        r"ddplaunch: .* needs a real GPU",
-        "A dry run does not simulate this; run this part on a machine with GPUs.",
-    ),
-    (
-        r"CUDA out of memory|OutOfMemoryError",
-        "The GPU's memory is full: lower the batch size, or look for other processes on the GPU (nvidia-smi).",
-    ),
-    (
-        r"EADDRINUSE|Address already in use",
-        "Another process listens on that port: leave out --master-port, or stop that process.",
-    ),
-    (r"No module named", "The module is not installed in the Python environment that ran the script."),
-    (
-        r"invalid device ordinal",
-        "There are more workers than GPUs: lower --nproc-per-node, or check CUDA_VISIBLE_DEVICES.",
-    ),
-    (
-        r"unrecognized arguments: --local[-_]rank",
-        "Leave out --pass-local-rank: this script has no such option and can read LOCAL_RANK.",
-    ),
-    (r"NCCL|nccl", "Set NCCL_DEBUG=INFO for more messages of NCCL."),
-    (
-        r"DataLoader worker .* (killed|exited)",
-        "A DataLoader worker died, often because /dev/shm or the memory is too small.",
-    ),
-    (r"Too many open files", "Raise the limit of open files: ulimit -n."),
-    (r"No space left on device", "A disk is full, or /dev/shm is."),
-)
+_EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
 
 def page(result: RunResult, *, is_remote: bool = False) -> str:
@@ -63,14 +35,17 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
     parts = [_rule("ddplaunch: the job failed")]
+    early = _early_exits(attempt, first) if attempt else []
     if first:
-        parts += [*_headline(first), *_cause(first)]
+        parts += [*_headline(first), *_before(early, first), *_cause(first)]
     if attempt and attempt.reason:
-        parts += ["", quote(attempt.reason, _MAX_COLUMNS)]
+        reason = quote(attempt.reason, _MAX_COLUMNS)
+        parts += [*([""] if first else []), reason, *([] if first else _before(early, first))]
     if attempt:
-        parts += [*_stuck_ranks(attempt), "", *_others(attempt, first)]
+        parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
-    parts += [f"hint:     {hint}" for hint in _hints(first)]
+    hint = _EARLY_EXIT_HINT if early else hints.hint(first) if first else ""
+    parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return escape("\n".join(parts))
 
@@ -80,15 +55,50 @@ def _rule(title: str) -> str:
 
 
 def _headline(first: WorkerExit) -> list[str]:
-    who = f"rank {first.rank} (local_rank {first.local_rank}, pid {first.pid}) on {first.host}"
-    return [
-        f"{who} failed first,",
-        f"at {clock(first.time_s)}, {first.duration_s:.1f} s after its start: {how(first)}",
-    ]
+    when = f"at {clock(first.time_s)}, {first.duration_s:.1f} s after its start"
+    return [failure_line(first), f"{when}: {how(first)} (local_rank {first.local_rank}, pid {first.pid})"]
+
+
+def _early_exits(attempt: AttemptResult, first: WorkerExit | None) -> list[WorkerExit]:
+    """Ranks that had ended with 0 when ``first`` missed a peer or the job hung: the probable cause."""
+    if not attempt.hung and not (first and first_failure.is_consequence(first)):
+        return []
+    return [exit_ for exit_ in attempt.exits if exit_.returncode == 0 and not exit_.stopped]
+
+
+def _before(early: Sequence[WorkerExit], first: WorkerExit | None) -> list[str]:
+    if not early:
+        return []
+    others = f" (and {ranks(exit_.rank for exit_ in early[1:])})" if early[1:] else ""
+    who = f"rank {early[0].rank} on {early[0].host}{others}"
+    # Clocks of two machines are not compared.
+    earlier_s = first.time_s - early[0].time_s if first and first.host == early[0].host else 0.0
+    when = f", {_duration(earlier_s)} earlier" if earlier_s > 0 else ""
+    return [f"before: {who} ended with exit code 0{when}, while others went on: the probable cause"]
+
+
+def _duration(duration_s: float) -> str:
+    return f"{duration_s * 1000:.0f} ms" if duration_s < 1 else f"{duration_s:.1f} s"
+
+
+def failure_line(exit_: WorkerExit) -> str:
+    """A worker's failure in one line: ``rank 1 on node1 failed: KeyError: 'lr' (train.py:4)``."""
+    return f"rank {exit_.rank} on {exit_.host} failed: {_reason(exit_)}"
+
+
+def _reason(exit_: WorkerExit) -> str:
+    """The first line of the exception and the line of the script that raised it; without one, ``how``."""
+    lines = exit_.error.message.strip().splitlines() if exit_.error else []
+    if exit_.error is None or not lines:
+        return how(exit_)
+    line = stack_dump.raised_at(exit_.error.traceback)
+    return lines[0][:_REASON_COLUMNS] + (f" ({line})" if line else "")
 
 
 def how(exit_: WorkerExit) -> str:
-    """How a worker ended: its exit code or signal, and whether memory was the cause."""
+    """How a worker ended: its exit code or signal, and whether memory or our stop was the cause."""
+    if exit_.ended_by_stop:
+        return f"stopped by ddplaunch ({first_failure.describe(exit_.returncode)}) after its exception"
     if exit_.out_of_memory != "no":
         return f"SIGKILL, {first_failure.KILLED_FOR_MEMORY[exit_.out_of_memory]}"
     return first_failure.describe(exit_.returncode)
@@ -119,16 +129,38 @@ def _cut(line: str) -> str:
 
 def _others(attempt: AttemptResult, first: WorkerExit | None) -> list[str]:
     failed = [exit_ for exit_ in first_failure.failures(attempt.exits) if first is None or exit_.rank != first.rank]
-    lines = [f"then:     rank {e.rank} on {e.host}: {_brief(e)}" for e in failed[:8]]
-    if len(failed) > 8:
-        lines.append(f"then:     {len(failed) - 8} more ranks: {ranks(e.rank for e in failed[8:])}")
+    groups = _alike(failed)
+    lines = [f"then:     {_group_line(group, first)}" for group in groups[:8]]
+    if len(groups) > 8:
+        more = [exit_.rank for group in groups[8:] for exit_ in group]
+        lines.append(f"then:     {len(more)} more ranks: {ranks(more)}")
     stopped = [exit_.rank for exit_ in attempt.exits if exit_.stopped]
     if stopped:
         lines.append(f"stopped:  {ranks(stopped)} (by ddplaunch, because of the failure)")
     return lines
 
 
-def _stuck_ranks(attempt: AttemptResult) -> list[str]:
+def _alike(failed: Iterable[WorkerExit]) -> list[list[WorkerExit]]:
+    """``failed`` grouped by reason, in order."""
+    groups: dict[str, list[WorkerExit]] = {}
+    for exit_ in failed:
+        groups.setdefault(_kind(exit_), []).append(exit_)
+    return list(groups.values())
+
+
+def _kind(exit_: WorkerExit) -> str:
+    """The reason, without the numbers of an exception's message: they are often ports and ranks."""
+    return re.sub(r"\d+", "0", _reason(exit_)) if exit_.error else how(exit_)
+
+
+def _group_line(group: list[WorkerExit], first: WorkerExit | None) -> str:
+    if first and _kind(first) == _kind(group[0]):
+        return f"{ranks(exit_.rank for exit_ in group)} failed in the same way"
+    also = [exit_.rank for exit_ in group[1:]]
+    return failure_line(group[0]) + (f"; {ranks(also)}: the same" if also else "")
+
+
+def _stuck_ranks(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> list[str]:
     """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
     by_location: dict[str, list[int]] = {}
     for exit_ in attempt.exits:
@@ -139,33 +171,34 @@ def _stuck_ranks(attempt: AttemptResult) -> list[str]:
     lines = [f"  {ranks(group)}: {quote(location, _LOCATION_COLUMNS)}" for location, group in found[:_MAX_LOCATIONS]]
     if len(found) > _MAX_LOCATIONS:
         lines.append(f"  {len(found) - _MAX_LOCATIONS} more locations")
-    return ["", f"Where the ranks were; the full stacks are in each rank's {stack_dump.FILE}:", *lines]
+    files = _stacks_files(attempt, run_dir, is_remote=is_remote)
+    return ["", "Where the ranks were" + (f"; full stacks in {files}:" if files else ":"), *lines]
 
 
-def _brief(exit_: WorkerExit) -> str:
-    lines = exit_.error.message.strip().splitlines() if exit_.error else []
-    message = lines[0][:160] if lines else ""
-    if message and exit_.returncode == -signal.SIGTERM:  # The worker received our SIGTERM after its exception.
-        return message
-    return f"{how(exit_)}: {message}" if message else how(exit_)
-
-
-def ranks(numbers: Iterable[int]) -> str:
-    """``rank 3`` or ``ranks 0-2, 5``."""
-    text = fold_ints(numbers)
-    return f"rank {text}" if text.isdigit() else f"ranks {text}"
+def _stacks_files(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> str:
+    """Shell pattern for the files with the stacks, which are on this machine; empty if no files are kept."""
+    folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
+    if not run_dir or not folders:
+        return ""
+    if is_remote:
+        return f"{run_dir}/failed/rank_*/{stack_dump.FILE}"
+    folder = folders.pop() if len(folders) == 1 else f"{run_dir}/*/attempt_{attempt.attempt}"
+    return f"{folder}/*/{stack_dump.FILE}"
 
 
 def attempt_line(attempt: AttemptResult) -> str:
     """One line on a failed attempt; not escaped."""
     first = attempt.cause or first_failure.first_failure(attempt.exits)
-    return f"rank {first.rank} on {first.host}: {_brief(first)}" if first else quote(attempt.reason, _MAX_COLUMNS)
+    return failure_line(first) if first else quote(attempt.reason, _MAX_COLUMNS)
 
 
 def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
     if len(attempts) < 2:
         return []
-    return [f"attempt {a.attempt}: {attempt_line(a)}" for a in attempts]
+    lines: dict[str, list[int]] = {}
+    for attempt in attempts:
+        lines.setdefault(attempt_line(attempt), []).append(attempt.attempt)
+    return [f"attempt{'s' * (len(same) > 1)} {fold_ints(same)}: {line}" for line, same in lines.items()]
 
 
 def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
@@ -175,22 +208,6 @@ def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list
     if result.run_dir:
         lines.append(f"report:   {quote(result.run_dir, _MAX_COLUMNS)}/report.json")
     return lines
-
-
-def _hints(first: WorkerExit | None) -> list[str]:
-    if first is None:
-        return []
-    if first.out_of_memory == "perhaps":
-        return [
-            "If the kernel sent the signal, `dmesg` names the process; otherwise a user or a job scheduler sent it."
-        ]
-    if first.out_of_memory == "yes":
-        return ["Use less memory per worker (batch size, DataLoader workers), or fewer workers."]
-    text = "\n".join((first.error.message[:_MAX_SEARCHED] if first.error else "", *first.tail))
-    found = [hint for pattern, hint in _HINTS if re.search(pattern, text)]
-    if not found and first.returncode == -9:
-        found = ["SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."]
-    return found[:1]
 
 
 def leftovers(result: RunResult) -> str:

@@ -83,6 +83,7 @@ class UserMessages:
 
     def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
+        self._console.flush_tracebacks()
         if self._config.output.events == "console":
             for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
                 self._console.show(line)
@@ -110,7 +111,7 @@ class UserMessages:
             report_files.write(result, self._folder, text)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text:
-            self._console.show(text)
+            self._console.show_page(text)
         elif not is_explained:
             self._show_end(result)
         for injected in result.injections:

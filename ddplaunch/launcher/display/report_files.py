@@ -11,7 +11,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol import first_failure, wire
+from ddplaunch.protocol import first_failure, stack_dump, wire
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import RunResult, WorkerExit
@@ -29,16 +29,26 @@ def write(result: RunResult, folder: Path, text: str) -> None:
 
 
 def write_failures(result: RunResult, folder: Path) -> None:
-    """Write the errors and last lines of failed workers to ``failed/rank_N/{error.json,last_lines.log}``.
+    """Write errors and last lines of failed workers, and stacks, to ``failed/rank_N/``.
 
-    For workers of other machines, whose logs are on those machines.
+    The files are error.json, last_lines.log and, after a hang, stacks.txt. For workers of other machines, whose logs
+    are on those machines.
     """
-    for exit_ in first_failure.failures(result.attempts[-1].exits) if result.attempts else ():
-        with contextlib.suppress(OSError):
-            target = folder / "failed" / f"rank_{exit_.rank}"
-            target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    exits = result.attempts[-1].exits if result.attempts else ()
+    with contextlib.suppress(OSError):
+        for exit_ in first_failure.failures(exits):
+            target = _failed_folder(folder, exit_)
             _write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
             write_error_file(exit_, str(target / "error.json"))
+        for exit_ in exits:
+            if exit_.stacks:
+                _write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
+
+
+def _failed_folder(folder: Path, exit_: WorkerExit) -> Path:
+    target = folder / "failed" / f"rank_{exit_.rank}"
+    target.mkdir(parents=True, exist_ok=True, mode=0o700)
+    return target
 
 
 def _write_whole(path: Path, text: str) -> None:

@@ -129,10 +129,12 @@ class SshHandle(AgentHandle):
                 with contextlib.suppress(OSError):  # The login has ended already; the failure contains its output.
                     send_all(channel, remote_start.first_input(self._start))
                 facts = remote_start.wait_for_facts(reader, lines)
+                if facts.failed:
+                    stream.exit_code(_EXIT_CODE_TIMEOUT_S)  # Reads the rest of stderr, which has the reason.
         except Exception as error:
             reason = _start_failure(error, self._stream)
             raise self._not_started(is_late.is_set(), reason, lines) from None
-        failure = remote_start.check_facts(str(self.host), facts, self._start)
+        failure = remote_start.check_facts(str(self.host), facts, self._start, tuple(lines))
         if failure:
             raise Unreachable(failure.cause, failure.message, failure.hint)
         self._pid = facts.pid

@@ -1,10 +1,11 @@
 """Ends as its argument for this rank says; a rank without one waits until it is stopped.
 
 ``exit_with.py 1=code:7 0=signal:9``, ``*=`` for all others. Kinds: code:N, signal:N, raise:TEXT, text:TEXT, segfault,
-when-told:N for signal N at SIGTERM;
+when-told:N for signal N at SIGTERM, linger:FILE for an exception whose atexit function creates FILE and waits;
 ``+FILE+`` before one waits for that file. Ends separated by commas are for one attempt each.
 """
 
+import atexit
 import ctypes
 import os
 import signal
@@ -39,6 +40,10 @@ def main() -> None:
         ctypes.string_at(0)
     elif kind == "raise":
         raise RuntimeError(value)
+    elif kind == "linger":
+        atexit.register(signal.pause)
+        atexit.register(open, value, "w")
+        raise RuntimeError("lingers")
     elif kind == "text":
         sys.exit(value)
     while True:

@@ -1,0 +1,122 @@
+"""Hints of the failure page: what the user can do about a failure that is well known.
+
+Runs in the launcher, at the end of a run. Pure. Only the exception's type and its first and last line are searched:
+any other text of a worker, as the source lines of a traceback, may contain any word.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.results import WorkerExit
+
+_MAX_COLUMNS = 2_000
+
+_LESS_MEMORY = "Use less memory per worker (batch size, DataLoader workers), or fewer workers."
+_RENAME = "If a file {0}.py lies beside the script, it hides the module {0}: rename it."
+
+_RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
+_ERROR_LINE = re.compile(r"[\w.]+(Error|Exception|Interrupt|Exit)\b|.{0,80}\b[Ee]rror: ")
+
+
+def _raised(types: str, message: str = "") -> str:
+    """Pattern for an exception of one of ``types`` whose message has ``message`` in its first line."""
+    return rf"^(?:[\w.]+\.)?(?:{types})" + (f":.*(?:{message})" if message else "(?::|$)")
+
+
+_HINTS = (
+    (
+        r"ddplaunch: .* needs a real GPU",
+        "A dry run does not simulate this; run this part on a machine with GPUs.",
+    ),
+    (
+        _raised(r"\w+", r"CUDA out of memory|HIP out of memory") + "|" + _raised("OutOfMemoryError"),
+        "The GPU's memory is full: lower the batch size, or look for other processes on the GPU (nvidia-smi).",
+    ),
+    (_raised("MemoryError") + "|" + _raised(r"\w+", r"[Cc]an't allocate memory|Cannot allocate memory"), _LESS_MEMORY),
+    (
+        _raised(
+            r"\w+",
+            r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available"
+            r"|Torch not compiled with CUDA|Found no NVIDIA driver|torch\.cuda\.is_available\(\) is False",
+        ),
+        "There is no usable GPU: let the script use the CPU and the backend gloo, or try it with --dry-run.",
+    ),
+    (
+        _raised(r"\w+", r"EADDRINUSE|[Aa]ddress already in use"),
+        "Another process listens on that port: leave out --master-port, or stop that process.",
+    ),
+    (
+        _raised("ModuleNotFoundError", r"; '(\w+)' is not a package")
+        + "|"
+        + _raised("AttributeError|ImportError", r"partially initialized module '(\w+)'")
+        + "|"
+        + _raised("AttributeError", rf"module '(torch|numpy|{'|'.join(sys.stdlib_module_names)})' has no attribute"),
+        _RENAME,
+    ),
+    (
+        _raised("ModuleNotFoundError|ImportError", "No module named"),
+        "The module is not installed in the Python environment that ran the script.",
+    ),
+    (
+        _raised("SyntaxError|IndentationError", r"\((?![^)]*\.py, )[^<()]+, line \d+\)"),
+        "If this is not a Python script, start it with --no-python.",
+    ),
+    (
+        r"^(?:[\w.]+: )?CUDA error: invalid device ordinal",
+        "There are more workers than GPUs: lower --nproc-per-node, or check CUDA_VISIBLE_DEVICES.",
+    ),
+    (
+        r"unrecognized arguments: --local[-_]rank",
+        "Leave out --pass-local-rank: this script has no such option and can read LOCAL_RANK.",
+    ),
+    (
+        r"arguments are required: .*--local[-_]rank",
+        "Put --pass-local-rank before the script: then the script gets --local-rank.",
+    ),
+    (
+        r"unrecognized arguments: -|[Nn]o such option: ?-",
+        "Options of ddplaunch stand before the script; what stands after it goes to the script.",
+    ),
+    (
+        _raised("ProcessRaisedException|ProcessExitedException"),
+        "If the script starts one process per GPU by itself (mp.spawn), call the function directly instead: ddplaunch "
+        "has started these processes, and RANK, LOCAL_RANK and WORLD_SIZE are in the environment.",
+    ),
+    (_raised("DistBackendError|RuntimeError", "NCCL|nccl"), "Set NCCL_DEBUG=INFO for more messages of NCCL."),
+    (
+        _raised(r"\w+", r"DataLoader worker .*(killed|exited)"),
+        "A DataLoader worker died, often because /dev/shm or the memory is too small.",
+    ),
+    (_raised(r"\w+", "Too many open files"), "Raise the limit of open files: ulimit -n."),
+    (_raised(r"\w+", "No space left on device"), "A disk is full, or /dev/shm is."),
+)
+
+
+def hint(first: WorkerExit) -> str:
+    """What can be done about the first failure; empty if that is not known."""
+    if first.out_of_memory == "perhaps":
+        return "If the kernel sent the signal, `dmesg` names the process; otherwise a user or a job scheduler sent it."
+    if first.out_of_memory == "yes":
+        return _LESS_MEMORY
+    text = _exception(first)
+    for pattern, words in _HINTS:
+        found = re.search(pattern, text, re.MULTILINE)
+        if found:
+            return words.format(*filter(None, found.groups()))
+    if first.returncode == -9 and not first.ended_by_stop:
+        return "SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."
+    return ""
+
+
+def _exception(first: WorkerExit) -> str:
+    """The first and last line of the exception's message; else the last error of the output, or its last line."""
+    if first.error:
+        lines = first.error.message.strip().splitlines()
+        return "\n".join(line[:_MAX_COLUMNS] for line in (*lines[:1], *lines[1:][-1:]))
+    lines = [_RANK_PREFIX.sub("", line[:_MAX_COLUMNS]) for line in first.tail]
+    errors = [line for line in lines if _ERROR_LINE.match(line)]
+    return (errors or lines or [""])[-1]

@@ -1,0 +1,109 @@
+"""Folds tracebacks on the console: of one event that stops all ranks, one traceback is shown and the other ranks named.
+
+Runs in the launcher, in the threads that read the agents' records. The log files keep every traceback. Lines of a
+traceback are held back until it is complete, for at most ``_HOLD_S``; all other lines pass.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.text import quote, ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.protocol.launcher_agent import Output
+
+_HOLD_S = 0.5
+_ONE_EVENT_S = 5.0
+"""Equal tracebacks of different ranks within this time are of one event."""
+
+_MAX_HELD_BYTES = 1 << 18
+
+_RANK = rb"(?:\[rank\d+\]: )?"  # Of torch's excepthook.
+_TITLE = rb"Traceback \(most recent call last\):\n"
+_BEGIN = re.compile(rb"^" + _RANK + _TITLE, re.MULTILINE)
+_WHOLE = re.compile(_RANK + _TITLE + rb"(?:" + _RANK + rb"(?:[ \t].*)?\n)*" + _RANK + rb"\S.*\n")
+_PREFIX = re.compile(rb"^" + _RANK, re.MULTILINE)
+
+_Key = tuple[int, bytes]
+
+
+class TracebackFolder:
+    """Passes output on to ``show``, without tracebacks that another rank has just shown; ``note`` names these ranks."""
+
+    def __init__(self, show: Callable[[Output, bytes], None], note: Callable[[str], None]) -> None:
+        self._show = show
+        self._note = note
+        self._lock = threading.Lock()
+        self._held: dict[int, tuple[Output, bytes]] = {}
+        self._shown: dict[_Key, tuple[int, float]] = {}
+        self._folded: dict[_Key, list[int]] = {}
+        self._is_timed = False
+
+    def output(self, header: Output, data: bytes) -> None:
+        """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""
+        with self._lock:
+            if header.rank in self._held:
+                header, held = self._held.pop(header.rank)
+                data = held + data
+            self._pass_on(header, data)
+            if (self._held or self._folded) and not self._is_timed:
+                self._is_timed = True
+                timer = threading.Timer(_HOLD_S, self.flush)
+                timer.daemon = True
+                timer.start()
+
+    def flush(self) -> None:
+        """Show what is held back, and name the ranks whose tracebacks were folded."""
+        with self._lock:
+            self._is_timed = False
+            for header, data in self._held.values():
+                self._show(header, data)
+            for (_, text), folded in self._folded.items():
+                exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
+                self._note(f"{ranks(folded)}: the same traceback ({quote(exception)})")
+            self._held, self._folded = {}, {}
+
+    def _pass_on(self, header: Output, data: bytes) -> None:
+        while begin := _BEGIN.search(data):
+            whole = _WHOLE.match(data, begin.start())
+            if whole is None and len(data) < _MAX_HELD_BYTES:
+                header = self._show_part(header, data[: begin.start()])
+                self._held[header.rank] = header, data[begin.start() :]
+                return
+            end = whole.end() if whole else len(data)
+            is_folded = whole is not None and self._is_folded(header, whole[0])
+            header = self._show_part(header, data[: begin.start() if is_folded else end])
+            data = data[end:]
+        if data or header.lost_lines:
+            self._show(header, data)
+
+    def _show_part(self, header: Output, data: bytes) -> Output:
+        """Show ``data``; returns the header of what follows."""
+        if data:
+            self._show(header, data)
+            return replace(header, lost_lines=0)
+        return header
+
+    def _is_folded(self, header: Output, traceback: bytes) -> bool:
+        """Whether another rank has just shown this traceback; then its ranks are noted."""
+        key, now = (header.attempt, _identity(traceback)), time.monotonic()
+        rank, shown_s = self._shown.get(key, (header.rank, 0.0))
+        if rank != header.rank and now < shown_s + _ONE_EVENT_S:
+            self._folded.setdefault(key, []).append(header.rank)
+            return True
+        self._shown = {key: shown for key, shown in self._shown.items() if now < shown[1] + _ONE_EVENT_S}
+        self._shown[key] = header.rank, now
+        return False
+
+
+def _identity(traceback: bytes) -> bytes:
+    """What two tracebacks of one event have in common. Ctrl-C interrupts each rank wherever it is."""
+    text = _PREFIX.sub(b"", traceback)
+    return b"KeyboardInterrupt\n" if text.endswith(b"\nKeyboardInterrupt\n") else text

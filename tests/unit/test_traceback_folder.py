@@ -1,0 +1,108 @@
+"""Of one event that stops all ranks, the console shows one traceback and names the other ranks; the rest passes."""
+
+from __future__ import annotations
+
+import itertools
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ddplaunch.launcher.display.traceback_folder import TracebackFolder
+from ddplaunch.protocol.launcher_agent import Output
+
+
+class Shown:
+    """A folder, and what it has shown: (rank, bytes) and notes."""
+
+    def __init__(self) -> None:
+        self.pieces: list[tuple[int, bytes]] = []
+        self.notes: list[str] = []
+        self.folder = TracebackFolder(lambda header, data: self.pieces.append((header.rank, data)), self.notes.append)
+
+    def write(self, rank: int, data: bytes, attempt: int = 0) -> None:
+        self.folder.output(Output("node1", rank, rank, "stderr", len(data), attempt=attempt), data)
+
+    def text(self, rank: int) -> bytes:
+        self.folder.flush()
+        return b"".join(data for owner, data in self.pieces if owner == rank)
+
+
+def raised(exception: str = "KeyError: 'lr'", rank: int | None = None, line: int = 4) -> bytes:
+    lines = [
+        "Traceback (most recent call last):",
+        f'  File "train.py", line {line}, in f',
+        "    x = a[b]",
+        "  ~~^^",
+        exception,
+    ]
+    prefix = "" if rank is None else f"[rank{rank}]: "
+    return "".join(f"{prefix}{text}\n" for text in lines).encode()
+
+
+@pytest.mark.parametrize("with_prefix", [False, True])
+def test_equal_tracebacks_are_shown_once(with_prefix: bool) -> None:
+    shown = Shown()
+    for rank in range(8):
+        shown.write(rank, b"before\n" + raised(rank=rank if with_prefix else None) + b"after\n")
+    assert shown.text(0) == b"before\n" + raised(rank=0 if with_prefix else None) + b"after\n"
+    assert {shown.text(rank) for rank in range(1, 8)} == {b"before\nafter\n"}
+    assert shown.notes == ["ranks 1-7: the same traceback (KeyError: 'lr')"]
+
+
+def test_ctrl_c_interrupts_each_rank_elsewhere_and_is_one_event() -> None:
+    shown = Shown()
+    for rank in range(4):
+        shown.write(rank, raised("KeyboardInterrupt", line=rank))
+    assert shown.text(0) == raised("KeyboardInterrupt", line=0)
+    assert [shown.text(rank) for rank in range(1, 4)] == [b"", b"", b""]
+    assert shown.notes == ["ranks 1-3: the same traceback (KeyboardInterrupt)"]
+
+
+def test_other_tracebacks_are_all_shown() -> None:
+    shown = Shown()
+    shown.write(0, raised())
+    shown.write(0, raised())
+    shown.write(1, raised(line=5))
+    shown.write(2, raised("ValueError"))
+    shown.write(1, raised(), attempt=1)
+    assert [shown.text(rank) for rank in range(3)] == [raised() * 2, raised(line=5) + raised(), raised("ValueError")]
+    assert shown.notes == []
+
+
+def test_of_a_chain_each_traceback_is_folded() -> None:
+    chain = (
+        raised("KeyError: 1") + b"\nDuring handling of the above exception, another exception occurred:\n\n" + raised()
+    )
+    shown = Shown()
+    shown.write(0, chain)
+    shown.write(1, chain)
+    assert (shown.text(0), b"Traceback" in shown.text(1)) == (chain, False)
+
+
+def test_a_traceback_that_does_not_end_is_shown_in_time() -> None:
+    shown = Shown()
+    shown.write(0, raised()[:60])
+    assert shown.pieces == []
+    assert shown.text(0) == raised()[:60]
+    shown.write(0, raised()[60:])
+    assert shown.text(0) == raised()
+
+
+@given(st.lists(st.integers(0, 400), max_size=5), st.sampled_from([b"\n", b"\r\n", b""]))
+def test_one_ranks_bytes_are_passed_on_in_whatever_pieces_they_come(cuts: list[int], end: bytes) -> None:
+    data = (
+        b"  + Exception Group Traceback (most recent call last):\n"
+        + raised()
+        + b"more"
+        + end
+        + raised(rank=3)
+        + b"Traceback"
+    )
+    shown = Shown()
+    places = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
+    for start, stop in itertools.pairwise(places):
+        shown.write(3, data[start:stop])
+    assert shown.text(3) == data
+    assert not re.search("same", "".join(shown.notes))
