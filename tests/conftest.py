@@ -112,6 +112,12 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         call.excinfo = pytest.ExceptionInfo.from_exception(AssertionError(f"skipped on CI: {call.excinfo.value}"))
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    from tests.support.scheduling import order
+
+    items.sort(key=order)
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     from tests.support.scheduling import Scheduling
