@@ -23,7 +23,6 @@ from ddplaunch.protocol.queries import (
 )
 from ddplaunch.protocol.specs import Program
 from ddplaunch.system import devices
-from ddplaunch.worker.network_check import TURNS, round_robin_partner
 
 LOOK = NodeReport(
     python="3.11.7",
@@ -135,6 +134,8 @@ def test_sizes_have_a_unit(size: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])
 def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> None:
+    from ddplaunch.worker.network_check import TURNS, round_robin_partner  # Imports torch.
+
     by_rank = [list(round_robin_partner(rank, world)) for rank in range(world)]
     for turn in zip(*by_rank, strict=True):
         for rank, partner in enumerate(turn):

@@ -8,6 +8,7 @@ compared, which method calls which how often, what is mocked; and Windows.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 
@@ -187,20 +188,24 @@ def _kept(docstring: str) -> Ids:
     return found
 
 
-REFERENCES = {where: _kept(text) for where, text in _docstrings() if not where.startswith("test_conformance.py")}
+@functools.cache
+def references() -> dict[str, Ids]:
+    return {where: _kept(text) for where, text in _docstrings() if not where.startswith("test_conformance.py")}
+
+
 TOLD: Ids = {(name, number) for rows in DIFFERENCES.values() for name, numbers in rows.items() for number in numbers}
 ALL: Ids = {(name, number) for name, promises in PROMISES.items() for number in promises}
 
 
 @pytest.mark.parametrize("name", PROMISES)
 def test_every_promise_is_kept_by_a_test_or_told_as_a_difference(name: str) -> None:
-    kept = set().union(*REFERENCES.values())
+    kept = set().union(*references().values())
     missing = sorted(number for other, number in ALL - kept - TOLD if other == name)
     assert {number: PROMISES[name][number] for number in missing} == {}
 
 
 def test_tests_name_promises_that_there_are() -> None:
-    assert {where: sorted(ids - ALL) for where, ids in REFERENCES.items() if not ids or ids - ALL} == {}
+    assert {where: sorted(ids - ALL) for where, ids in references().items() if not ids or ids - ALL} == {}
     assert TOLD <= ALL
 
 

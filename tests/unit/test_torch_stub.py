@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import re
 import socket
@@ -14,7 +15,6 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import torch.distributed as real
 
 from tests.conftest import STUBS
 
@@ -51,20 +51,26 @@ class Place:
         self._listener.close()
 
 
-@pytest.fixture(params=[real.TCPStore, stub.TCPStore], ids=["torch", "stub"])
-def place(request: pytest.FixtureRequest) -> Iterator[Place]:
-    place = Place(request.param)
+@pytest.fixture(scope="module")
+def real() -> ModuleType:
+    """Not imported where tests are only collected."""
+    return importlib.import_module("torch.distributed")
+
+
+@pytest.fixture(params=["torch", "stub"])
+def place(request: pytest.FixtureRequest, real: ModuleType) -> Iterator[Place]:
+    place = Place(real.TCPStore if request.param == "torch" else stub.TCPStore)
     yield place
     place.close()
 
 
-def test_a_store_is_made_with_the_same_arguments() -> None:
+def test_a_store_is_made_with_the_same_arguments(real: ModuleType) -> None:
     text = real.TCPStore.__init__.__doc__ or ""
     theirs = re.findall(r"(\w+): ", text.partition("(self: ")[2].partition("->")[0])
     assert theirs == list(signature(stub.TCPStore).parameters)
 
 
-def test_the_stub_has_nothing_that_torch_does_not_have() -> None:
+def test_the_stub_has_nothing_that_torch_does_not_have(real: ModuleType) -> None:
     for name in vars(stub.TCPStore):
         assert name.startswith("_") or hasattr(real.TCPStore, name), name
     assert issubclass(real.DistNetworkError, RuntimeError)
