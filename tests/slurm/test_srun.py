@@ -43,7 +43,6 @@ def job_of(slurm: Slurm, name: str) -> str:
     return wait_until(lambda: slurm.run("squeue", "--noheader", "--name", name, "--format=%i").strip())
 
 
-@pytest.mark.torch
 def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
     script.write_text(SUM)
     done = srun(slurm, "-N3 --ntasks-per-node=1", "-v", "--nproc-per-node", "2", script).finish()
