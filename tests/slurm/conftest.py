@@ -30,7 +30,7 @@ def slurm(whole_slurm: Slurm) -> Iterator[Slurm]:
     yield whole_slurm
     whole_slurm.run("scancel", "--user", "root")
     with contextlib.suppress(TimeoutError):
-        wait_until(lambda: not whole_slurm.leftovers() and whole_slurm.is_idle, _VANISH_S)
+        wait_until(lambda: not whole_slurm.leftovers() and whole_slurm.is_idle, _VANISH_S, "", cluster.ASK_S)
     left = whole_slurm.leftovers()
     if left:
         pytest.fail(f"left running on nodes: {left}")

@@ -14,7 +14,7 @@ from tests.process.test_nodes_meet import SUM, WAIT
 from tests.slurm.test_srun import job_of, sums
 from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import PROGRAMS, ROOT, TIMEOUT_S, Running, command
-from tests.support.slurm import Slurm
+from tests.support.slurm import ASK_S, Slurm
 
 pytestmark = pytest.mark.slurm
 
@@ -81,8 +81,10 @@ def test_the_template_for_sbatch_works_as_it_stands(slurm: Slurm, script: Path, 
     options = ["--parsable", "--nodes=2", "--output", str(log)]
     sbatch = slurm.start(["sbatch", *options, template, "--nproc-per-node", "1", script], env=env).finish()
     assert sbatch.returncode == 0, sbatch.err
-    wait_until(lambda: "JobState=COMP" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), TIMEOUT_S)
-    wait_until(lambda: slurm.is_idle)
+    wait_until(
+        lambda: "JobState=COMP" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), TIMEOUT_S, "", ASK_S
+    )
+    wait_until(lambda: slurm.is_idle, TIMEOUT_S, "", ASK_S)
     text = log.read_text()
     assert "ExitCode=0:0" in slurm.run("scontrol", "show", "job", sbatch.out.strip()), text
     assert [line.split()[:2] for _, line in sums(text)] == [["2", "0"], ["2", "1"]]

@@ -12,7 +12,7 @@ from tests.process.test_nodes_meet import WAIT
 from tests.slurm.test_allocation import launcher_pid, salloc
 from tests.support.processes import wait_until
 from tests.support.runs import TIMEOUT_S
-from tests.support.slurm import Slurm
+from tests.support.slurm import ASK_S, Slurm
 
 pytestmark = pytest.mark.slurm
 
@@ -31,5 +31,5 @@ def test_a_node_that_slurm_sets_down_and_one_that_dies_are_left_out(slurm: Slurm
         assert running.finish().returncode == 130
     finally:
         slurm.start_slurmd(slurm.lab["node02"])
-        slurm.run("scontrol", "update", "NodeName=node03", "State=RESUME")
-        wait_until(lambda: slurm.is_idle, TIMEOUT_S)
+        # ReturnToService=2: node03 comes back by itself.
+        wait_until(lambda: slurm.is_idle, TIMEOUT_S, "", ASK_S)

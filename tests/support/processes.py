@@ -12,8 +12,8 @@ from typing import TypeVar
 T = TypeVar("T")
 
 
-def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "") -> T:
-    """Poll ``condition`` until it is truthy and return its value.
+def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", pause_s: float = 0.01) -> T:
+    """Poll ``condition``, with pauses, until it is truthy and return its value.
 
     Raises:
         TimeoutError: it never was within ``timeout_s``.
@@ -25,7 +25,7 @@ def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = 
             return value
         if time.monotonic() > deadline:
             raise TimeoutError(what or f"{condition} not met within {timeout_s} s")
-        time.sleep(0.01)
+        time.sleep(pause_s)
 
 
 def pass_on_no_ignored_signals() -> None:

@@ -25,6 +25,9 @@ _PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scancel", "sinf
 _PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"))
 _UP_S = 30.0
 
+ASK_S = 0.2
+"""Between two questions to SLURM: each is a process."""
+
 
 def why_not() -> str:
     """Why there can be no SLURM here; empty if there can."""
@@ -111,7 +114,7 @@ class Slurm:
         self._daemon([*self.lab.prefix, "slurmctld", "-D", "-f", str(self.conf)])
         for node in self.lab.nodes:
             self.start_slurmd(node)
-        wait_until(lambda: self.is_idle, _UP_S, f"SLURM does not come up, see {self.lab.folder}")
+        wait_until(lambda: self.is_idle, _UP_S, f"SLURM does not come up, see {self.lab.folder}", ASK_S)
 
     @property
     def is_idle(self) -> bool:
@@ -171,7 +174,8 @@ class Batch:
 
     def wait_in(self, state: str) -> None:
         """Wait until it is in this state."""
-        wait_until(lambda: self.field("JobState") == state, TIMEOUT_S, f"job {self.id} does not get {state}")
+        what = f"job {self.id} does not get {state}"
+        wait_until(lambda: self.field("JobState") == state, TIMEOUT_S, what, ASK_S)
 
     @property
     def text(self) -> str:
