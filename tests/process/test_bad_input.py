@@ -173,30 +173,35 @@ def test_two_runs_at_once_with_the_same_options_do_not_touch_each_other() -> Non
 # Error files.
 
 
-@pytest.mark.parametrize(
-    ("kind", "message"),
-    [
-        ("missing", None),
-        ("empty", "cannot be parsed"),
-        ("truncated", "cannot be parsed"),
-        ("huge", r"1073741824 bytes, which is too many"),
-        ("not JSON", "cannot be parsed"),
-        ("not an object", "cannot be parsed"),
-        ("another schema", r"a.*None"),
-        ("deep", "cannot be parsed"),
-        ("invalid UTF-8", "cannot be parsed"),
-        ("control characters", "wiped"),
-        ("symlink", "cannot be read"),
-        ("FIFO", "not a regular file"),
-        ("directory", "not a regular file"),
-    ],
-)
-def test_a_bad_error_file_is_told_of_and_breaks_nothing(kind: str, message: str | None) -> None:
+ERROR_FILES = {
+    "missing": None,
+    "empty": "cannot be parsed",
+    "truncated": "cannot be parsed",
+    "huge": r"1073741824 bytes, which is too many",
+    "not JSON": "cannot be parsed",
+    "not an object": "cannot be parsed",
+    "another schema": r"a.*None",
+    "deep": "cannot be parsed",
+    "invalid UTF-8": "cannot be parsed",
+    "symlink": "cannot be read",
+    "FIFO": "not a regular file",
+    "directory": "not a regular file",
+    "control characters": "wiped",  # The last, of which the page tells too.
+}
+"""What a worker leaves in place of one that is right, and what is told of it."""
+
+
+def test_bad_error_files_are_told_of_and_break_nothing() -> None:
     """torchrun: errors_api_test 1."""
-    finished = run(*SPAWN, PROGRAMS / "leave_error_file.py", kind)
+    options = (*SPAWN, "--max-restarts", str(len(ERROR_FILES) - 1))
+    finished = run(*options, PROGRAMS / "leave_error_file.py", ",".join(ERROR_FILES))
     assert finished.returncode == 3, finished.err
-    error = finished.report["first_failure"]["error"]
-    assert error is None if message is None else re.search(message, error["message"])
+    for attempt, (kind, message) in zip(finished.report["attempts"], ERROR_FILES.items(), strict=True):
+        (exit_,) = attempt["exits"]
+        error = exit_["error"]
+        assert exit_["returncode"] == 3
+        assert error is None if message is None else re.search(message, error["message"]), kind
+    assert finished.report["first_failure"]["error"]["message"] == exit_["error"]["message"]
     assert "Traceback" not in finished.err
     assert not re.search("[\x07\x1b\x9b]", finished.err), "a worker must not steer the user's terminal"
 

@@ -1,4 +1,4 @@
-"""Makes a bad error file of the kind its argument names, then fails with exit code 3."""
+"""Makes a bad error file of the kind its argument names, one for each attempt, then fails with exit code 3."""
 
 import glob
 import os
@@ -44,5 +44,6 @@ KINDS = {
     "FIFO": lambda: os.mkfifo(path),
     "directory": lambda: os.mkdir(path),
 }
-KINDS[sys.argv[1]]()
+kinds = sys.argv[1].split(",")
+KINDS[kinds[int(os.environ["TORCHELASTIC_RESTART_COUNT"])]]()
 sys.exit(3)
