@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes import command_line, is_alive
-from tests.support.runs import PROGRAMS, Finished, Running, run, start
+from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
 READY = PROGRAMS / "dump_environ.py"
 
@@ -20,7 +20,7 @@ def modules(folder: Path, **sources: str) -> dict[str, str]:
     folder.mkdir(exist_ok=True)
     for name, source in sources.items():
         (folder / f"{name}.py").write_text(source)
-    return {"PYTHONPATH": os.pathsep.join(filter(None, (str(folder), str(PROGRAMS.parents[2]))))}
+    return {"PYTHONPATH": os.pathsep.join((str(folder), environment()["PYTHONPATH"]))}
 
 
 def outputs(finished: Finished, attempt: int = 0) -> list[str]:

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from tests.support.programs import endings
-from tests.support.runs import PROGRAMS, ROOT, Finished, run
+from tests.support.runs import PROGRAMS, Finished, environment, run
 
 PROBE = PROGRAMS / "probe.py"
 UNUSUAL = (sys.executable, str(PROGRAMS / "unusual.py"))
@@ -162,7 +162,7 @@ def test_it_is_the_same_where_little_is_as_usual(start_method: str) -> None:
 
 def test_the_users_search_path_is_kept_whole(start_method: str, tmp_path: Path) -> None:
     """Also its first entry, where the script's folder is not to be put before it (``python -P``)."""
-    path = os.pathsep.join([str(tmp_path), str(ROOT), "relative"])
+    path = os.pathsep.join([str(tmp_path), environment()["PYTHONPATH"], "relative"])
     seen = compare(start_method, PROBE, env={"PYTHONSAFEPATH": "1", "PYTHONPATH": path})
     assert seen["sys"]["path"][0] == str(tmp_path if sys.version_info >= (3, 11) else PROGRAMS)
 

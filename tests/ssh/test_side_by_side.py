@@ -17,8 +17,8 @@ pytestmark = pytest.mark.ssh
 NODE_LOST = 84
 
 
-def test_32_hosts_behind_a_jump_host_that_lets_in_few_at_a_time_are_asked_while_a_job_runs(make_lab, tmp_path: Path):
-    ports = range(2200, 2208)
+def test_16_hosts_behind_a_jump_host_that_lets_in_few_at_a_time_are_asked_while_a_job_runs(make_lab, tmp_path: Path):
+    ports = range(2200, 2204)
     lab = make_lab(5, node1=NodeOptions(max_startups="10:30:100"), default=NodeOptions(ports=ports))
     targets = [
         lab.config_of(node, f"target{n}x{port}", port) + "  ProxyJump node1\n"
@@ -27,8 +27,8 @@ def test_32_hosts_behind_a_jump_host_that_lets_in_few_at_a_time_are_asked_while_
     ]
     lab.ssh_config.write_text(lab.config_of(lab["node1"]) + "".join(targets))
     names = [text.split()[1] for text in targets]
-    running = rounds(lab, tmp_path / "end", "--rdzv-id", "behind", hosts=",".join(names[::16]))
-    wait_for_world(running, 0, ",".join(names[::16]))
+    running = rounds(lab, tmp_path / "end", "--rdzv-id", "behind", hosts=",".join(names[::8]))
+    wait_for_world(running, 0, ",".join(names[::8]))
     seen = job(lab, "--ps", hosts=",".join(names)).finish()
     assert seen.returncode == 0, seen.err
     assert re.search(r"^behind +runs +lab,target\[0,2\]x2200 +1 launcher, 2 agents, ", seen.out, re.MULTILINE)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.nodes import NodeOptions
-from tests.support.runs import ROOT
+from tests.support.runs import environment
 from tests.support.ssh_jobs import job
 
 pytestmark = pytest.mark.ssh
@@ -42,7 +42,7 @@ def test_the_culprit_is_named_by_the_order_of_events_and_not_by_any_clock(make_l
     lab = make_lab(2, node1=clock(3600), node2=clock(-3600))
     (tmp_path / "sitecustomize.py").write_text(CLOCK)
     (tmp_path / "fails.py").write_text(SCRIPT)
-    path = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "PYTHONDONTWRITEBYTECODE": "1"}
+    path = {"PYTHONPATH": f"{tmp_path}:{environment()['PYTHONPATH']}", "PYTHONDONTWRITEBYTECODE": "1"}
     options = ("--start-method", "spawn", tmp_path / "fails.py")
     running = job(lab, *options, hosts="node1:slots=2,node2:slots=1", extra=path)
     apart_s = [float(match[1]) for match in running.wait_for(r"ready (\S+)", 3)]
