@@ -168,8 +168,8 @@ def first_input(start: RemoteStart) -> bytes:
     values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
     values["first_record_s"] = _FIRST_RECORD_S
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
-    # Texts and numbers: their JSON in ASCII is also a Python literal.
-    env[START_VARIABLE] = f"start = {json.dumps(values)}\n{_STARTER}"
+    # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
+    env[START_VARIABLE] = f"start = {values!a}\n{_STARTER}"
     lines = [f"export {name}={shlex.quote(value)}" for name, value in env.items()]
     python = shlex.quote(start.python)
     run = f"""exec {python} -c 'import os; exec(os.environ.pop("{START_VARIABLE}"))'"""

@@ -53,6 +53,18 @@ def test_an_agent_without_a_first_record_ends_by_itself(tmp_path):
     assert 0 < int(done.stdout.splitlines()[-1]) <= remote_start._FIRST_RECORD_S
 
 
+def test_a_folder_and_a_script_of_any_name_are_found(tmp_path):
+    folder = tmp_path / "\U0001f600 'é' \udcff"
+    folder.mkdir()
+    (folder / "\U0001f680.py").touch()
+    start = RemoteStart(python=sys.executable, cwd=str(folder), script="\U0001f680.py", entry="no_such_module")
+    command = ["sh", "-c", remote_start.COMMAND]
+    done = subprocess.run(command, input=remote_start.first_input(start), capture_output=True)
+    facts = [remote_start.read_facts(line) for line in done.stdout.splitlines(keepends=True)][-1]
+    assert facts, done.stderr
+    assert (facts.directory, facts.has_script) == ("", True)
+
+
 def test_only_a_line_with_all_marks_of_an_answer_is_one():
     line = remote_start.FACTS_PREFIX + b'{"pid": 7, "host": "h", "python": "3.12.1"}\n'
     assert remote_start.read_facts(line) == NodeFacts(pid=7, host="h", python="3.12.1")
