@@ -93,4 +93,5 @@ def _exit_code(
         return 128 + signals[0] if signals else errors.NODE_LOST
     if first is None:
         return errors.PROCESSES_LEFT if left_running else errors.HUNG if hung else errors.NODE_LOST
-    return first_failure.exit_code(first)
+    # A broken agent may report the failure of a worker that ended by exit code 0.
+    return first_failure.exit_code(first) or 1

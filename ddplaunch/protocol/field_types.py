@@ -5,6 +5,8 @@ Used in annotations only. Another process may be broken or hostile: what it send
 
 from __future__ import annotations
 
+import math
+import signal
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -21,6 +23,34 @@ class Limit:
     description: str
     accepts: Callable[[Any], bool]
 
+
+def between(least: int, most: int) -> Limit:
+    """Accepts the numbers from ``least`` to ``most``."""
+    return Limit(f"a number from {least} to {most}", lambda number: bool(least <= number <= most))
+
+
+def at_most(count: int) -> Limit:
+    """Accepts tuples of up to ``count`` items."""
+    return Limit(f"at most {count} items", lambda items: len(items) <= count)
+
+
+Count = Annotated[int, between(0, 1 << 24)]
+"""A rank, or a number of workers, nodes or attempts: the reader may make a list of so many."""
+
+Port = Annotated[int, between(0, 65535)]
+Size = Annotated[int, between(0, 1 << 60)]
+"""A number of bytes."""
+
+ReturnCode = Annotated[int, between(-64, 255)]
+"""As in ``subprocess``: an exit code, or minus the number of a signal."""
+
+Failure = Annotated[int, between(1, 255)]
+"""The exit code of a failure."""
+
+SignalNumber = Annotated[int, Limit("the number of a signal", set(signal.Signals).__contains__)]
+
+Seconds = Annotated[float, Limit("a finite number", math.isfinite)]
+"""A time or duration that is shown, or written to report.json."""
 
 OneLine = Annotated[str, Limit("one line of printable text", str.isprintable)]
 """A name, address or sentence that is shown: it cannot steer the terminal or forge a line."""

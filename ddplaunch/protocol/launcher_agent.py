@@ -11,7 +11,7 @@ from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
-from ddplaunch.protocol.field_types import OneLine
+from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, SignalNumber
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -106,7 +106,7 @@ class AgentReady:
     """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
 
     pid: int
-    local_world_size: int
+    local_world_size: Count
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class EndpointOpen:
 
     token: str
     addresses: tuple[OneLine, ...]
-    port: int
+    port: Port
 
 
 @dataclass(frozen=True)
@@ -136,13 +136,13 @@ class AttemptStarted:
     ``pids`` is in order of local rank; the first worker has rank ``first_rank``.
     """
 
-    attempt: int
-    world_size: int
+    attempt: Count
+    world_size: Count
     master_addr: OneLine
-    master_port: int
+    master_port: Port
     pids: tuple[int, ...]
-    node_rank: int
-    first_rank: int
+    node_rank: Count
+    first_rank: Count
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ class WorkerActivity:
     again; ``finished``: the attempt ends.
     """
 
-    attempt: int
+    attempt: Count
     state: ActivityState
 
 
@@ -189,7 +189,7 @@ class AgentSignalled:
     On any signal but SIGUSR1 and SIGUSR2, the agent also stops its workers.
     """
 
-    signum: int
+    signum: SignalNumber
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ class AgentFailed:
 
     message: str
     hint: str
-    exit_code: int
+    exit_code: Failure
 
 
 @dataclass(frozen=True)

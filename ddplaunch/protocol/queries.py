@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from ddplaunch.protocol.field_types import OneLine
+from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
 from ddplaunch.protocol.specs import Program
 
 Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
@@ -48,9 +48,9 @@ class RunOnHost:
     """
 
     run_tag: OneLine
-    counts: tuple[tuple[Kind, int], ...]
-    age_s: float
-    memory_bytes: int
+    counts: tuple[tuple[Kind, Count], ...]
+    age_s: Seconds
+    memory_bytes: Size
     launcher_alive: bool
 
 
@@ -117,13 +117,13 @@ class NodeReport:
     cuda: OneLine
     gpus: tuple[OneLine, ...]
     gpu_users: tuple[GpuUser, ...]
-    shm_free_bytes: int | None
+    shm_free_bytes: Size | None
     open_files: tuple[int, int]
     address: OneLine
     name: OneLine
-    name_s: float
+    name_s: Seconds
     addresses: tuple[OneLine, ...]
-    port: int
+    port: Port
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class GetTime:
 class NodeTime:
     """Agent to launcher, in answer to GetTime: the node's clock, in seconds since the epoch."""
 
-    time_s: float
+    time_s: Seconds
 
 
 @dataclass(frozen=True)

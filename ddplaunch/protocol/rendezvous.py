@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol.field_types import OneLine
+from ddplaunch.protocol.field_types import Count, OneLine, Port
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
@@ -24,20 +24,20 @@ class NodeJoined:
         attempt: the lowest round number that this node has not used in any rendezvous.
     """
 
-    node_index: int
+    node_index: Count
     host: OneLine
-    local_world_size: int
+    local_world_size: Count
     server_address: OneLine = ""
-    attempt: int = 0
+    attempt: Count = 0
 
 
 @dataclass(frozen=True)
 class StoreListens:
     """First node of round ``attempt`` to coordinator, in answer to ListenForStore: address of the workers' store."""
 
-    attempt: int
+    attempt: Count
     address: OneLine
-    port: int
+    port: Port
 
 
 @dataclass(frozen=True)
@@ -47,8 +47,8 @@ class WorkerFailed:
     A worker failed, the node could not run its workers, or somebody stopped the node.
     """
 
-    node_index: int
-    attempt: int
+    node_index: Count
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ class NodeEnded:
         reason: why the node was stopped, if it knows more than that its launcher ordered it.
     """
 
-    node_index: int
-    attempt: int
+    node_index: Count
+    attempt: Count
     failed: bool = False
     stopped: bool = False
     cause: WorkerExit | None = None
@@ -74,7 +74,7 @@ class NodeEnded:
 class NodeLeft:
     """Node to coordinator, last: the node leaves the run, after the verdict or because its agent ends."""
 
-    node_index: int
+    node_index: Count
 
 
 # Coordinator to node.
@@ -88,8 +88,8 @@ class WaitingNodes:
     """
 
     hosts: OneLine
-    count: int
-    missing: int
+    count: Count
+    missing: Count
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ class ListenForStore:
     ``address`` is the one at which other nodes have connected to that node; empty if none has.
     """
 
-    attempt: int
+    attempt: Count
     address: OneLine = ""
 
 
@@ -121,7 +121,7 @@ class RoundFormed:
 class StopRound:
     """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
 
-    attempt: int
+    attempt: Count
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RoundVerdict:
         cause: the first failure of a worker on any node; None if none failed.
     """
 
-    attempt: int
+    attempt: Count
     will_restart: bool
     failed: bool
     stopped: bool = False

@@ -7,10 +7,11 @@ in ``*_s`` are durations.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.protocol.field_types import OneLine
+from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
 
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
@@ -27,15 +28,15 @@ class Round:
         first_rank: rank of this node's first worker.
     """
 
-    attempt: int
-    restart_count: int
-    node_rank: int
-    nnodes: int
-    first_rank: int
-    local_world_size: int
-    world_size: int
+    attempt: Count
+    restart_count: Count
+    node_rank: Count
+    nnodes: Count
+    first_rank: Count
+    local_world_size: Count
+    world_size: Count
     master_addr: OneLine
-    master_port: int
+    master_port: Port
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,7 @@ class WorkerError:
 
     message: str
     traceback: str
-    time_s: float
+    time_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -73,14 +74,14 @@ class WorkerExit:
         stacks: after a hang, from a node on another machine: the end of the worker's ``stacks.txt``.
     """
 
-    rank: int
-    local_rank: int
+    rank: Count
+    local_rank: Count
     host: OneLine
     pid: int
-    returncode: int
+    returncode: ReturnCode
     stopped: bool
-    time_s: float
-    duration_s: float
+    time_s: Seconds
+    duration_s: Seconds
     error: WorkerError | None = None
     out_of_memory: Certainty = "no"
     ended_by_stop: bool = False
@@ -96,7 +97,7 @@ class AttemptResult:
     """The end of one attempt, on one node or on all.
 
     Attributes:
-        exits: ends of the workers, in rank order.
+        exits: ends of the workers, in rank order; sent for one node only.
         will_restart: another attempt follows.
         reason: why the attempt ended, if no worker's failure ended it, or why no restart follows; empty otherwise.
         cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.
@@ -106,10 +107,10 @@ class AttemptResult:
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
     """
 
-    attempt: int
+    attempt: Count
     outcome: Outcome
-    exits: tuple[WorkerExit, ...]
-    duration_s: float
+    exits: Annotated[tuple[WorkerExit, ...], at_most(MAX_SLOTS_PER_HOST)]
+    duration_s: Seconds
     will_restart: bool = False
     reason: str = ""
     cause: WorkerExit | None = None

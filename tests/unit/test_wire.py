@@ -6,6 +6,7 @@ import dataclasses
 import io
 import json
 import os
+import signal
 import types
 import typing
 from typing import Any
@@ -14,10 +15,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.protocol import launcher_agent, rendezvous, wire
-from ddplaunch.protocol.field_types import Limit, OneLine
-from ddplaunch.protocol.launcher_agent import Notice, Output, PassSignal, StopWorkers
+from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
+from ddplaunch.protocol.field_types import Limit
+from ddplaunch.protocol.launcher_agent import (
+    FROM_AGENT,
+    AgentFailed,
+    AgentSignalled,
+    AttemptEnded,
+    AttemptStarted,
+    Notice,
+    Output,
+    PassSignal,
+    StopWorkers,
+)
+from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.protocol.rendezvous import NodeJoined
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import WorkerSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
 
@@ -43,8 +56,19 @@ SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
 }
 
 
+def limit_of(kind: Any) -> Limit:
+    return typing.get_args(kind)[1]
+
+
 LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
-    typing.get_args(OneLine)[1]: TEXT.filter(str.isprintable),
+    limit_of(field_types.OneLine): TEXT.filter(str.isprintable),
+    limit_of(field_types.Count): st.integers(0, 1 << 24),
+    limit_of(field_types.Port): st.integers(0, 65535),
+    limit_of(field_types.Size): st.integers(0, 1 << 60),
+    limit_of(field_types.ReturnCode): st.integers(-64, 255),
+    limit_of(field_types.Failure): st.integers(1, 255),
+    limit_of(field_types.SignalNumber): st.sampled_from([int(signum) for signum in signal.Signals]),
+    limit_of(field_types.Seconds): st.floats(allow_nan=False, allow_infinity=False),
 }
 """Values within each limit of a field."""
 
@@ -61,7 +85,7 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values(arg) for arg in args])
     if origin is typing.Annotated:
-        return LIMITED[args[1]]
+        return LIMITED[args[1]] if args[1] in LIMITED else values(args[0])
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is frozenset:
@@ -110,6 +134,31 @@ def test_what_an_environment_may_hold_fits_into_a_line() -> None:
     line = encode(WorkerSpec(tag="0", how="exec", argv=(), env=env))
     assert len(line) < wire.MAX_LINE_BYTES
     assert decode(line, (WorkerSpec,)).env == env
+
+
+EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        AttemptStarted(0, 10**9, "127.0.0.1", 29500, (), 0, 0),
+        AgentSignalled(10**9),
+        AgentSignalled(0),
+        AgentFailed("", "", 0),
+        AgentFailed("", "", 256),
+        AttemptEnded(AttemptResult(0, "failed", (dataclasses.replace(EXIT, returncode=256),), 0.0)),
+        AttemptEnded(AttemptResult(0, "failed", (dataclasses.replace(EXIT, time_s=float("nan")),), 0.0)),
+        AttemptEnded(AttemptResult(0, "failed", (EXIT,) * 4097, 0.0)),
+        AttemptEnded(AttemptResult(-1, "failed", (), 0.0)),
+        RunsFound("m", (RunOnHost(run_tag="r", counts=(), age_s=1.0, memory_bytes=10**400, launcher_alive=True),)),
+        RunsFound("m", (RunOnHost(run_tag="r", counts=(), age_s=float("inf"), memory_bytes=1, launcher_alive=True),)),
+    ],
+    ids=range(11),
+)
+def test_a_value_that_would_mislead_the_launcher_is_refused(record: object) -> None:
+    with pytest.raises(ProtocolError):
+        decode(encode(record), FROM_AGENT)
 
 
 @pytest.mark.parametrize("host", ["a\nb", "\x1b]0;owned\x07", "\x9b31m", "\u202e", "\udcff"])
