@@ -5,10 +5,10 @@ Runs in the launcher. Reads the hostfile and the env file; starts nothing.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
+from ddplaunch.cluster.hostfile import read_input
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE
 from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import OptionError, UsageError
@@ -87,6 +87,6 @@ def _env_file_text(path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return read_input(path).decode()
     except (OSError, ValueError) as error:
         raise OptionError("--env-file", path, getattr(error, "strerror", None) or "is not UTF-8 text") from None

@@ -7,7 +7,9 @@ Runs in the launcher. ``options`` declares the options, ``parser`` parses them a
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import signal
 import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -24,6 +26,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 INTERRUPTED = 130
+PIPE_CLOSED = 128 + signal.SIGPIPE
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
+"""Errors of a write to stdout."""
 
 EXAMPLES = """Start, watch and stop the workers of a PyTorch DDP job, in place of torchrun.
 
@@ -162,8 +168,34 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         return INTERNAL
 
 
+def _parse(argv: Sequence[str] | None) -> Any:
+    """The configuration of a run; or run another command, --help or --version, and return its exit code.
+
+    Raises:
+        LaunchError: stdout cannot be written.
+    """
+    try:
+        return command.main(argv, prog_name="ddplaunch", standalone_mode=False)
+    except SystemExit:  # click's answer to a closed pipe, and the end of shell completion.
+        if "_DDPLAUNCH_COMPLETE" in os.environ:
+            raise
+        _discard_stdout()
+        return PIPE_CLOSED
+    except OSError as error:
+        if error.filename is not None or error.errno not in _FULL:
+            raise
+        _discard_stdout()
+        raise LaunchError(f"stdout cannot be written: {error.strerror}") from None
+
+
+def _discard_stdout() -> None:
+    """Make stdout /dev/null: what its buffer still holds must not fail again at the exit of the interpreter."""
+    with contextlib.suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+
+
 def _run(argv: Sequence[str] | None) -> int:
-    config = command.main(argv, prog_name="ddplaunch", standalone_mode=False)
+    config = _parse(argv)
     if not isinstance(config, LaunchConfig):  # --help, --version or another command
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
@@ -194,7 +226,9 @@ def _show(text: str) -> None:
 
 
 def _print(text: str) -> None:
-    # A closed stderr must not change the exit code.
+    if sys.stderr is None:  # Closed when Python started; ``print`` would take stdout.
+        return
+    # A stderr that cannot be written must not change the exit code.
     with contextlib.suppress(OSError):
         print(f"ddplaunch: {escape(text)}", file=sys.stderr, flush=True)
 

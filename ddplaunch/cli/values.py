@@ -8,6 +8,7 @@ import signal
 
 from ddplaunch.config import Streams
 from ddplaunch.errors import OptionError
+from ddplaunch.text import quote
 
 MAX_RANK = 1_000_000
 
@@ -53,9 +54,9 @@ def parse_nnodes(text: str) -> tuple[int, int]:
     Raises:
         OptionError: anything else, or not 0 < MIN <= MAX.
     """
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
+    match = re.fullmatch(r"([0-9]{1,9})(?::([0-9]{1,9}))?", text.strip())
     if not match:
-        raise OptionError("--nnodes", text, "must be N or MIN:MAX")
+        raise OptionError("--nnodes", quote(text), "must be N or MIN:MAX")
     low, high = int(match[1]), int(match[2] or match[1])
     if not 0 < low <= high:
         raise OptionError("--nnodes", text, "must be 0 < MIN <= MAX")
@@ -70,8 +71,8 @@ def parse_streams(text: str, option: str) -> Streams:
     """
     if re.fullmatch(r"[0-3]", text):
         return Streams(default=int(text))
-    if not re.fullmatch(r"\d+:[0-3](,\d+:[0-3])*", text):
-        raise OptionError(option, text, "must be 0, 1, 2 or 3, or a list like 0:1,12:3 (local rank:mask)")
+    if not re.fullmatch(r"[0-9]{1,9}:[0-3](,[0-9]{1,9}:[0-3])*", text):
+        raise OptionError(option, quote(text), "must be 0, 1, 2 or 3, or a list like 0:1,12:3 (local rank:mask)")
     pairs = tuple((int(rank), int(mask)) for rank, mask in (part.split(":") for part in text.split(",")))
     if len(dict(pairs)) < len(pairs):
         raise OptionError(option, text, "names a local rank twice")

@@ -6,9 +6,11 @@ host without such words has several lines, as in $PBS_NODEFILE, every line of th
 
 from __future__ import annotations
 
+import errno
+import os
 import re
+import stat
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host, check_host_count, parse_entry
@@ -30,6 +32,22 @@ _SETTINGS = {
 _EXAMPLE = "A line is a host, then its settings: admin@gpu1:2222 slots=8."
 
 
+def read_input(path: str, max_bytes: int = -1) -> bytes:
+    """The first ``max_bytes`` of a file of the user; by default all. A FIFO without a writer does not block.
+
+    Raises:
+        OSError: the file cannot be read, or is a FIFO into which nothing is written.
+        ValueError: a null byte in the path.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        os.set_blocking(fd, True)
+        data = file.read(max_bytes)
+        if not data and stat.S_ISFIFO(os.fstat(fd).st_mode):
+            raise OSError(errno.ENODATA, "a FIFO into which nothing is written")
+    return data
+
+
 def read_hostfile(path: str) -> tuple[Host, ...]:
     """The hosts of a file in its order.
 
@@ -38,8 +56,7 @@ def read_hostfile(path: str) -> tuple[Host, ...]:
     """
     name = quote(path, 200)
     try:
-        with Path(path).open("rb") as file:
-            data = file.read(_MAX_BYTES + 1)
+        data = read_input(path, _MAX_BYTES + 1)
     except FileNotFoundError:
         hint = "" if path.startswith("/") else "The path is relative to the directory that ddplaunch was started in."
         raise UsageError(f"there is no hostfile {name}", hint) from None

@@ -8,13 +8,14 @@ import re
 import resource
 import signal
 import socket
+import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.support.cgroups import inside, limited
 from tests.support.processes import command_line
-from tests.support.runs import PROGRAMS, Finished, run, start
+from tests.support.runs import PROGRAMS, Finished, command, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 SPAWN = ("--start-method", "spawn")
@@ -348,3 +349,46 @@ _IN_A_FOLDER_THAT_GOES = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone &&
 def test_a_working_directory_that_is_gone_is_told(tmp_path: Path, arguments: tuple[str | Path, ...]) -> None:
     finished = run(*arguments, cwd=tmp_path, under=_IN_A_FOLDER_THAT_GOES)
     assert_refused(finished, NOT_READY, "error: the working directory: No such file or directory")
+
+
+# Streams and files that do not do what is usual.
+
+
+@pytest.mark.parametrize("argument", ["--help", "--version", "--plan"])
+def test_a_full_stdout_is_told(argument: str) -> None:
+    with open("/dev/full", "wb") as full:
+        done = subprocess.run(command(argument, EXIT_WITH), stdout=full, stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.stderr == "ddplaunch: error: stdout cannot be written: No space left on device\n"
+    assert done.returncode == NOT_READY
+
+
+@pytest.mark.parametrize("argument", ["--help", "--plan"])
+def test_a_reader_of_stdout_that_has_gone_ends_the_command_as_sigpipe_would(argument: str) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run(command(argument, EXIT_WITH), stdout=writer, stderr=subprocess.PIPE, text=True, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, "")
+
+
+def test_an_error_does_not_go_to_stdout_where_stderr_is_closed() -> None:
+    shell = ["sh", "-c", '"$0" "$@" 2>&-', *command("--nope")]
+    done = subprocess.run(shell, stdout=subprocess.PIPE, timeout=60)
+    assert (done.returncode, done.stdout) == (USAGE, b"")
+
+
+@pytest.mark.parametrize("option", ["--hostfile", "--env-file"])
+def test_a_fifo_without_a_writer_does_not_block(tmp_path: Path, option: str) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    hosts = ("--hosts", "gpu1") if option == "--env-file" else ()
+    finished = run("--plan", *hosts, option, tmp_path / "fifo", EXIT_WITH)
+    assert finished.returncode == USAGE
+    assert "a FIFO into which nothing is written" in finished.err
+
+
+def test_a_fifo_with_a_slow_writer_is_read(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    writer = subprocess.Popen(["sh", "-c", 'exec 3>"$0" && sleep 0.2 && echo gpu7 >&3', tmp_path / "fifo"])
+    finished = run("--plan", "--hostfile", tmp_path / "fifo", EXIT_WITH)
+    assert writer.wait(10) == 0
+    assert "gpu7" in finished.out

@@ -254,3 +254,11 @@ def test_what_is_unusual_but_can_be_meant_is_accepted(fields: dict[str, Any]) ->
 def test_a_dry_run_has_at_most_as_many_nodes_as_one_machine_can_run() -> None:
     with pytest.raises(UsageError, match="--nnodes 257: a dry run has at most 256 nodes, since this machine runs all"):
         launch_config(script="x.py", dry_run=True, min_nodes=257, max_nodes=257)
+
+
+@pytest.mark.parametrize("text", ["9" * 5000, f"1:{'9' * 5000}"])
+def test_numbers_of_any_length_are_refused_in_a_short_message(text: str) -> None:
+    for parse in (values.parse_nnodes, lambda text: values.parse_streams(text, "--tee")):
+        with pytest.raises(UsageError) as error:
+            parse(text)
+        assert len(error.value.message) < 200
