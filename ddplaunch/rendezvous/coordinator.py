@@ -159,7 +159,7 @@ class Coordinator:
 
     def _assign(self, participants: tuple[int, ...]) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(participants)]
-        self.assigned = participants
+        self.assigned = tuple(dict.fromkeys(participants))
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:

@@ -437,3 +437,10 @@ def test_a_host_is_lost_whatever_it_is_called():
     named.receive(NodeLeft(1))
     same = records(ended(named, NodeEnded(0, 0)), RoundVerdict)[0]
     assert (same.will_restart, same.failed) == (over.will_restart, over.failed) == (False, True)
+
+
+def test_a_node_that_is_assigned_twice_takes_part_once():
+    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator.receive(SetParticipants((0, 0)))
+    rounds = records(started(coordinator, 0), RoundFormed)
+    assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
