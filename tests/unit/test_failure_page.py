@@ -387,7 +387,8 @@ def test_hints_are_found_in_time_whatever_the_message() -> None:
 
 def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
     result = failed(ended(0, 1, error=RAISED, tail=("a\x00\udcff",)), stopped(1), signal=None, unkillable_pids=(7,))
-    report_files.write(result, tmp_path, "the page \udcff")
+    assert report_files.write_report(result, tmp_path)
+    report_files.write_page("the page \udcff", tmp_path)
     body = json.loads((tmp_path / "report.json").read_text())
     assert next(iter(body)) == "schema"
     assert body.pop("schema") == report_files.SCHEMA
@@ -402,17 +403,23 @@ def test_stacks_and_failures_of_other_machines_are_written_here(tmp_path: Path) 
     assert files == {"failed/rank_0/last_lines.log": "bye\n", "failed/rank_1/stacks.txt": hung.stacks}
 
 
+def test_the_page_says_if_its_report_could_not_be_written() -> None:
+    text = failure_page.page(failed(ended(0, 1)), has_report=False)
+    assert "report:   could not be written to /runs/r1/report.json" in text
+
+
 def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:
     result = RunResult("r1", 0, "succeeded", 2.0, (AttemptResult(0, "succeeded", (ended(0),), 1.0),))
-    report_files.write(result, tmp_path, "")
+    report_files.write_report(result, tmp_path)
     assert json.loads((tmp_path / "report.json").read_text())["exit_code"] == 0
     assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
 
 
 def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_path: Path) -> None:
-    report_files.write(failed(ended(0, 1)), tmp_path / "gone", "page")
+    assert not report_files.write_report(failed(ended(0, 1)), tmp_path / "gone")
+    report_files.write_page("page", tmp_path / "gone")
     (tmp_path / "report.part").symlink_to("/dev/full")
-    report_files.write(failed(ended(0, 1)), tmp_path, "page")
+    assert not report_files.write_report(failed(ended(0, 1)), tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 

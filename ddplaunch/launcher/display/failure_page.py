@@ -30,8 +30,11 @@ _REASON_COLUMNS = 160
 _EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
 
-def page(result: RunResult, *, is_remote: bool = False) -> str:
-    """The failure page of ``result``. ``is_remote``: the logs are on the hosts, not on this machine."""
+def page(result: RunResult, *, is_remote: bool = False, has_report: bool = True) -> str:
+    """The failure page of ``result``.
+
+    ``is_remote``: the logs are on the hosts, not on this machine. ``has_report``: report.json has been written.
+    """
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
     parts = [_rule("ddplaunch: the job failed")]
@@ -43,7 +46,7 @@ def page(result: RunResult, *, is_remote: bool = False) -> str:
         parts += [*([""] if first else []), reason, *([] if first else _before(early, first))]
     if attempt:
         parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
-    parts += [*_earlier(result.attempts), *_files(result, first, is_remote)]
+    parts += [*_earlier(result.attempts), *_files(result, first, is_remote, has_report)]
     hint = _EARLY_EXIT_HINT if early else hints.hint(first) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
@@ -201,12 +204,13 @@ def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
     return [f"attempt{'s' * (len(same) > 1)} {fold_ints(same)}: {line}" for line, same in lines.items()]
 
 
-def _files(result: RunResult, first: WorkerExit | None, is_remote: bool) -> list[str]:
+def _files(result: RunResult, first: WorkerExit | None, is_remote: bool, has_report: bool) -> list[str]:
     lines = []
     if first and first.log_file:
         lines.append(f"log:      {f'{first.host}:' if is_remote else ''}{quote(first.log_file, _MAX_COLUMNS)}")
     if result.run_dir:
-        lines.append(f"report:   {quote(result.run_dir, _MAX_COLUMNS)}/report.json")
+        path = f"{quote(result.run_dir, _MAX_COLUMNS)}/report.json"
+        lines.append(f"report:   {path if has_report else f'could not be written to {path}'}")
     return lines
 
 

@@ -102,13 +102,12 @@ class UserMessages:
         """
         if self._folder and self._is_remote:
             report_files.write_failures(result, self._folder)
-        text = (
-            failure_page.page(result, is_remote=self._is_remote)
-            if result.outcome == "failed" and not is_explained
-            else ""
-        )
-        if self._folder:
-            report_files.write(result, self._folder, text)
+        has_report = self._folder is not None and report_files.write_report(result, self._folder)
+        text = ""
+        if result.outcome == "failed" and not is_explained:
+            text = failure_page.page(result, is_remote=self._is_remote, has_report=has_report)
+        if self._folder and text:
+            report_files.write_page(text, self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text:
             self._console.show_page(text)

@@ -20,12 +20,19 @@ SCHEMA = 2
 """Version of the fields of report.json; files without ``schema`` are version 1."""
 
 
-def write(result: RunResult, folder: Path, text: str) -> None:
-    """Write report.json and, if there is a failure page, report.txt. Errors of the disk are ignored."""
-    with contextlib.suppress(OSError):
+def write_report(result: RunResult, folder: Path) -> bool:
+    """Write report.json. Returns whether the disk took it."""
+    try:
         _write_whole(folder / "report.json", json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
-        if text:
-            _write_whole(folder / "report.txt", text + "\n")
+    except OSError:
+        return False
+    return True
+
+
+def write_page(text: str, folder: Path) -> None:
+    """Write a failure page to report.txt. Errors of the disk are ignored."""
+    with contextlib.suppress(OSError):
+        _write_whole(folder / "report.txt", text + "\n")
 
 
 def write_failures(result: RunResult, folder: Path) -> None:
