@@ -168,7 +168,7 @@ def _how(spec: AgentSpec) -> Literal["forked", "executed"]:
 def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
     program = spec.program
     argument = ("--local-rank=<LOCAL_RANK>",) if spec.workers.pass_local_rank else ()
-    script = (program.path, *argument, *program.args)
+    script = (program.path, *argument, *env_forwarding.masked_arguments(program.args))
     if program.entry == "program":
         return script
     python = config.python or (config.remote.python if config.hosts else None) or sys.executable

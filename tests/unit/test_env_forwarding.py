@@ -258,7 +258,22 @@ def test_the_list_is_sorted_and_masks_secrets():
     assert masked_lines(env) == ["A=", "EMPTY_TOKEN=", "HF_TOKEN=***", "NCCL_DEBUG=INFO", "my_secret=***"]
 
 
-@pytest.mark.parametrize("name", [*SECRETS, "A_KEY_2", "SSH_KEY", "SLURM_TOKEN", "NCCL_CREDENTIALS", "X_PASSPHRASE"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *SECRETS,
+        "DB_PASS",
+        "DB_PWD",
+        "GITHUB_PAT",
+        "HTTP_AUTH",
+        "SENTRY_DSN",
+        "A_KEY_2",
+        "SSH_KEY",
+        "SLURM_TOKEN",
+        "NCCL_CREDENTIALS",
+        "X_PASSPHRASE",
+    ],
+)
 def test_a_secret_is_masked(name: str):
     assert masked_lines({name: "hunter2"}) == [f"{name}=***"]
 

@@ -221,6 +221,24 @@ def test_secrets_are_masked_wherever_they_are_shown():
     assert "hunter2" not in page(found) + as_json(found)
 
 
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        (("--api-key", "hunter2"), ("--api-key", "***")),
+        (("--wandb_api_key=hunter2", "--lr", "1"), ("--wandb_api_key=***", "--lr", "1")),
+        (("--hf-token", "hunter2", "-x"), ("--hf-token", "***", "-x")),
+        (("--db.password", "hunter2"), ("--db.password", "***")),
+        (("--use-token", "--lr", "1"), ("--use-token", "--lr", "1")),
+        (("--max-tokens", "9", "--key-dim=4", "--compat", "1"), ("--max-tokens", "9", "--key-dim=4", "--compat", "1")),
+    ],
+    ids=range(6),
+)
+def test_secrets_among_the_scripts_arguments_are_masked(arguments: tuple[str, ...], shown: tuple[str, ...]):
+    found = plan(config(nproc_per_node=1, script_args=arguments))
+    assert found.command[-len(shown) :] == shown
+    assert "hunter2" not in page(found) + as_json(found)
+
+
 def test_a_port_that_is_fixed_is_shown():
     assert plan(config(nproc_per_node=1, master_port=29501)).environ["MASTER_PORT"] == "29501"
     assert plan(config(nproc_per_node=1)).environ["MASTER_PORT"] == "<a free port>"
