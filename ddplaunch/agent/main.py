@@ -25,7 +25,7 @@ from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.queries import InspectNode, ListRuns
 from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.system import cgroup, limits, linux, processes
+from ddplaunch.system import cgroup, limits, linux, processes, procfs
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -87,9 +87,10 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
         if received is None:
             return ()
         order = received[0]
+        host = order.host if isinstance(order, AgentSpec) else host
+        procfs.check_mounted(host)
         if not isinstance(order, AgentSpec):
             return _serve_without_run(order, stream, outbox)
-        host = order.host
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = start_plan.with_local_defaults(order)

@@ -197,6 +197,8 @@ def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
             raise UsageError(message, "", ("--standalone", "--nnodes"))
         return
     _check_backend(options["rdzv_backend"])
+    if options["master_addr"]:
+        values.parse_host(options["master_addr"], "--master-addr")
     if options["rdzv_endpoint"]:
         values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
     node_rank = values.parse_whole(options["node_rank"] or "0", "--node-rank")

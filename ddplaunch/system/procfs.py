@@ -11,11 +11,20 @@ import os
 import signal
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 STATE, PARENT, FLAGS = 0, 1, 6
 """Positions in the result of ``stat``."""
+
+
+def check_mounted(host: str) -> None:
+    """Raise LaunchError if /proc, which shows all processes, is not mounted on ``host``."""
+    if not os.path.exists("/proc/self/stat"):
+        message = f"/proc is not mounted on {host}, so its processes cannot be watched"
+        raise LaunchError(message, "Mount it: `mount -t proc proc /proc`.", NODE_NOT_READY)
 
 
 def stat(pid: int | str) -> list[bytes]:

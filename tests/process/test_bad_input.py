@@ -392,3 +392,13 @@ def test_a_fifo_with_a_slow_writer_is_read(tmp_path: Path) -> None:
     finished = run("--plan", "--hostfile", tmp_path / "fifo", EXIT_WITH)
     assert writer.wait(10) == 0
     assert "gpu7" in finished.out
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount")
+@pytest.mark.parametrize("arguments", [(EXIT_WITH,), ("--check",), ("--ps",)], ids=["run", "check", "ps"])
+def test_a_machine_without_proc_is_told(arguments: tuple[str | Path, ...]) -> None:
+    without_proc = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /proc && exec "$@"', "sh")
+    finished = run(*arguments, under=without_proc)
+    assert finished.returncode == NOT_READY, finished.err
+    assert "/proc is not mounted on " in finished.err
+    assert "Traceback" not in finished.err

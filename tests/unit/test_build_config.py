@@ -118,3 +118,8 @@ def test_several_nodes_without_a_place_to_meet_are_an_error_never_a_local_run(ar
 def test_a_node_rank_beyond_the_nodes_is_refused():
     with pytest.raises(UsageError, match="--node-rank 2"):
         config("--nnodes", "2", "--rdzv-endpoint", "a:1", "--node-rank", "2")
+
+
+def test_an_address_without_effect_is_checked_too():
+    with pytest.raises(UsageError, match="--master-addr a b: must be a host name"):
+        config("--master-addr", "a b")
