@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import stat
 import threading
 from dataclasses import dataclass
@@ -72,6 +73,8 @@ class LogSender:
                     self._outbox.send(Pong())
                 case GrantLogBytes(nbytes=nbytes) if nbytes > 0:
                     self._granted.add(nbytes)
+                case SignalReceived(signum=signal.SIGUSR1 | signal.SIGUSR2):
+                    pass  # For the workers, which have ended.
                 case GrantLogBytes() | _AllSent() | LauncherLost() | SignalReceived():
                     return
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -180,6 +181,13 @@ def test_pings_are_answered_while_nothing_is_wanted(launcher: Launcher, tmp_path
     launcher.serve()
     assert launcher.records.count(Pong()) == 2
     assert sum(map(len, launcher.files.values())) <= 70_000
+
+
+@pytest.mark.parametrize("signum", [signal.SIGUSR1, signal.SIGUSR2])
+def test_a_signal_for_the_workers_stops_nothing(launcher: Launcher, tmp_path: Path, signum: int) -> None:
+    there = write(tmp_path, "attempt_0/0/stdout.log", b"all of it\n")
+    launcher.mailbox.post(SignalReceived(signum))
+    assert launcher.take_all(tmp_path) == {"attempt_0/0/stdout.log": there}
 
 
 @pytest.mark.parametrize("event", [LauncherLost(), SignalReceived(15)])
