@@ -17,7 +17,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
-from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries
+from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, TimeoutConfig, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.launcher import setup
@@ -232,7 +232,8 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
     transport = setup.transport_for(config, run_folder.new_run_id(), console.output, post)
     with contextlib.closing(transport), contextlib.closing(queries):
         for index, host in enumerate(transport.hosts):
-            queries.nodes.append(_InspectedNode(host, transport.start(index)))
+            deadline = first_deadline(is_remote=transport.is_remote)
+            queries.nodes.append(_InspectedNode(host, transport.start(index), deadline=deadline))
             queries.nodes[index].handle.send(
                 InspectNode(len(config.hosts) > 1, config.local_addr, config.interface, setup.program(config))
             )

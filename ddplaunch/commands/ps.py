@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import ps_page as page
-from ddplaunch.commands.query import QueriedNode, Queries
+from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
 from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
@@ -176,7 +176,8 @@ def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Ma
             starts += [(name, partial(connect, host)) for name, host in zip(display_names(hosts), hosts, strict=True)]
         stack.callback(queries.close)
         for index, (name, start) in enumerate(starts):
-            queries.nodes.append(_Machine(name, start(partial(queries.post, index))))
+            deadline = first_deadline(is_remote=index > 0)
+            queries.nodes.append(_Machine(name, start(partial(queries.post, index)), deadline=deadline))
             queries.nodes[index].handle.send(ListRuns())
         yield queries
 

@@ -50,6 +50,11 @@ class QueriedNode:
                 self.failure = self.failure or HostFailure(self.name, "start", "the connection was closed")
 
 
+def first_deadline(*, is_remote: bool) -> float:
+    """``QueriedNode.deadline`` of an agent that has just been started."""
+    return float("inf") if is_remote else time.monotonic() + ANSWER_TIMEOUT_S
+
+
 Node = TypeVar("Node", bound=QueriedNode)
 
 
