@@ -31,12 +31,15 @@ class SignalReceived:
 def forward_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
 
-    Without effect outside the main thread, where Python allows no handlers.
+    A handler that a C library has set stays in place. Without effect outside the main thread, where Python allows no
+    handlers.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = {number: signal.getsignal(number) for number in {signal.SIGCHLD, *map(signal.Signals.__getitem__, names)}}
+    numbers = {signal.SIGCHLD, *map(signal.Signals.__getitem__, names)}
+    # None: a handler that was not set from Python, and could not be restored.
+    before = {number: handler for number in numbers if (handler := signal.getsignal(number)) is not None}
     for number, handler in before.items():
         if number == signal.SIGCHLD:
             # If it is ignored, the kernel reaps our children, and their exit codes are lost.

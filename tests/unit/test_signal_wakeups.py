@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddplaunch.mailbox import Mailbox
+from ddplaunch.system.signals import forward_signals
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -76,3 +77,12 @@ def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytes
     mailbox: Mailbox[str] = Mailbox()
     mailbox.post("a")
     assert mailbox.get(0.0) == "a"
+
+
+def test_a_handler_that_a_c_library_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    getsignal = signal.getsignal
+    monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR2 else getsignal(number))
+    with forward_signals(("SIGUSR1", "SIGUSR2"), print):
+        assert getsignal(signal.SIGUSR1) != signal.SIG_DFL
+        assert getsignal(signal.SIGUSR2) == signal.SIG_DFL
+    assert getsignal(signal.SIGUSR1) == signal.SIG_DFL
