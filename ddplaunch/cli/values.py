@@ -8,7 +8,7 @@ import signal
 
 from ddplaunch.config import Streams
 from ddplaunch.errors import OptionError
-from ddplaunch.text import quote
+from ddplaunch.text import DEVICE_ID, quote
 
 MAX_RANK = 1_000_000
 
@@ -159,8 +159,7 @@ def parse_gpus(text: str | None) -> tuple[str, ...] | None:
     Raises:
         OptionError: anything else, none, or one named twice.
     """
-    pattern = r"\d+|(GPU|MIG)-[\w/-]+"
-    return None if text is None else parse_names(text, "--gpus", pattern, "device ids like 2,4,7")
+    return None if text is None else parse_names(text, "--gpus", DEVICE_ID, "device ids like 2,4,7")
 
 
 def parse_preload(text: str | None) -> tuple[str, ...]:

@@ -262,3 +262,9 @@ def test_numbers_of_any_length_are_refused_in_a_short_message(text: str) -> None
         with pytest.raises(UsageError) as error:
             parse(text)
         assert len(error.value.message) < 200
+
+
+@pytest.mark.parametrize("text", ["123456", "GPU-a\u0663", "GPU-a_b"])
+def test_a_device_that_no_node_accepts_is_refused_here(text: str) -> None:
+    with pytest.raises(UsageError, match="--gpus"):
+        values.parse_gpus(text)
