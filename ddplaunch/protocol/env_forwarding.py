@@ -76,7 +76,10 @@ RULES = (
     ),
     Rule(("*_SOCKET_IFNAME", "UCX_NET_DEVICES"), "named", "network interfaces have other names on other machines"),
     Rule(
-        ("SLURM*", "SBATCH_*", "SRUN_*", "PBS_*", "LSB_*", "PMI_*", "PMIX_*", "OMPI_*", "PRTE_*"),
+        (
+            *("SLURM*", "SBATCH_*", "SRUN_*", "PBS_*", "LSB_*", "PALS_*", "JSM_*", "JOB_COMPLETION_INDEX"),
+            *("PMI_*", "PMIX_*", "OMPI_*", "PRTE_*"),
+        ),
         "named",
         "they identify this process as a task of a scheduler or of MPI",
     ),

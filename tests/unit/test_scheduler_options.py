@@ -14,6 +14,7 @@ from ddplaunch.cluster.schedulers import TABLE, WORDS, candidate_ports
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.config import LaunchConfig, RendezvousConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.protocol.env_forwarding import rule_of
 from tests.unit.test_schedulers import BATCH, MPICH, open_mpi, step
 
 
@@ -215,6 +216,10 @@ def test_what_cannot_be_requeued_is_refused(config_of, environ: dict[str, str], 
 
 def test_every_mark_of_a_scheduler_is_looked_for():
     assert all(row.variables[0].startswith(PREFIXES) for row in TABLE)
+
+
+def test_no_mark_of_a_scheduler_is_forwarded_by_a_pattern():
+    assert {rule_of(row.variables[0]).when for row in TABLE} == {"named"}
 
 
 def test_the_help_names_every_word():
