@@ -369,8 +369,9 @@ _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
     "without --dry-run": lambda config: not config.dry_run,
     "with log files, and --log-dir is /dev/null": lambda config: config.output.log_dir != NO_LOGS,
     "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
+    "over SSH, with --hosts or --hostfile": lambda config: config.dry_run or config.transport == "ssh",
 }
-_DRY, _REAL, _LOGGED, _HOSTS = _CONDITIONS
+_DRY, _REAL, _LOGGED, _HOSTS, _SSH = _CONDITIONS
 
 _EFFECTIVE_ONLY = (
     ("--inject", "injections", _DRY, "error"),
@@ -381,11 +382,11 @@ _EFFECTIVE_ONLY = (
     ("--remote-setup", "remote.setup", _REAL, "warning"),
     ("--remote-python", "remote.python", _HOSTS, "error"),
     ("--remote-setup", "remote.setup", _HOSTS, "error"),
-    ("--ssh-user", "remote.user", _HOSTS, "error"),
-    ("--ssh-port", "remote.port", _HOSTS, "error"),
-    ("--ssh-identity", "remote.identity", _HOSTS, "error"),
-    ("--ssh-config", "remote.config", _HOSTS, "error"),
-    ("--ssh-accept-new", "remote.accept_new", _HOSTS, "error"),
+    ("--ssh-user", "remote.user", _SSH, "error"),
+    ("--ssh-port", "remote.port", _SSH, "error"),
+    ("--ssh-identity", "remote.identity", _SSH, "error"),
+    ("--ssh-config", "remote.config", _SSH, "error"),
+    ("--ssh-accept-new", "remote.accept_new", _SSH, "error"),
     ("--collect-logs", "output.collect_logs", _LOGGED, "error"),
     ("--duplicate-stdout-filters", "output.duplicate_stdout_filters", _LOGGED, "error"),
     ("--duplicate-stderr-filters", "output.duplicate_stderr_filters", _LOGGED, "error"),

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli import values as values
-from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
-from ddplaunch.config import NO_LOGS, Streams
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
+from ddplaunch.config import NO_LOGS, RemoteConfig, Streams
 from ddplaunch.errors import USAGE, UsageError
 from tests.support.configs import launch_config
 
@@ -268,3 +268,10 @@ def test_numbers_of_any_length_are_refused_in_a_short_message(text: str) -> None
 def test_a_device_that_no_node_accepts_is_refused_here(text: str) -> None:
     with pytest.raises(UsageError, match="--gpus"):
         values.parse_gpus(text)
+
+
+def test_options_of_ssh_are_refused_where_srun_starts_the_agents() -> None:
+    hosts = {"hosts": (Host("a"), Host("b")), "min_nodes": 2, "max_nodes": 2}
+    launch_config(script="x.py", remote=RemoteConfig(by_srun=True, python="/opt/python"), **hosts)
+    with pytest.raises(UsageError, match="--ssh-port has an effect only over SSH, with --hosts or --hostfile"):
+        launch_config(script="x.py", remote=RemoteConfig(by_srun=True, port=2222), **hosts)

@@ -77,7 +77,7 @@ def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place
     ],
 )
 def test_what_is_for_hosts_needs_some(argv: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"{argv[0]} has an effect only with --hosts or --hostfile"):
+    with pytest.raises(UsageError, match=f"{argv[0]} has an effect only (over SSH, )?with --hosts or --hostfile"):
         config(*argv)
     assert config("--dry-run", *argv).dry_run
 
