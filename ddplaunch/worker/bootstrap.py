@@ -23,6 +23,7 @@ from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import CodeType, TracebackType
 
     from ddplaunch.config import FakeGpuConfig
@@ -34,7 +35,12 @@ exit_code: int | None = None
 """Exit code of this process, in the form of ``subprocess``: negative for a signal; None while the script runs."""
 
 
-def run(how: Literal["script", "module"], argv: tuple[str, ...], fake_gpus: FakeGpuConfig | None = None) -> None:
+def run(
+    how: Literal["script", "module"],
+    argv: tuple[str, ...],
+    fake_gpus: FakeGpuConfig | None = None,
+    before: Callable[[], None] | None = None,
+) -> None:
     """Run the script or module, then return, or raise the exception that ends the process.
 
     ``sys.path`` must not begin with a folder that Python put there for another file: the script's is inserted.
@@ -46,6 +52,7 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], fake_gpus: Fake
         how: kind of the first element of ``argv``.
         argv: path of the script or name of the module, then its arguments.
         fake_gpus: GPUs of a dry run; None in a real one.
+        before: called last before the script.
     """
     error_file, pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
@@ -61,9 +68,11 @@ def run(how: Literal["script", "module"], argv: tuple[str, ...], fake_gpus: Fake
         from ddplaunch.worker.fake_cuda import install
 
         install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
+    if before:
+        before()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    del argv, how, prepare, fake_gpus
+    del argv, how, prepare, fake_gpus, before
     global exit_code
     try:
         if isinstance(target, str):

@@ -17,13 +17,13 @@ import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
 from ddplaunch.system import linux
-from ddplaunch.worker import after_fork, bootstrap, exit, preload
+from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload
 
 _HEADER_BYTES = 8
 _MAX_FDS = 5
@@ -52,7 +52,7 @@ def main() -> Continuation:
     exit.register()
     if not _prepare(sock, spec):
         return lambda: None
-    return _serve(sock, spec.agent_pid)
+    return _serve(sock, spec)
 
 
 def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
@@ -109,13 +109,13 @@ def _link(fd: str) -> str:
         return ""
 
 
-def _serve(sock: socket.socket, agent_pid: int) -> Continuation:
+def _serve(sock: socket.socket, server: ForkserverSpec) -> Continuation:
     while True:
         received = _receive(sock, (WorkerSpec,))
         if received is None:
             return lambda: None
         spec, fds = received
-        started = _fork(spec, fds, agent_pid)
+        started = _fork(spec, fds, server)
         if not isinstance(started, WorkerStarted):
             sock.detach()  # The socket is not closed: its number may soon be a file of the worker.
             return started
@@ -124,7 +124,7 @@ def _serve(sock: socket.socket, agent_pid: int) -> Continuation:
         _send(sock, started)
 
 
-def _fork(spec: WorkerSpec, fds: list[int], agent_pid: int) -> WorkerStarted | Continuation:
+def _fork(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> WorkerStarted | Continuation:
     """Start one process.
 
     Returns:
@@ -139,7 +139,7 @@ def _fork(spec: WorkerSpec, fds: list[int], agent_pid: int) -> WorkerStarted | C
             os.close(fd)
         return WorkerStarted(spec.tag, error=str(error))
     if intermediate == 0:
-        return _fork_again(spec, fds, agent_pid, gate, opener, writer)
+        return _fork_again(spec, fds, server, gate, opener, writer)
     os.close(gate)
     os.close(writer)
     answer = os.read(reader, 256).decode()
@@ -149,7 +149,9 @@ def _fork(spec: WorkerSpec, fds: list[int], agent_pid: int) -> WorkerStarted | C
     return WorkerStarted(spec.tag, pid=int(answer)) if answer.isdigit() else WorkerStarted(spec.tag, error=answer)
 
 
-def _fork_again(spec: WorkerSpec, fds: list[int], agent_pid: int, gate: int, opener: int, writer: int) -> Continuation:
+def _fork_again(
+    spec: WorkerSpec, fds: list[int], server: ForkserverSpec, gate: int, opener: int, writer: int
+) -> Continuation:
     try:
         pid = _quiet_fork()
     except OSError as error:
@@ -160,8 +162,8 @@ def _fork_again(spec: WorkerSpec, fds: list[int], agent_pid: int, gate: int, ope
         os._exit(0)
     os.close(opener)
     os.read(gate, 1)  # End of file: the intermediate process has exited, and the agent is the parent.
-    linux.die_with_parent(agent_pid)
-    return _become(spec, fds)
+    linux.die_with_parent(server.agent_pid)
+    return _become(spec, fds, server)
 
 
 def _quiet_fork() -> int:
@@ -171,7 +173,7 @@ def _quiet_fork() -> int:
         return os.fork()
 
 
-def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
+def _become(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
     """Set up the new process: cgroup, session, descriptors, environment, CPUs; close all other descriptors."""
     if spec.cgroup:
         # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds
@@ -194,7 +196,10 @@ def _become(spec: WorkerSpec, fds: list[int]) -> Continuation:
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
     after_fork.reinitialize()
     exit.reset_finalizers()
-    return partial(bootstrap.run, "module" if spec.how == "module" else "script", spec.argv, spec.fake_gpus)
+    how: Literal["module", "script"] = "module" if spec.how == "module" else "script"
+    # A preloaded package may use torch without an import of its own.
+    before = None if server.preload else late_import.hide_torch
+    return partial(bootstrap.run, how, spec.argv, spec.fake_gpus, before)
 
 
 def _open_files_limit() -> int:

@@ -26,7 +26,7 @@ worker."""
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH")
 """Prefixes of variables that torch and its libraries read when they load."""
 
-_READ_LATER = ("TORCH_NCCL_", "TORCH_HOME")
+_READ_LATER = ("TORCH_NCCL_", "TORCH_HOME", "TORCHELASTIC_")
 
 
 def modules_for(source: bytes) -> tuple[str, ...]:
@@ -47,15 +47,21 @@ def modules_for(source: bytes) -> tuple[str, ...]:
 def early_variable(source: bytes, environ: Mapping[str, str]) -> str:
     """The first environment variable that ``source`` sets and torch reads at import; empty if there is none.
 
-    An import before the script runs would be too early for such a variable. Only the script's file is examined.
+    An import before the script runs would be too early for such a variable. Only the script's file is examined; see
+    ``late_import`` for variables that other modules set.
     """
     for statement in _parsed(source).body:
         if any(name.split(".")[0] == "torch" for name in _imports(statement)):
             return ""
         for name in _variables_changed(statement, environ):
-            if name.startswith(_READ_AT_IMPORT) and not name.startswith(_READ_LATER):
+            if is_read_at_import(name):
                 return name
     return ""
+
+
+def is_read_at_import(variable: str) -> bool:
+    """Whether torch, or a library of it, reads the variable when it loads."""
+    return variable.startswith(_READ_AT_IMPORT) and not variable.startswith(_READ_LATER)
 
 
 def _parsed(source: bytes) -> ast.Module:

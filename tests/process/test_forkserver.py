@@ -82,6 +82,21 @@ def test_a_script_that_sets_what_torch_reads_at_its_import_is_not_too_late(tmp_p
     assert reasons(finished) == [f"{script} sets OMP_NUM_THREADS, which torch reads when it is imported"]
 
 
+@pytest.mark.torch
+def test_what_a_module_sets_before_it_imports_torch_has_its_effect_in_a_fork(tmp_path: Path) -> None:
+    (tmp_path / "settings.py").write_text(
+        "import os, sys\nassert 'torch' not in sys.modules\n"
+        "for name, value in {'OMP_NUM_THREADS': '2', 'TORCH_LOGS': '+dynamo', 'KMP_BLOCKTIME': '1'}.items():\n"
+        "    os.environ[name] = value\n"
+    )
+    (tmp_path / "script.py").write_text(
+        "import settings, torch, logging\nprint(torch.get_num_threads(), logging.getLogger('torch._dynamo').level)\n"
+    )
+    finished = run("--nproc-per-node", "2", tmp_path / "script.py", env={"OMP_NUM_THREADS": "1"})
+    assert outputs(finished) == ["2 10\n", "2 10\n"]
+    assert finished.err.count("changed KMP_BLOCKTIME before it imported torch") == 1
+
+
 def test_nothing_is_said_where_workers_are_forked_or_exec_was_asked_for(start_method: str, tmp_path: Path) -> None:
     finished = run("-v", "--start-method", start_method, "--nproc-per-node", "1", READY, tmp_path)
     assert finished.returncode == 0, finished.err
