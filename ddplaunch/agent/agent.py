@@ -187,7 +187,7 @@ class Agent:
         self._wait(lambda: lookup.is_done or self._must_stop(), lookup.deadline)
         if self._must_stop():
             return
-        if listener is not None:
+        if listener is not None and round_.has_store:
             self._forkserver.start_store(round_, listener)
         self._report_slow_lookup(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}

@@ -97,8 +97,10 @@ class SingleNodeRendezvous:
         """As ``Rendezvous.next_round``. Raises a LaunchError if the store cannot listen at its address and port."""
         self._attempt += 1
         address = self._spec.master_addr or "127.0.0.1"
+        # A program that was started as one worker and starts others itself (mp.spawn) serves the store in its rank 0.
+        has_store = self._local_world_size > 1
         # Bound here, so that no other process gets the port.
-        listener = listen(self._spec.host, address, self._spec.master_port or 0)
+        listener = listen(self._spec.host, address, self._spec.master_port or 0, only_reserve=not has_store)
         round_ = Round(
             attempt=self._attempt,
             restart_count=self._attempt,
@@ -109,6 +111,7 @@ class SingleNodeRendezvous:
             world_size=self._local_world_size,
             master_addr=address,
             master_port=listener.getsockname()[1],
+            has_store=has_store,
         )
         return round_, listener
 

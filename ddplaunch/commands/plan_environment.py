@@ -96,6 +96,7 @@ def _round(
         world_size=firsts[-1],
         master_addr=_master_addr(config, spec),
         master_port=0 if several else spec.master_port or 0,
+        has_store=bool(several) or sizes[0] > 1,
     )
 
 

@@ -31,7 +31,7 @@ NAMES: dict[str, str] = {
     "TORCHELASTIC_RESTART_COUNT": "number of restarts before this attempt; equal on all nodes",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
     "TORCHELASTIC_RUN_ID": "run id: --rdzv-id, or a new one",
-    "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start",
+    "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
@@ -84,6 +84,8 @@ def worker_environ(
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE=error_file,
     )
+    if not round_.has_store:
+        del env["TORCHELASTIC_USE_AGENT_STORE"]
     if spec.task:
         env.update({**spec.task.environ(), **({"LOCAL_RANK": "0"} if spec.workers.virtual_local_rank else {})})
     return env

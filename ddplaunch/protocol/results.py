@@ -26,6 +26,7 @@ class Round:
         attempt: number of the round.
         restart_count: earlier rounds that failed; a round after a node joined or left is no restart.
         first_rank: rank of this node's first worker.
+        has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
     """
 
     attempt: Count
@@ -37,6 +38,7 @@ class Round:
     world_size: Count
     master_addr: OneLine
     master_port: Port
+    has_store: bool = True
 
 
 @dataclass(frozen=True)

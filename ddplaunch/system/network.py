@@ -25,8 +25,11 @@ _BRIDGE = re.compile(r"docker|br-|virbr|veth|cni|flannel|cali|vmnet|lxc|podman")
 _LOCAL_ONLY = re.compile(r"127\.|::1$|fe80:|169\.254\.", re.IGNORECASE)
 
 
-def listen(host: str, address: str, port: int) -> socket.socket:
+def listen(host: str, address: str, port: int, *, only_reserve: bool = False) -> socket.socket:
     """A listening socket on this machine, named ``host`` in errors; port 0 takes a free one.
+
+    ``only_reserve``: the socket does not listen. Nobody gets the port by chance, but a server that asks for it and sets
+    SO_REUSEADDR, as torch's store does.
 
     Raises:
         LaunchError: the address does not belong to this machine, or the port is in use.
@@ -40,7 +43,8 @@ def listen(host: str, address: str, port: int) -> socket.socket:
             # A fixed port is used again by the next attempt, while connections of the last one are in TIME_WAIT.
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             listener.bind(bound_address)
-            listener.listen(_BACKLOG)
+            if not only_reserve:
+                listener.listen(_BACKLOG)
             stack.pop_all()
     except (OSError, UnicodeError) as error:  # A name with an empty or overlong label is a UnicodeError (idna).
         raise LaunchError(

@@ -61,8 +61,7 @@ def run(
         faulthandler.enable()
     if stack_dump.VARIABLE in os.environ:
         _register_stack_dump(os.environ.pop(stack_dump.VARIABLE))
-    prepare = _prepare_script if how == "script" else _prepare_module
-    target = prepare(argv)
+    target = _prepare_script(argv) if how == "script" else _prepare_module(argv)
     linux.set_command_line(sys.orig_argv, os.environ)
     if fake_gpus:
         from ddplaunch.worker.fake_cuda import install
@@ -72,7 +71,7 @@ def run(
         before()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    del argv, how, prepare, fake_gpus, before
+    del argv, how, fake_gpus, before
     global exit_code
     try:
         if isinstance(target, str):

@@ -246,6 +246,24 @@ def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method
     ]
 
 
+SPAWNS = """
+import os, torch.distributed as dist, torch.multiprocessing as mp
+def main(rank):
+    dist.init_process_group("gloo", rank=rank, world_size=2)
+    print("rank", rank, "at", os.environ["MASTER_PORT"])
+if __name__ == "__main__":
+    mp.start_processes(main, nprocs=2, start_method="fork")  # As mp.spawn, and cheap.
+"""
+
+
+@pytest.mark.torch
+def test_one_worker_that_starts_its_own_serves_the_store_at_the_port_kept_for_it(tmp_path: Path) -> None:
+    (tmp_path / "spawns.py").write_text(SPAWNS)
+    finished = run("--nproc-per-node", "1", tmp_path / "spawns.py")
+    assert finished.returncode == 0, finished.err
+    assert re.fullmatch(r"rank \d at (\d+)\nrank \d at \1\n", finished.out)
+
+
 @pytest.mark.torch
 def test_torchs_rpc_works(tmp_path: Path) -> None:
     """torchrun: local_elastic_agent_test 16."""

@@ -78,7 +78,7 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     kill_launcher_and_agent(running)
     wait_until(lambda: rows(run_id) == [("left over", f"{len(pids)} others")])
     ((state, processes),) = rows(f"{run_id}-b")
-    assert (state, processes) == ("runs", "1 launcher, 1 agent, 1 forkserver, 1 store, 1 worker")
+    assert (state, processes) == ("runs", "1 launcher, 1 agent, 1 forkserver, 1 worker")
 
     interrupted = start("--kill", run_id, "--shutdown-timeout", "60")  # What has escaped ignores SIGTERM.
     interrupted.wait_for("SIGKILL in 60 s")
@@ -106,7 +106,7 @@ def test_an_agent_that_is_stopped_while_its_launcher_dies_is_woken_to_end_its_wo
     os.kill(agent, signal.SIGSTOP)
     running.signal(signal.SIGKILL)
     running.process.wait()
-    assert rows(run_id) == [("left over", "1 agent, 1 forkserver, 1 store, 1 worker")]
+    assert rows(run_id) == [("left over", "1 agent, 1 forkserver, 1 worker")]
     finished = kill(run_id)
     assert finished.returncode == 0, finished.err
     assert not is_alive(agent)

@@ -80,6 +80,12 @@ def test_the_table_names_all_there_is(worker: dict[str, str]) -> None:
     assert all(environment.NAMES.values())
 
 
+def test_without_a_store_the_only_worker_is_not_told_of_one() -> None:
+    inherited = {"TORCHELASTIC_USE_AGENT_STORE": "True"}
+    env = environment.worker_environ(inherited, SPEC, replace(ROUND, has_store=False), 0, "")
+    assert "TORCHELASTIC_USE_AGENT_STORE" not in env
+
+
 def test_ranks_are_contiguous_on_a_node() -> None:
     """torchrun: agent_api_test 1; local_elastic_agent_test 12."""
     envs = [environment.worker_environ({}, SPEC, ROUND, local_rank, "") for local_rank in range(2)]

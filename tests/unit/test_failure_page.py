@@ -318,6 +318,10 @@ def test_the_stacks_of_a_job_that_hangs_are_named_with_their_path(hosts: int, is
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "batch size"),
         ("DistNetworkError: port: 29500, code: -98, name: EADDRINUSE", "--master-port"),
+        (
+            "DistNetworkError: The client socket has timed out after 600000ms while trying to connect to (h, 12355).",
+            "mp.spawn",
+        ),
         ("ModuleNotFoundError: No module named 'datasets'", "not installed"),
         ("ModuleNotFoundError: No module named 'cuda.x'; 'cuda' is not a package", "a file cuda.py lies beside"),
         ("AttributeError: module 'random' has no attribute 'seed'", "a file random.py lies beside"),

@@ -91,6 +91,11 @@ _HINTS = (
         _raised(r"\w+", r"DataLoader worker .*(killed|exited)"),
         "A DataLoader worker died, often because /dev/shm or the memory is too small.",
     ),
+    (
+        _raised(r"\w+", r"client socket has timed out") + "|" + _raised("DistNetworkError", "timed out"),
+        "Nobody serves that address. A script that starts its own workers (mp.spawn) must first remove "
+        "TORCHELASTIC_USE_AGENT_STORE from os.environ.",
+    ),
     (_raised(r"\w+", "Too many open files"), "Raise the limit of open files: ulimit -n."),
     (_raised(r"\w+", "No space left on device"), "A disk is full, or /dev/shm is."),
 )
