@@ -23,6 +23,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     from ddplaunch.worker.fake_cuda import (
         attention,
         cuda,
+        custom_ops,
         kernels,
         patching,
         process_groups,
@@ -44,6 +45,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     sharded_random.install()
     profiling.install()
     kernels.install()
+    custom_ops.install()
     patching.replace_imported_names()
     _install_in_children(gpus, compile_on_cpu)
     sys.excepthook = unsupported.excepthook

@@ -38,6 +38,7 @@ def install(devices: FakeDevices) -> None:
     replace("torch.cuda.nccl.version", lambda: (2, 27, 3))
     replace("torch.cuda.nccl.is_available", lambda *_: True)
     replace("torch.Tensor.record_stream", lambda self, stream: None)
+    _add_c_functions(devices)
     replace("torch.Stream", cuda["Stream"])
     replace("torch.Event", cuda["Event"])
     wrap("torch.get_device_module", lambda original, device=None: torch.cuda if device is None else original(device))
@@ -66,6 +67,19 @@ def _install_function(name: str, function: Any) -> None:
 
 def _make_unsupported(name: str) -> None:
     _install_function(name, unsupported_function(name))
+
+
+def _add_c_functions(devices: FakeDevices) -> None:
+    """Functions of torch's C++ module that scripts call themselves; a build for the CPU lacks them."""
+
+    def set_device(index: int) -> None:
+        devices.current = devices.index(index)
+
+    replace("torch._C._cuda_getDeviceCount", lambda: devices.count, everywhere=False)
+    replace("torch._C._cuda_getDevice", devices.index, everywhere=False)
+    replace("torch._C._cuda_setDevice", set_device, everywhere=False)
+    replace("torch._C._cuda_synchronize", lambda: None, everywhere=False)
+    replace("torch._C._cuda_sleep", lambda _cycles: None, everywhere=False)
 
 
 def _patch_internals(devices: FakeDevices) -> None:

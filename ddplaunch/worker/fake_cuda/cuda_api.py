@@ -110,6 +110,9 @@ class CudaApi(Streams):
             is_integrated=0,
             is_multi_gpu_board=0,
             gcnArchName="",
+            pci_domain_id=0,
+            pci_bus_id=index + 1,
+            pci_device_id=0,
             uuid=f"00000000-0000-0000-0000-{index:012}",
         )
 
@@ -133,7 +136,11 @@ class CudaApi(Streams):
         return torch.initial_seed()
 
     def cudart(self) -> SimpleNamespace:
-        return SimpleNamespace(cudaProfilerStart=lambda: 0, cudaProfilerStop=lambda: 0)
+        names = ("ProfilerStart", "ProfilerStop", "HostRegister", "HostUnregister")
+        functions: dict[str, Any] = {f"cuda{name}": lambda *_args: 0 for name in names}
+        free_and_total = _DEVICE_CONSTANTS["mem_get_info"]
+        errors = SimpleNamespace(success=0)
+        return SimpleNamespace(cudaError=errors, cudaMemGetInfo=lambda _device: free_and_total, **functions)
 
     def current_accelerator(self, check_available: bool = False) -> torch.device:
         return _Device("cuda")

@@ -11,6 +11,7 @@ import itertools
 import os
 import weakref
 from datetime import timedelta
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,13 +35,46 @@ _NCCL_TIMEOUT = timedelta(minutes=10)
 _first_group_numbers = itertools.count(0, 1000)
 
 
+class NcclConfig(SimpleNamespace):
+    """Settings of a communicator; they have no effect."""
+
+    def __init__(self) -> None:
+        unset = -(1 << 31)  # NCCL_CONFIG_UNDEF_INT
+        names = (
+            "blocking",
+            "cga_cluster_size",
+            "min_ctas",
+            "max_ctas",
+            "split_share",
+            "traffic_class",
+            "collnet_enable",
+        )
+        super().__init__(net_name=None, **dict.fromkeys(names, unset))
+
+
+class NcclOptions(SimpleNamespace):
+    """Settings of a process group; they have no effect."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__(
+            is_high_priority_stream=is_high_priority_stream,
+            config=NcclConfig(),
+            backend="nccl",
+            _timeout=_NCCL_TIMEOUT,
+            global_ranks_in_group=[],
+            group_name="",
+        )
+
+
 def install(devices: FakeDevices) -> None:
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
     replace("torch.distributed.distributed_c10d.split_group", unsupported_function("torch.distributed.split_group"))
-    nccl = "torch.distributed.ProcessGroupNCCL"
-    replace(nccl, unsupported_class(nccl), everywhere=False)
+    nccl = unsupported_class("torch.distributed.ProcessGroupNCCL")
+    nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
+        replace(f"{module}.ProcessGroupNCCL", nccl, everywhere=False)
     replace("torch.nn.SyncBatchNorm.forward", _sync_batch_norm)
 
 
@@ -72,6 +106,13 @@ def _install_groups(devices: FakeDevices) -> None:
         real = original(group)
         return dist.Backend(_requested_backend(group or dist.group.WORLD) or real) if called_by_script() else real
 
+    def get_backend_config(original: Callable[..., str], group: Any = None) -> str:
+        requested = _requested_backend(group or dist.group.WORLD)
+        if requested is None or not called_by_script():
+            return original(group)
+        default = "cpu:gloo,cuda:nccl"  # What torch makes of no choice where there are GPUs.
+        return default if requested == dist.Backend.UNDEFINED else str(dist.BackendConfig(dist.Backend(requested)))
+
     def barrier(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         given = _by_name(original, args, kwargs)
         for device in given.pop("device_ids", None) or ():
@@ -81,6 +122,7 @@ def _install_groups(devices: FakeDevices) -> None:
     wrap("torch.distributed.distributed_c10d.init_process_group", init)
     wrap("torch.distributed.distributed_c10d.new_group", create)
     wrap("torch.distributed.distributed_c10d.get_backend", get_backend)
+    wrap("torch.distributed.distributed_c10d.get_backend_config", get_backend_config)
     wrap("torch.distributed.distributed_c10d.barrier", barrier)
     # Imports of this name by torch stay unpatched: torch's own code would import NCCL's class.
     wrap("torch.distributed.is_nccl_available", lambda _original: True, everywhere=False)

@@ -54,6 +54,10 @@ class Stream:
         self.stream_id = self.cuda_stream = next(_numbers)
         self.device_type = 1
 
+    @staticmethod
+    def priority_range() -> tuple[int, int]:
+        return 0, -5
+
     @property
     def device(self) -> torch.device:
         return _Device("cuda", self.device_index)

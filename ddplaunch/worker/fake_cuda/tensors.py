@@ -98,6 +98,9 @@ def _install_moves(devices: FakeDevices) -> None:
     replace("torch.Tensor.cpu", lambda self, **kwargs: self.to("cpu", **kwargs))
     replace("torch.Tensor.pin_memory", pin_memory)
     replace("torch.UntypedStorage.cuda", storage_cuda)
+    # Parameters of lazy modules allow only these methods, by identity, until the first forward pass.
+    mixin = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]
+    mixin._allowed_methods = [*mixin._allowed_methods, torch.Tensor.to, torch.Tensor.cuda, torch.Tensor.cpu]
 
 
 def _install_device_queries(devices: FakeDevices) -> None:
@@ -118,11 +121,16 @@ def _install_device_queries(devices: FakeDevices) -> None:
     def get_device(original: Callable[..., int], self: torch.Tensor) -> int:
         return original(self) if (index := gpu(self)) is None else index
 
+    def type_(original: Callable[..., Any], self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        found = original(self, *args, **kwargs)
+        return found.replace("torch.", "torch.cuda.") if isinstance(found, str) and gpu(self) is not None else found
+
     replace("torch.Tensor.device", device_property("device", lambda index: _Device("cuda", index)))
     replace("torch.Tensor.is_cuda", device_property("is_cuda", lambda _index: True))
     replace("torch.Tensor.is_cpu", device_property("is_cpu", lambda _index: False))
     replace("torch.Tensor.is_pinned", lambda self, device=None: _location_of(self) == _PINNED)
     wrap("torch.Tensor.get_device", get_device)
+    wrap("torch.Tensor.type", type_)
 
 
 def _install_device_names(devices: FakeDevices, compile_on_cpu: bool) -> None:
@@ -202,5 +210,5 @@ def _storage(tensor: torch.Tensor) -> Any:
         return None
     try:
         return tensor.untyped_storage()
-    except (AttributeError, NotImplementedError, RuntimeError):
-        return None  # A sparse tensor, or a wrapper of another tensor.
+    except (AttributeError, NotImplementedError, RuntimeError, ValueError):
+        return None  # A sparse tensor, a wrapper of another tensor, or a lazy module's parameter.

@@ -6,6 +6,7 @@ import sys
 import threading
 import warnings
 
+import answers_apis
 import answers_collectives
 import answers_sharding
 import pytest
@@ -122,6 +123,7 @@ def properties():
     assert torch.version.cuda.split(".")[0] >= "11"
     assert torch.backends.cuda.is_built()
     assert isinstance(torch.cuda.list_gpu_processes(), str)
+    answers_apis.check_devices()
 
 
 @row("torch.cuda: mem_get_info, memory_*, ...")
@@ -214,6 +216,7 @@ def profiling():
     with torch.profiler.profile(activities=activities) as profile:
         torch.ones(2, 2, device="cuda") @ torch.ones(2, 2, device="cuda")
     assert any(event.key == "aten::mm" for event in profile.key_averages())
+    answers_apis.check_runtime()
 
 
 @row("torch.accelerator")
@@ -272,6 +275,7 @@ def moves():
     assert packed.to("cuda").data.sum() == packed.cuda().data.sum() == 3
     assert torch.ones(1).to("meta").is_meta
     assert torch.sparse_coo_tensor([[0]], [1.0], (1,), check_invariants=True).cuda().to_dense().sum() == 1
+    answers_apis.check_lazy_modules()
 
 
 @row("tensor.device, .is_cuda, .get_device")
@@ -412,6 +416,7 @@ def old_types():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.set_default_tensor_type("torch.cuda.FloatTensor")
+    answers_apis.check_types()
 
 
 class Scaled(torch.autograd.Function):
@@ -544,13 +549,12 @@ def groups():
     assert objects == [{"rank": 0}]
     gathered = torch.empty(4, device="cuda")
     getattr(dist, "all_gather_single", dist.all_gather_into_tensor)(gathered, torch.ones(2, device="cuda"))
-    if torch.__version__ < "2.9":  # Where gloo has no such operation, and the worker stops.
-        return
     parts = list(torch.empty(2, device="cuda").chunk(2))
     dist.all_to_all(parts, list(torch.full((2,), float(dist.get_rank()), device="cuda").chunk(2)))
     assert [part.item() for part in parts] == [0, 1]
     dist.barrier(group, device_ids=[0])
     dist.destroy_process_group(group)
+    answers_apis.check_nccl_options()
 
 
 @row("all_gather, reduce_scatter, all_to_all, ...")
@@ -565,6 +569,12 @@ def backends_of_groups():
     assert dist.get_backend(dist.new_group([0, 1], backend="gloo")) == "gloo"
     assert dist.get_default_backend_for_device("cuda") == "nccl"
     assert torch.cuda.nccl.version() >= (2, 10)
+    answers_apis.check_backend_config()
+
+
+@row("torch.library: kernels for CUDA")
+def operators():
+    answers_apis.check_operators()
 
 
 @row("DistributedDataParallel")

@@ -33,7 +33,7 @@ CALLS = {
     "torch.cuda.caching_allocator_delete": lambda: torch.cuda.caching_allocator_delete(8),
     "torch.cuda.comm": lambda: torch.cuda.comm.broadcast(torch.ones(1), [0, 1]),
     "torch.cuda.nccl": lambda: torch.cuda.nccl.all_reduce([torch.ones(1)]),
-    "torch.distributed.ProcessGroupNCCL": lambda: dist.ProcessGroupNCCL.Options(is_high_priority_stream=True),
+    "torch.distributed.ProcessGroupNCCL": lambda: dist.ProcessGroupNCCL(dist.HashStore(), 0, 1),
     "torch.distributed.split_group": lambda: dist.split_group(split_ranks=[[0]]),
     "torch.utils.cpp_extension": lambda: cpp_extension.load("mine", ["bind.cpp", "kernel.cu"]),
     "torch.utils.cpp_extension, inline": lambda: cpp_extension.load_inline("mine", "", cuda_sources=["int x;"]),

@@ -1,0 +1,82 @@
+"""Small parts of CUDA's API that libraries use; two GPUs."""
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed import distributed_c10d
+
+
+def check_devices():
+    assert torch._C._cuda_getDeviceCount() == 2
+    torch._C._cuda_setDevice(1)
+    assert torch._C._cuda_getDevice() == torch.cuda.current_device() == 1
+    torch.cuda.set_device(0)
+    torch._C._cuda_synchronize()
+    first, second = (torch.cuda.get_device_properties(index) for index in range(2))
+    assert (first.pci_domain_id, first.pci_device_id) == (0, 0)
+    assert first.pci_bus_id != second.pci_bus_id
+
+
+def check_runtime():
+    runtime, staged = torch.cuda.cudart(), torch.ones(4)
+    assert runtime.cudaHostRegister(staged.data_ptr(), 16, 1) == runtime.cudaError.success == 0
+    assert runtime.cudaHostUnregister(staged.data_ptr()) == 0
+    assert runtime.cudaMemGetInfo(0) == torch.cuda.mem_get_info()
+    least, greatest = torch.cuda.Stream.priority_range()
+    assert greatest < least
+    torch.cuda._sleep(1000)
+
+
+def check_lazy_modules():
+    for make in (lambda: nn.LazyLinear(3).cuda(), lambda: nn.LazyLinear(3).to("cuda:0")):
+        model = make()
+        model(torch.ones(2, 2, device="cuda"))
+        assert model.weight.device == torch.device("cuda", 0)
+
+
+def check_types():
+    x = torch.ones(1, device="cuda")
+    assert x.type() == "torch.cuda.FloatTensor"
+    assert x.half().type() == "torch.cuda.HalfTensor"
+    assert x.cpu().type() == "torch.FloatTensor"
+    assert x.double().type(x.type()).dtype is torch.float32
+
+
+def check_nccl_options():
+    options = distributed_c10d.ProcessGroupNCCL.Options(is_high_priority_stream=True)
+    assert options.is_high_priority_stream
+    options.config.min_ctas = 4
+    options.config.blocking = 0
+    group = dist.new_group([0, 1], pg_options=options)
+    dist.all_reduce(x := torch.ones(1, device="cuda"), group=group)
+    assert x.item() == 2
+
+
+def check_backend_config():
+    assert dist.get_backend_config() == "cuda:nccl"
+    assert dist.get_backend_config(dist.new_group([0, 1], backend="cpu:gloo,cuda:nccl")) == "cpu:gloo,cuda:nccl"
+    assert dist.get_backend_config(dist.new_group([0, 1], backend="gloo")) == "cpu:gloo,cuda:gloo"
+
+
+libraries = []
+
+
+def check_operators():
+    @torch.library.custom_op("answers::plus", mutates_args=(), device_types="cuda")
+    def plus(x: torch.Tensor) -> torch.Tensor:
+        return x + 1
+
+    torch.library.define("answers::minus", "(Tensor x) -> Tensor")
+    torch.library.impl("answers::minus", "cuda", lambda x: x - 1)
+    library = torch.library.Library("answers", "FRAGMENT")
+    libraries.append(library)  # As long as it lives, its operators do.
+    library.define("twice(Tensor x) -> Tensor")
+    library.define("thrice(Tensor x) -> Tensor")
+    library.impl("twice", lambda x: x * 2, "CUDA")
+    library.impl("thrice", lambda x: x * 3, "CPU")
+    library.impl("thrice", lambda x: x * 33, "CUDA")
+    x = torch.ones(1, device="cuda")
+    operators = (plus, torch.ops.answers.minus, torch.ops.answers.twice, torch.ops.answers.thrice)
+    assert [operator(x).item() for operator in operators] == [2, 0, 2, 3]
+    library.impl("twice", lambda x: x * 20, "CPU")
+    assert torch.ops.answers.twice(x).item() == 20
