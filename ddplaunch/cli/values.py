@@ -201,12 +201,15 @@ def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
 
 
 def parse_rdzv_conf(text: str) -> dict[str, str]:
-    """``KEY=VALUE,...`` as a dict; a later value replaces an earlier one.
+    """``KEY=VALUE,...`` as a dict; a later value replaces an earlier one. Quotes around the whole are removed.
+
+    A command that no shell has read may have them: ``["torchrun", "--rdzv-conf='timeout=5'"]``.
 
     Raises:
         OptionError: an empty key or value.
     """
     conf: dict[str, str] = {}
+    text = re.sub(r"""^\s*(['"])(.*)\1\s*$""", r"\2", text)
     for part in text.split(",") if text.strip() else ():
         key, _, value = (piece.strip() for piece in part.partition("="))
         if not key or not value:

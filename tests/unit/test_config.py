@@ -187,6 +187,7 @@ def test_other_endpoints_are_refused(text: str) -> None:
         (" join_timeout = 600 , is_host=true", {"join_timeout": "600", "is_host": "true"}),
         ("cert=a=b", {"cert": "a=b"}),
         ("timeout=5,timeout=6", {"timeout": "6"}),
+        ("'a=1,timeout=5'", {"a": "1", "timeout": "5"}),
     ],
 )
 def test_rdzv_conf_is_keys_and_values(text: str, conf: dict[str, str]) -> None:

@@ -343,6 +343,8 @@ def test_the_stacks_of_a_job_that_hangs_are_named_with_their_path(hosts: int, is
         ("error: unrecognized arguments: --local-rank=0", "--pass-local-rank"),
         ("train.py: error: unrecognized arguments: --local_rank=0", "--pass-local-rank"),
         ("torch.distributed.DistBackendError: NCCL error in: ProcessGroupNCCL.cpp", "NCCL_DEBUG=INFO"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "--dry-run"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "--dry-run"),
         ("RuntimeError: DataLoader worker (pid 12) is killed by signal: Bus error", "/dev/shm"),
         ("OSError: [Errno 24] Too many open files", "ulimit -n"),
         ("OSError: [Errno 28] No space left on device", "disk is full"),
@@ -372,6 +374,12 @@ def test_words_beside_the_exception_bring_no_hint(said: str) -> None:
     error = WorkerError(said, traceback, NOON)
     assert "hint:" not in page(ended(0, 1, error=error, tail=tuple(traceback.splitlines())))
     assert "hint:" not in page(ended(0, 1, tail=tuple(traceback.splitlines())))
+
+
+def test_a_dry_run_has_no_hint_for_real_gpus() -> None:
+    result = failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "Traceback", NOON)))
+    assert "hint:" in failure_page.page(result)
+    assert "hint:" not in failure_page.page(result, is_dry_run=True)
 
 
 def test_a_kill_from_outside_has_a_hint_and_a_plain_failure_has_none() -> None:

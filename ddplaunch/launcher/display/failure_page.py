@@ -30,7 +30,7 @@ _REASON_COLUMNS = 160
 _EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
 
-def page(result: RunResult, *, is_remote: bool = False, has_report: bool = True) -> str:
+def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False, has_report: bool = True) -> str:
     """The failure page of ``result``.
 
     ``is_remote``: the logs are on the hosts, not on this machine. ``has_report``: report.json has been written.
@@ -47,7 +47,7 @@ def page(result: RunResult, *, is_remote: bool = False, has_report: bool = True)
     if attempt:
         parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
     parts += [*_earlier(result.attempts), *_files(result, first, is_remote, has_report)]
-    hint = _EARLY_EXIT_HINT if early else hints.hint(first) if first else ""
+    hint = _EARLY_EXIT_HINT if early else hints.hint(first, is_dry_run) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return escape("\n".join(parts))

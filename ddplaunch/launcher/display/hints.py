@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 _MAX_COLUMNS = 2_000
 
 _LESS_MEMORY = "Use less memory per worker (batch size, DataLoader workers), or fewer workers."
+_NO_GPU = "There is no usable GPU: let the script use the CPU and the backend gloo, or try it with --dry-run."
+_NCCL_DEBUG = "Set NCCL_DEBUG=INFO for more messages of NCCL."
 _RENAME = "If a file {0}.py lies beside the script, it hides the module {0}: rename it."
 
 _RANK_PREFIX = re.compile(r"^\[rank\d+\]: ")
@@ -40,10 +42,10 @@ _HINTS = (
     (
         _raised(
             r"\w+",
-            r"have NCCL built in|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available"
+            r"have NCCL built in|has no attribute '_cuda_|ProcessGroupNCCL is only supported with GPUs|No CUDA GPUs are available"
             r"|Torch not compiled with CUDA|Found no NVIDIA driver|torch\.cuda\.is_available\(\) is False",
         ),
-        "There is no usable GPU: let the script use the CPU and the backend gloo, or try it with --dry-run.",
+        _NO_GPU,
     ),
     (
         _raised(r"\w+", r"EADDRINUSE|[Aa]ddress already in use"),
@@ -86,7 +88,7 @@ _HINTS = (
         "If the script starts one process per GPU by itself (mp.spawn), call the function directly instead: ddplaunch "
         "has started these processes, and RANK, LOCAL_RANK and WORLD_SIZE are in the environment.",
     ),
-    (_raised("DistBackendError|RuntimeError", "NCCL|nccl"), "Set NCCL_DEBUG=INFO for more messages of NCCL."),
+    (_raised("DistBackendError|RuntimeError", "NCCL|nccl"), _NCCL_DEBUG),
     (
         _raised(r"\w+", r"DataLoader worker .*(killed|exited)"),
         "A DataLoader worker died, often because /dev/shm or the memory is too small.",
@@ -101,8 +103,8 @@ _HINTS = (
 )
 
 
-def hint(first: WorkerExit) -> str:
-    """What can be done about the first failure; empty if that is not known."""
+def hint(first: WorkerExit, is_dry_run: bool = False) -> str:
+    """What can be done about the first failure; empty if that is not known. A dry run has no hints for real GPUs."""
     if first.out_of_memory == "perhaps":
         return "If the kernel sent the signal, `dmesg` names the process; otherwise a user or a job scheduler sent it."
     if first.out_of_memory == "yes":
@@ -110,7 +112,7 @@ def hint(first: WorkerExit) -> str:
     text = _exception(first)
     for pattern, words in _HINTS:
         found = re.search(pattern, text, re.MULTILINE)
-        if found:
+        if found and not (is_dry_run and words in (_NO_GPU, _NCCL_DEBUG)):
             return words.format(*filter(None, found.groups()))
     if first.returncode == -9 and not first.ended_by_stop:
         return "SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."

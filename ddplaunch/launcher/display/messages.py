@@ -105,7 +105,8 @@ class UserMessages:
         has_report = self._folder is not None and report_files.write_report(result, self._folder)
         text = ""
         if result.outcome == "failed" and not is_explained:
-            text = failure_page.page(result, is_remote=self._is_remote, has_report=has_report)
+            is_dry_run = self._config.dry_run
+            text = failure_page.page(result, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
         if self._folder and text:
             report_files.write_page(text, self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
