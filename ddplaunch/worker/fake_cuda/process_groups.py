@@ -19,7 +19,7 @@ import torch.distributed as dist
 import torch.distributed.device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddplaunch.worker.fake_cuda import collectives
+from ddplaunch.worker.fake_cuda import collectives, functional_collectives
 from ddplaunch.worker.fake_cuda.patching import called_by_script, replace, when_imported, wrap
 from ddplaunch.worker.fake_cuda.unsupported import unsupported_class, unsupported_function
 
@@ -70,6 +70,7 @@ def install(devices: FakeDevices) -> None:
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
+    functional_collectives.install()
     replace("torch.distributed.distributed_c10d.split_group", unsupported_function("torch.distributed.split_group"))
     nccl = unsupported_class("torch.distributed.ProcessGroupNCCL")
     nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]

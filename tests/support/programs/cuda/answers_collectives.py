@@ -116,7 +116,27 @@ def check_coalescing():
     assert received.item() == 1 - dist.get_rank()
 
 
+def check_functional_collectives():
+    """As DTensor and compiled code call them."""
+    functional, group, rank = torch.ops._c10d_functional, dist.group.WORLD.group_name, dist.get_rank()
+    values = torch.tensor([3 + rank, -4 - rank], device="cuda")
+    small = mine(2, dtype=torch.float8_e4m3fn)
+    for found, expected in (
+        (functional.all_reduce(values, "avg", group), [3, -4]),
+        (functional.reduce_scatter_tensor(values, "avg", 2, group), [[3], [-4]][rank]),
+        (functional.all_gather_into_tensor(values, 2, group), [3, -4, 4, -5]),
+        (functional.all_gather_into_tensor(small, 2, group), [0, 0, 1, 1]),
+        (functional.all_gather_into_tensor(mine(), 2, group), [0, 1]),
+        (functional.all_to_all_single(small, [1, 1], [1, 1], group), [0, 1]),
+        (functional.all_to_all_single(mine(3), [1 + rank] * 2, [1, 2], group), [0] * (1 + rank) + [1] * (1 + rank)),
+        (functional.broadcast(small, 1, group), [1, 1]),
+    ):
+        assert functional.wait_tensor(found).float().tolist() == expected
+    assert values.tolist() == [3 + rank, -4 - rank]
+
+
 def check():
+    check_functional_collectives()
     check_shapes()
     check_uneven_lists()
     check_types()
