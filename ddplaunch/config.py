@@ -189,6 +189,7 @@ class RendezvousConfig:
         last_call_s: seconds to wait for further nodes after that, up to ``max_nodes``.
         search_timeout_s: seconds to wait for any answer at the endpoint; None: ``join_timeout_s``.
         lost_after_s: seconds without a heartbeat after which a node counts as lost.
+        secret: common to all nodes; records in the store that are not signed with it are ignored. Empty: no signatures.
     """
 
     token: str
@@ -208,6 +209,7 @@ class RendezvousConfig:
     attempt: int = 0
     restart_count: int = 0
     other_ports: tuple[int, ...] = ()
+    secret: str = field(default="", repr=False)
 
 
 @dataclass(frozen=True, kw_only=True)

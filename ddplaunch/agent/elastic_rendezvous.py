@@ -23,6 +23,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeEnded,
     NodeJoined,
     NoFreeSlot,
+    RecordsRejected,
     RendezvousLost,
     RoundFormed,
     RoundVerdict,
@@ -225,6 +226,8 @@ class ElasticRendezvous:
     def close(self) -> None:
         """Leave the run unless it has ended: otherwise only missing heartbeats would show the loss to other nodes."""
         client = self._client
+        if client and client.rejected_count:
+            self._callbacks.send(Notice(client.rejected_total()))
         if client and client.index is not None and not self._is_lost and self._verdict is None:
             client.leave()
             self._callbacks.wait(lambda: self._is_lost, time.monotonic() + _LEAVE_S)
@@ -272,6 +275,8 @@ class ElasticRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
+            case RecordsRejected(count=count):
+                self._on_rejected(client, count)
             case RendezvousLost():
                 self._on_lost(client, record)
 
@@ -281,13 +286,18 @@ class ElasticRendezvous:
         if event.missing and (client.is_server or not self._launcher_assigns_rendezvous):
             self._send_notice(client.waiting_message())
 
+    def _on_rejected(self, client: RendezvousClient, count: int) -> None:
+        if not client.rejected_count:
+            self._callbacks.send(Notice(client.rejected_message()))
+        client.rejected_count = count
+
     def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
         if client.lost_reason is None:
             client.lost_reason = event.reason
             if self._launcher_assigns_rendezvous:
                 self._callbacks.send(RendezvousUnreachable(client.config.token, event.reason))
-        if event.refused:
-            raise LaunchError(f"{client.endpoint}: {event.reason}", "Give each run a different --rdzv-id.", RENDEZVOUS)
+        if event.refused_hint:
+            raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
 
     def _send_notice(self, text: str) -> None:
         """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""

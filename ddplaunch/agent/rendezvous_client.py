@@ -53,6 +53,7 @@ class RendezvousClient:
         is_spare: the run has all nodes that it needs; this node waits until one is lost.
         lost_reason: why the rendezvous is lost; None while it is not.
         has_left: this node has left the run; the other nodes continue without it.
+        rejected_count: records that this node has ignored because others than the nodes of the run wrote them.
     """
 
     def __init__(self, host: str, config: RendezvousConfig) -> None:
@@ -68,6 +69,7 @@ class RendezvousClient:
         self.lost_reason: str | None = None
         self._search_failure: str | None = None
         self.is_spare = self.has_left = False
+        self.rejected_count = 0
         self.waiting_nodes = WaitingNodes(host, 1, (len(config.participants) or config.min_nodes) - 1)
         self._host = host
         self._listener, self.addresses = network.bind_endpoint(host, config)
@@ -154,6 +156,17 @@ class RendezvousClient:
             f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
             f"{self._host} waits until a node is lost"
         )
+
+    def rejected_message(self) -> str:
+        """The message when the first record without a valid signature was ignored."""
+        return (
+            f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
+            f"{self.endpoint}; a firewall would keep it away"
+        )
+
+    def rejected_total(self) -> str:
+        """The message at the end of a run in which records were ignored."""
+        return f"{self._host} has ignored {plural(self.rejected_count, 'record')} from outside this run"
 
     def search_message(self, reason: str) -> str:
         """The message while no node has answered at the endpoint. Keeps ``reason`` for a later error."""

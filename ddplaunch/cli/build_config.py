@@ -21,6 +21,9 @@ from ddplaunch.config import (
     WorkerConfig,
 )
 from ddplaunch.errors import OptionError, StartNotice, UsageError
+from ddplaunch.protocol.environment import SECRET
+
+_MIN_SECRET = 16
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -75,7 +78,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         workers=_workers(options),
         output=_output(options, environ),
         timeouts=_timeouts(options, environ, conf if launcher_starts_nodes else None),
-        rendezvous=_rendezvous(completed, conf, min_nodes, max_nodes) if has_own_rendezvous else None,
+        rendezvous=_rendezvous(completed, environ, conf, min_nodes, max_nodes) if has_own_rendezvous else None,
         hosts=hosts,
         remote=_remote(completed, environ, hosts),
         master_addr=master_addr,
@@ -207,7 +210,11 @@ def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
 
 
 def _rendezvous(
-    completed: scheduler_options.CompletedOptions, conf: RendezvousConf, min_nodes: int, max_nodes: int
+    completed: scheduler_options.CompletedOptions,
+    environ: Mapping[str, str],
+    conf: RendezvousConf,
+    min_nodes: int,
+    max_nodes: int,
 ) -> RendezvousConfig | None:
     """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint."""
     options, scheduler = completed.options, completed.endpoint
@@ -232,7 +239,21 @@ def _rendezvous(
         search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
         last_call_s=conf.last_call_s,
         lost_after_s=conf.lost_after_s,
+        secret=_secret(environ),
     )
+
+
+def _secret(environ: Mapping[str, str]) -> str:
+    """The secret of the rendezvous; empty for none.
+
+    Raises:
+        UsageError: it is too short: a stranger could find it by trial. Its text is not in the message.
+    """
+    secret = environ.get(SECRET, "")
+    if SECRET in environ and len(secret) < _MIN_SECRET:
+        hint = f"For example {SECRET}=$(openssl rand -hex 16), once, and the same text on every node."
+        raise UsageError(f"{SECRET} has {len(secret)} characters, and at least {_MIN_SECRET} are needed", hint)
+    return secret
 
 
 def _endpoint(options: Mapping[str, Any], default_port: int) -> tuple[str, int] | None:

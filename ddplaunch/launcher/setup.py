@@ -63,6 +63,7 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
         join_timeout_s=config.timeouts.join_s,
         last_call_s=0.0,
         lost_after_s=config.timeouts.lost_after_s,
+        secret=os.urandom(32).hex(),
     )
 
 

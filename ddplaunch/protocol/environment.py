@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 RUN_ID = "DDPLAUNCH_RUN_ID"
 """Holds the node tag in every process of a run, so that a sweep finds one that left its process group, too."""
 
+SECRET = "DDPLAUNCH_SECRET"
+"""Read by the launcher: the secret of a rendezvous of nodes that were started by hand. Workers do not get it."""
+
 NAMES: dict[str, str] = {
     "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
     "LOCAL_RANK": "number of the worker on its node; always 0 with --virtual-local-rank",
@@ -48,7 +51,7 @@ def shared_environ(inherited: Mapping[str, str], run_tag: str, local_world_size:
 
     ``cpus`` is the number of CPUs that the affinity allows.
     """
-    env = dict(inherited)
+    env = {name: value for name, value in inherited.items() if name != SECRET}
     env[RUN_ID] = run_tag
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if local_world_size > 1:

@@ -186,13 +186,23 @@ class StoreNotFound:
 
 
 @dataclass(frozen=True)
+class RecordsRejected:
+    """Member to agent, at most once per heartbeat: ``count`` records so far had no valid signature and were ignored."""
+
+    count: int
+
+
+@dataclass(frozen=True)
 class RendezvousLost:
-    """Member to agent, last: the rendezvous does not answer (any more), or it rejects this node (``refused``)."""
+    """Member to agent, last: the rendezvous does not answer (any more), or it rejects this node.
+
+    ``refused_hint`` is then what the user can do about it; otherwise empty.
+    """
 
     reason: str
-    refused: bool = False
+    refused_hint: str = ""
 
 
 FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeLeft, SetParticipants)
 TO_NODE = (WaitingNodes, NoFreeSlot, ListenForStore, RoundFormed, StopRound, RoundVerdict, AllNodesLeft)
-FROM_MEMBER = (MemberReady, StoreNotFound, RendezvousLost, *TO_NODE)
+FROM_MEMBER = (MemberReady, StoreNotFound, RecordsRejected, RendezvousLost, *TO_NODE)

@@ -16,7 +16,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
+from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.rendezvous import StoreNotFound
+from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
 
@@ -38,7 +40,11 @@ _AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, Any]
 
 
 class Refused(Exception):
-    """The rendezvous does not accept this node. The message is the reason."""
+    """The rendezvous does not accept this node. The message is the reason; ``hint`` says what the user can do."""
+
+    def __init__(self, reason: str, hint: str = "Give each run a different --rdzv-id.") -> None:
+        super().__init__(reason)
+        self.hint = hint
 
 
 def connect(spec: MemberSpec, listen_fd: int, report: Callable[[StoreNotFound], None]) -> _Found:
@@ -187,20 +193,48 @@ def _no_answer(code: int) -> str:
     return f"nothing answers there ({os.strerror(code).lower()})"
 
 
+def enter(spec: MemberSpec, store: TCPStore) -> Signer:
+    """Open the rendezvous on the node that serves it; on the others wait for it, and verify that it has their secret.
+
+    Returns:
+        The signer of all records of the rendezvous.
+
+    Raises:
+        Refused: another run uses the endpoint, or the nodes have different secrets.
+        RuntimeError: the store does not answer, or does not hold the rendezvous that the launcher assigned.
+    """
+    open_key, signer = _open_key(spec), Signer(spec.rendezvous.secret)
+    if spec.rendezvous.is_server:
+        nonce = os.urandom(16).hex()
+        store.set(open_key, signer.sign(open_key, nonce))
+        return signer.for_nonce(nonce)
+    if not _key_appears(store, open_key):
+        if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
+            raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
+        raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
+    return _verified(spec, signer, store.get(open_key))
+
+
+def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
+    """The signer of the rendezvous that was opened with ``value``. Raises as ``enter``."""
+    nonce, is_signed = signer.verify(_open_key(spec), value), b" " in value
+    if nonce is not None and is_signed == signer.has_secret:
+        return signer.for_nonce(nonce.decode("ascii", "replace"))
+    if spec.launcher_assigns_rendezvous:
+        raise RuntimeError("another process has changed the rendezvous in the store")
+    reason = f"the node that serves the rendezvous has {f'another {SECRET}' if is_signed else f'no {SECRET}'}"
+    if not signer.has_secret:
+        reason = f"the rendezvous accepts only nodes with its {SECRET}, and this node has none"
+    raise Refused(reason, f"Set {SECRET} to the same text on every node, or on none.")
+
+
 def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
     """Claim an index for this node: the one that the launcher assigned, its node rank, or the next free one.
 
     Raises:
-        Refused: another run uses the endpoint, or the node rank is taken.
-        RuntimeError: the store does not answer, or does not hold the rendezvous that the launcher assigned.
+        Refused: the node rank is taken.
+        RuntimeError: the store does not answer any more.
     """
-    open_key = _open_key(spec)
-    if spec.rendezvous.is_server:
-        store.set(open_key, "")
-    elif not _key_appears(store, open_key):
-        if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
-            raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
-        raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
     index = spec.rendezvous.node_rank
     if spec.launcher_assigns_rendezvous and index is not None:
         return index

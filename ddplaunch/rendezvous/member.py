@@ -2,8 +2,9 @@
 
 Runs in a process that the forkserver starts; on the node that serves that store it is also the coordinator. Records are
 JSON texts in numbered keys below ``ddplaunch/<token>/``: one inbox, which the coordinator reads, and one outbox per
-node, which the coordinator writes. A blocked store call cannot be interrupted and blocks all other calls of its client.
-So every thread has a separate client, and the agent kills the process at the end.
+node, which the coordinator writes. They are signed; without a valid signature they are ignored. A blocked store call
+cannot be interrupted and blocks all other calls of its client. So every thread has a separate client, and the agent
+kills the process at the end.
 """
 
 from __future__ import annotations
@@ -27,10 +28,11 @@ from ddplaunch.protocol.rendezvous import (
     MemberSpec,
     NodeJoined,
     NodeLeft,
+    RecordsRejected,
     RendezvousLost,
 )
 from ddplaunch.protocol.results import SetParticipants
-from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, first_line, key_prefix
+from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, enter, first_line, key_prefix
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 if TYPE_CHECKING:
@@ -38,7 +40,10 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore
 
+    from ddplaunch.rendezvous.signer import Signer
+
 HEARTBEAT_S = 1.0
+_POLL_S = 0.1
 _FOR_EVER = timedelta(days=3650)
 _NEVER = float("inf")
 
@@ -70,11 +75,15 @@ def serve(channel_fd: int, listen_fd: int) -> None:
             return
         spec = received[0]
         store, address, port = connect(spec, listen_fd, send)
+        signer = enter(spec, store)
         index = claim_node_index(spec, store)
-    except (RuntimeError, Refused, wire.ProtocolError) as error:
-        send(RendezvousLost(first_line(error), isinstance(error, Refused)))
+    except Refused as error:
+        send(RendezvousLost(str(error), refused_hint=error.hint))
         return
-    Member(spec, MemberReady(index, address, port), store, reader, send).run()
+    except (RuntimeError, wire.ProtocolError) as error:
+        send(RendezvousLost(first_line(error)))
+        return
+    Member(spec, MemberReady(index, address, port), store, signer, reader, send).run()
 
 
 class Member:
@@ -85,6 +94,7 @@ class Member:
         spec: MemberSpec,
         ready: MemberReady,
         store: TCPStore,
+        signer: Signer,
         reader: BinaryIO,
         send_to_agent: Callable[[object], None],
     ) -> None:
@@ -92,10 +102,11 @@ class Member:
         self._index = ready.node_index
         settings = spec.rendezvous
         self._last_call_s, self._lost_after_s = settings.last_call_s, settings.lost_after_s
-        self._store = store
+        self._store, self._signer = store, signer
         self._reader = reader
         self._send_to_agent = send_to_agent
         self._prefix = key_prefix(spec)
+        self._inbox_count_key, self._inbox_count = f"{self._prefix}/in/count", 0
         self._mailbox: Mailbox[_Closed | tuple[Callable[[Any], None], Any]] = Mailbox()
         self._coordinator: Coordinator | None = None
         if settings.is_server:
@@ -113,6 +124,7 @@ class Member:
         self._hosts: dict[int, str] = {}
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._iterations = 0
+        self._rejected_count = self._reported_count = 0
         self._sent_counts: Counter[int] = Counter()
         self._last_waiting_nodes: list[Outgoing] = []
 
@@ -147,6 +159,7 @@ class Member:
                 next_heartbeat = now + HEARTBEAT_S
                 self._exchange_heartbeats(now)
                 self._send_waiting_nodes()
+                self._report_rejected()
             if now >= self._last_call and self._coordinator:
                 self._last_call = _NEVER
                 self._send_to_nodes(self._coordinator.last_call_expired())
@@ -170,9 +183,8 @@ class Member:
             self._last_call = time.monotonic() + self._last_call_s
 
     def _send_to_coordinator(self, record: object) -> None:
-        box = f"{self._prefix}/in"
-        number = self._store.add(f"{box}/count", 1)
-        self._store.set(f"{box}/{number}", wire.encode(record).decode("ascii"))
+        key = f"{self._prefix}/in/{self._store.add(self._inbox_count_key, 1)}"
+        self._store.set(key, self._signer.sign(key, wire.encode(record).decode("ascii")))
 
     def _send_to_nodes(self, records: Sequence[Outgoing]) -> None:
         """Write all records in one call to the store: with one call each, thousands of nodes would stop very late."""
@@ -183,7 +195,8 @@ class Member:
                 record, text = outgoing.record, wire.encode(outgoing.record).decode("ascii")
             node_index = outgoing.node_index
             self._sent_counts[node_index] += 1
-            texts[f"{self._prefix}/to/{node_index}/{self._sent_counts[node_index]}"] = text
+            key = f"{self._prefix}/to/{node_index}/{self._sent_counts[node_index]}"
+            texts[key] = self._signer.sign(key, text)
         if texts:
             self._store.multi_set(list(texts), list(texts.values()))  # type: ignore[attr-defined]
 
@@ -203,6 +216,15 @@ class Member:
                 if self._launcher_assigns_rendezvous:
                     reason = f"{self._hosts[index]} sent no heartbeat for {self._lost_after_s:g} s"
                     self._send_to_agent(RendezvousLost(reason))
+
+    def _count_rejected(self, _store_key: str) -> None:
+        self._rejected_count += 1
+
+    def _report_rejected(self) -> None:
+        """Report the number of rejected records if it has changed since the last heartbeat."""
+        if self._rejected_count != self._reported_count:
+            self._reported_count = self._rejected_count
+            self._send_to_agent(RecordsRejected(self._rejected_count))
 
     def _send_waiting_nodes(self) -> None:
         """Send the list of waiting nodes if it has changed since the last heartbeat."""
@@ -246,4 +268,21 @@ class Member:
         store.set_timeout(_FOR_EVER)
         while True:
             number += 1
-            self._mailbox.post((handle, wire.decode(store.get(f"{self._prefix}/{box}/{number}"), allowed)))
+            line = self._await_line(store, box, number)
+            if line is not None:
+                self._mailbox.post((handle, wire.decode(line, allowed)))
+
+    def _await_line(self, store: TCPStore, box: str, number: int) -> bytes | None:
+        """Wait for a record with a valid signature; None if another process took this number of the inbox."""
+        key, seen = f"{self._prefix}/{box}/{number}", b""
+        while (line := self._signer.verify(key, value := store.get(key))) is None:
+            if value != seen:
+                seen = value
+                self._mailbox.post((self._count_rejected, key))
+            if box == "in" and number <= self._inbox_count:
+                return None
+            # A node that takes this number will replace the value; ``_POLL_S`` is enough for one that just took it.
+            inbox_count = store.add(self._inbox_count_key, 0)
+            time.sleep(_POLL_S)
+            self._inbox_count = max(self._inbox_count, inbox_count)
+        return line

@@ -136,9 +136,11 @@ class Agent:
                 last_call_s=0.0,
                 lost_after_s=30.0,
                 participants=tuple(range(NODES)) if self._number == 0 else (),
+                secret="sixteen letters!",
             ),
             node_id=str(self._number),
             max_restarts=0,
+            launcher_assigns_rendezvous=True,
         )
         self._channel.send(b"!")
         self._send(spec)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Finished, Running, start
+from tests.support.runs import Finished, Running, environment, start
 
 SUM = """
 import os, time, torch, torch.distributed as dist
@@ -73,7 +75,8 @@ def sums(finished: list[Finished]) -> list[str]:
 def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script: Path):
     """torchrun: local_elastic_agent_test 8; rendezvous 5."""
     script.write_text(SUM)
-    nodes = [node(port, script, "--nnodes", "2", "--nproc-per-node", str(count)) for count in (1, 3)]
+    env = {"DDPLAUNCH_SECRET": "sixteen letters!"}
+    nodes = [node(port, script, "--nnodes", "2", "--nproc-per-node", str(count), env=env) for count in (1, 3)]
     finished = [each.finish() for each in nodes]
     assert [done.returncode for done in finished] == [0, 0]
     lines = [line.split() for line in sums(finished)]
@@ -254,3 +257,30 @@ def test_ctrl_c_works_while_waiting_for_nodes(port: int, script: Path):
     waiting.wait_for("waiting at")
     waiting.signal(signal.SIGINT)
     assert waiting.finish().returncode == 130
+
+
+STRANGER = """
+import sys
+from torch.distributed import TCPStore
+store = TCPStore("127.0.0.1", int(sys.argv[1]), is_master=False, wait_for_workers=False)
+joined = '{"record":"NodeJoined","node_index":1,"host":"evil","local_world_size":8}'
+for _ in range(3):
+    number = store.add("ddplaunch/none/in/count", 1)
+    store.set(f"ddplaunch/none/in/{number}", joined)
+"""
+
+
+def test_a_stranger_who_writes_into_the_rendezvous_is_ignored_and_mentioned_once(port: int, script: Path):
+    script.write_text(WAIT)
+    secret = {"DDPLAUNCH_SECRET": "sixteen letters!"}
+    waiting = node(port, script, "--nnodes", "2", "--nproc-per-node", "1", env=secret)
+    waiting.wait_for("waiting at")
+    subprocess.run([sys.executable, "-c", STRANGER, str(port)], env=environment(), check=True)
+    waiting.wait_for("ignores records that a process outside this run writes into the rendezvous at 127.0.0.1")
+    waiting.signal(signal.SIGINT)
+    finished = waiting.finish()
+    assert finished.returncode == 130
+    assert finished.err.count("ignores records") == 1
+    assert "has ignored 3 records from outside this run" in finished.err
+    assert "evil" not in finished.err
+    assert secret["DDPLAUNCH_SECRET"] not in finished.err + (finished.run_dir / "report.json").read_text()

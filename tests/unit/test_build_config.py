@@ -55,6 +55,21 @@ def test_the_settings_of_the_rendezvous_count():
 C10D = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1")
 
 
+def test_the_secret_is_read_from_the_environment_and_not_shown(monkeypatch: pytest.MonkeyPatch):
+    assert meeting(*C10D).secret == ""
+    monkeypatch.setenv("DDPLAUNCH_SECRET", "sixteen letters!")
+    assert meeting(*C10D).secret == "sixteen letters!"
+    assert "sixteen" not in repr(config(*C10D))
+
+
+@pytest.mark.parametrize("secret", ["", "fifteen letters"])
+def test_a_secret_that_could_be_found_by_trial_is_refused(monkeypatch: pytest.MonkeyPatch, secret: str):
+    monkeypatch.setenv("DDPLAUNCH_SECRET", secret)
+    with pytest.raises(UsageError, match=f"DDPLAUNCH_SECRET has {len(secret)} characters, and at least 16 are needed"):
+        config(*C10D)
+    assert config().rendezvous is None
+
+
 @pytest.mark.parametrize(
     ("argv", "search_timeout_s"),
     [

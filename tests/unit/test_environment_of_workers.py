@@ -86,6 +86,10 @@ def test_without_a_store_the_only_worker_is_not_told_of_one() -> None:
     assert "TORCHELASTIC_USE_AGENT_STORE" not in env
 
 
+def test_it_does_not_get_the_secret_of_the_rendezvous() -> None:
+    assert environment.SECRET not in environment.shared_environ({environment.SECRET: "x" * 16}, "job7", 1, 8)
+
+
 def test_ranks_are_contiguous_on_a_node() -> None:
     """torchrun: agent_api_test 1; local_elastic_agent_test 12."""
     envs = [environment.worker_environ({}, SPEC, ROUND, local_rank, "") for local_rank in range(2)]

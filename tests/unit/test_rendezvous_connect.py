@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import socket
 from dataclasses import replace
-from datetime import timedelta
 
 import pytest
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.rendezvous import MemberSpec
 from ddplaunch.rendezvous import connect
-from ddplaunch.rendezvous.connect import Refused, claim_node_index
+from ddplaunch.rendezvous.connect import Refused, claim_node_index, enter
+from ddplaunch.rendezvous.signer import Signer
+from tests.support.memory_store import MemoryStore
 
 CONFIG = RendezvousConfig(
     token="job7",
@@ -31,41 +32,39 @@ BY_LAUNCHER = MemberSpec(rendezvous=CONFIG, node_id="node2 x", max_restarts=0, l
 BY_HAND = replace(BY_LAUNCHER, launcher_assigns_rendezvous=False)
 
 
-class Store:
-    """A store in which ``get`` waits in vain; ``keys`` are there when that is over."""
-
-    def __init__(self, *keys: str) -> None:
-        self.keys = dict.fromkeys(keys, "")
-
-    def set_timeout(self, _timeout: timedelta) -> None: ...
+class SlowStore(MemoryStore):
+    """``get`` waits in vain, though the key may be there when that is over."""
 
     def get(self, key: str) -> bytes:
-        raise RuntimeError(f"wait timeout after 10000ms, keys: /{key}")
-
-    def check(self, keys: list[str]) -> bool:
-        return all(key in self.keys for key in keys)
-
-    def compare_set(self, key: str, _expected: str, desired: str) -> bytes:
-        return self.keys.setdefault(key, desired).encode()
+        if self._timeout_s > 1:
+            self._timeout_s = 1.0
+            raise RuntimeError(f"wait timeout after 10000ms, keys: /{key}")
+        return super().get(key)
 
 
-def claim(spec: MemberSpec, store: Store) -> int:
-    return claim_node_index(spec, store)  # type: ignore[arg-type]
+def store_with(*keys: str) -> SlowStore:
+    store = SlowStore()
+    store.multi_set(keys, ["0123"] * len(keys))
+    return store
+
+
+def entered(spec: MemberSpec, store: MemoryStore) -> Signer:
+    return enter(spec, store)  # type: ignore[arg-type]
 
 
 def test_where_one_launcher_leads_the_run_a_slow_node_is_not_another_run():
     with pytest.raises(RuntimeError, match="the node that serves the rendezvous has not opened it within 10 s"):
-        claim(BY_LAUNCHER, Store())
+        entered(BY_LAUNCHER, store_with())
 
 
 def test_at_an_endpoint_that_the_user_gave_it_is():
     with pytest.raises(Refused, match="another run uses this endpoint"):
-        claim(BY_HAND, Store("ddplaunch/job8/open"))
+        entered(BY_HAND, store_with("ddplaunch/job8/open"))
 
 
 @pytest.mark.parametrize("spec", [BY_LAUNCHER, BY_HAND])
 def test_a_rendezvous_that_is_opened_at_the_last_moment_is_joined(spec: MemberSpec):
-    assert claim(spec, Store("ddplaunch/job7/open")) == 1
+    assert not entered(spec, store_with("ddplaunch/job7/open")).has_secret
 
 
 def test_once_name_servers_are_ignored_a_host_has_its_last_known_addresses(monkeypatch: pytest.MonkeyPatch):
@@ -79,3 +78,50 @@ def test_once_name_servers_are_ignored_a_host_has_its_last_known_addresses(monke
     assert search._resolve("localhost", 7) == found
     with pytest.raises(socket.gaierror, match="not known"):
         search._resolve("node1", 7)
+
+
+# The secret.
+
+
+def with_secret(spec: MemberSpec, secret: str, is_server: bool = False) -> MemberSpec:
+    return replace(spec, rendezvous=replace(spec.rendezvous, secret=secret, is_server=is_server))
+
+
+@pytest.mark.parametrize("spec", [BY_LAUNCHER, BY_HAND])
+def test_nodes_with_one_secret_verify_each_others_records(spec: MemberSpec):
+    store = MemoryStore()
+    server = entered(with_secret(spec, "s" * 16, is_server=True), store)
+    node = entered(with_secret(spec, "s" * 16), store)
+    assert node.verify("key", server.sign("key", "text").encode()) == b"text"
+    assert "s" * 16 not in str(store.values)
+
+
+def test_every_rendezvous_has_other_signatures():
+    server = with_secret(BY_HAND, "s" * 16, is_server=True)
+    first, second = (entered(server, MemoryStore()) for _ in range(2))
+    assert second.verify("key", first.sign("key", "text").encode()) is None
+
+
+@pytest.mark.parametrize(
+    ("of_server", "of_node", "reason"),
+    [
+        ("s" * 16, "t" * 16, "the node that serves the rendezvous has another DDPLAUNCH_SECRET"),
+        ("", "t" * 16, "the node that serves the rendezvous has no DDPLAUNCH_SECRET"),
+        ("s" * 16, "", "the rendezvous accepts only nodes with its DDPLAUNCH_SECRET, and this node has none"),
+    ],
+)
+def test_a_node_with_another_secret_is_told_so(of_server: str, of_node: str, reason: str):
+    store = MemoryStore()
+    entered(with_secret(BY_HAND, of_server, is_server=True), store)
+    with pytest.raises(Refused, match=f"^{reason}$") as raised:
+        entered(with_secret(BY_HAND, of_node), store)
+    assert raised.value.hint == "Set DDPLAUNCH_SECRET to the same text on every node, or on none."
+    with pytest.raises(RuntimeError, match="another process has changed the rendezvous"):
+        entered(with_secret(BY_LAUNCHER, of_node), store)
+
+
+def test_a_node_rank_is_claimed_once():
+    store = MemoryStore()
+    assert claim_node_index(BY_HAND, store) == 1  # type: ignore[arg-type]
+    with pytest.raises(Refused, match="node rank 1 is taken by node2"):
+        claim_node_index(replace(BY_HAND, node_id="node3 y"), store)  # type: ignore[arg-type]

@@ -1,0 +1,166 @@
+"""Members and coordinator of a rendezvous, and a stranger who reaches its store: what he writes has no effect."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.rendezvous import (
+    ListenForStore,
+    MemberReady,
+    MemberSpec,
+    NodeEnded,
+    NodeJoined,
+    RecordsRejected,
+    RoundFormed,
+    RoundVerdict,
+    StopRound,
+    StoreListens,
+)
+from ddplaunch.protocol.results import Round
+from ddplaunch.rendezvous.connect import claim_node_index, enter
+from ddplaunch.rendezvous.member import Member
+from tests.support.memory_store import MemoryStore
+from tests.support.processes import wait_until
+
+CONFIG = RendezvousConfig(
+    token="job7",
+    min_nodes=2,
+    max_nodes=2,
+    node_rank=0,
+    hosts=("10.0.0.1",),
+    port=1,
+    is_server=True,
+    local_addr=None,
+    interface=None,
+    join_timeout_s=10.0,
+    last_call_s=0.0,
+    lost_after_s=30.0,
+    secret="sixteen letters!",
+)
+PREFIX = "ddplaunch/job7"
+
+
+class Node:
+    """A node's member, and this test in place of its agent."""
+
+    def __init__(self, index: int, store: MemoryStore, secret: str) -> None:
+        config = replace(CONFIG, node_rank=index, is_server=index == 0, secret=secret)
+        spec = MemberSpec(rendezvous=config, node_id=f"node{index}", max_restarts=0)
+        self.index = index
+        self.received: list[Any] = []
+        ours, theirs = socket.socketpair()
+        self._channel = ours.makefile("wb")
+        ours.close()
+        signer = enter(spec, store)  # type: ignore[arg-type]
+        ready = MemberReady(claim_node_index(spec, store), "10.0.0.1", 1)  # type: ignore[arg-type]
+        member = Member(spec, ready, store, signer, theirs.makefile("rb"), self.received.append)  # type: ignore[arg-type]
+        theirs.close()
+        self._thread = threading.Thread(target=member.run, daemon=True)
+        self._thread.start()
+
+    def send(self, record: object) -> None:
+        self._channel.write(wire.encode(record))
+        self._channel.flush()
+
+    def join(self) -> None:
+        self.send(NodeJoined(self.index, f"node{self.index}", 1))
+
+    def wait_for(self, kind: type) -> Any:
+        return wait_until(lambda: [record for record in self.received if isinstance(record, kind)])[-1]
+
+    def close(self) -> None:
+        self._channel.close()
+        self._thread.join(5)
+
+
+@pytest.fixture
+def make_nodes() -> Iterator[Callable[..., list[Node]]]:
+    """``make_nodes(store)``: two nodes; the first one coordinates."""
+    with contextlib.ExitStack() as stack:
+
+        def make(store: MemoryStore, secret: str = CONFIG.secret) -> list[Node]:
+            nodes = [Node(index, store.clone(), secret) for index in range(2)]
+            for node in nodes:
+                stack.callback(node.close)
+            return nodes
+
+        yield make
+
+
+def start_round(nodes: list[Node]) -> list[str]:
+    """All nodes join. Returns the address of the workers' store that each of them got."""
+    for node in nodes:
+        node.join()
+    attempt = nodes[0].wait_for(ListenForStore).attempt
+    nodes[0].send(StoreListens(attempt, "10.0.0.1", 1234))
+    return [node.wait_for(RoundFormed).round.master_addr for node in nodes]
+
+
+def post(store: MemoryStore, record: object) -> None:
+    """Write into the coordinator's inbox, as a node without a secret does."""
+    store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", wire.encode(record).decode())
+
+
+ELSEWHERE = Round(
+    attempt=0,
+    restart_count=0,
+    node_rank=0,
+    nnodes=2,
+    first_rank=0,
+    local_world_size=1,
+    world_size=2,
+    master_addr="6.6.6.6",
+    master_port=6,
+)
+
+
+@pytest.mark.parametrize("secret", ["", CONFIG.secret])
+def test_nodes_meet_with_and_without_a_secret(make_nodes: Callable[..., list[Node]], secret: str):
+    nodes = make_nodes(MemoryStore(), secret)
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+    assert not any(isinstance(record, RecordsRejected) for node in nodes for record in node.received)
+
+
+def test_a_stranger_sends_no_workers_to_a_store_of_his_own(make_nodes: Callable[..., list[Node]]):
+    store = MemoryStore()
+    for index in range(2):
+        store.set(f"{PREFIX}/to/{index}/1", wire.encode(RoundFormed(ELSEWHERE)).decode())
+    nodes = make_nodes(store)
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+    assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
+
+
+def test_a_stranger_does_not_end_the_run(make_nodes: Callable[..., list[Node]]):
+    store = MemoryStore()
+    store.set(f"{PREFIX}/in/1", wire.encode(NodeJoined(0, "stranger", 8)).decode())  # Before a node draws the number.
+    nodes = make_nodes(store)
+    start_round(nodes)
+    post(store, NodeEnded(1, 0, failed=True))
+    of_node_1 = store.values[f"{PREFIX}/in/1"]
+    store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", of_node_1)  # A valid record, repeated.
+    assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count == 3)
+    for node in nodes:
+        node.send(NodeEnded(node.index, 0))
+    for node in nodes:
+        verdict = node.wait_for(RoundVerdict)
+        assert (verdict.failed, verdict.stopped) == (False, False)
+        assert not any(isinstance(record, StopRound) for record in node.received)
+
+
+def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[Node]]):
+    store = MemoryStore()
+    nodes = make_nodes(store)
+    for _ in range(1000):
+        post(store, NodeEnded(1, 0, failed=True))
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+    assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count == 1000)
+    assert sum(isinstance(record, RecordsRejected) for record in nodes[0].received) <= 5
