@@ -71,7 +71,7 @@ class _Search:
     def __init__(self, spec: MemberSpec) -> None:
         self._settings, self._open_key = spec.rendezvous, _open_key(spec)
         self._ports = (self._settings.port, *self._settings.other_ports)
-        self._resolved: dict[tuple[str, int], list[_AddressInfo]] = {}
+        self._resolved: dict[str, list[_AddressInfo]] = {}
         self._found: Mailbox[_Found] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
@@ -115,18 +115,18 @@ class _Search:
             pause_s = min(_LAST_PAUSE_S, 1.5 * pause_s)
 
     def _resolve(self, host: str, port: int) -> list[_AddressInfo]:
-        """Addresses of ``host``; the last known ones if it cannot be resolved any more.
+        """Addresses of ``host``, with ``port``; the last known ones if it cannot be resolved any more.
 
         Raises:
             OSError: the host has never been resolved.
         """
         try:
-            found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-            self._resolved[host, port] = [(family, kind, where) for family, kind, _, _, where in found]
+            found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+            self._resolved[host] = [(family, kind, where) for family, kind, _, _, where in found]
         except OSError:
-            if (host, port) not in self._resolved:
+            if host not in self._resolved:
                 raise
-        return self._resolved[host, port]
+        return [(family, kind, (where[0], port, *where[2:])) for family, kind, where in self._resolved[host]]
 
     def _store_of_run(self, address: str, port: int) -> TCPStore | None:
         """None if no store answers, or if there are several ports and the store does not hold this run's key (yet)."""

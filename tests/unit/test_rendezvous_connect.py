@@ -69,13 +69,14 @@ def test_a_rendezvous_that_is_opened_at_the_last_moment_is_joined(spec: MemberSp
 
 def test_once_name_servers_are_ignored_a_host_has_its_last_known_addresses(monkeypatch: pytest.MonkeyPatch):
     search = connect._Search(BY_HAND)
-    found = search._resolve("localhost", 7)
+    (family, kind, where), *_ = search._resolve("localhost", 7)
+    assert where[1] == 7
 
     def fail(*_arguments: object, **_options: object) -> None:
         raise socket.gaierror(-2, "Name or service not known")
 
     monkeypatch.setattr(socket, "getaddrinfo", fail)
-    assert search._resolve("localhost", 7) == found
+    assert search._resolve("localhost", 8)[0] == (family, kind, (where[0], 8, *where[2:]))
     with pytest.raises(socket.gaierror, match="not known"):
         search._resolve("node1", 7)
 
