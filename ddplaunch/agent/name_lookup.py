@@ -40,10 +40,11 @@ class NameLookup:
         threading.Thread(target=self._run, args=(post,), name="name look-up", daemon=True).start()
 
     def _run(self, post: Callable[[object], None]) -> None:
+        started_s = time.monotonic()  # On a busy machine a thread may start late.
         with contextlib.suppress(OSError, UnicodeError):
             self._address = str(socket.getaddrinfo(self._address, None, type=socket.SOCK_STREAM)[0][4][0])
             network.reverse_name(self._address)
-        self._was_slow, self.is_done = time.monotonic() > self.deadline, True
+        self._was_slow, self.is_done = time.monotonic() - started_s > network.SLOW_LOOKUP_S, True
         post(NameLookedUp())
 
     @property
