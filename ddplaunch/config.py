@@ -25,7 +25,7 @@ StartMethod = Literal["forkserver", "spawn"]
 Transport = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
-MAX_SHUTDOWN_TIMEOUT_S = 7 * 86400.0
+_MAX_TIMEOUT_S = 7 * 86400.0
 """A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
 
 _MIN_LOST_AFTER_S = 3.0
@@ -159,12 +159,10 @@ class TimeoutConfig:
 
     def validate(self) -> None:
         """Raise UsageError for an invalid value or combination."""
-        if not 0 <= self.shutdown_s <= MAX_SHUTDOWN_TIMEOUT_S:
-            raise OptionError(
-                "--shutdown-timeout", f"{self.shutdown_s:g}", f"must be 0 to {MAX_SHUTDOWN_TIMEOUT_S:g} s"
-            )
-        if self.hang_s is not None and not 1 <= self.hang_s <= MAX_SHUTDOWN_TIMEOUT_S:
-            raise OptionError("--hang-timeout", f"{self.hang_s:g}", f"must be 1 to {MAX_SHUTDOWN_TIMEOUT_S:g} s")
+        if not 0 <= self.shutdown_s <= _MAX_TIMEOUT_S:
+            raise OptionError("--shutdown-timeout", f"{self.shutdown_s:g}", f"must be 0 to {_MAX_TIMEOUT_S:g} s")
+        if self.hang_s is not None and not 1 <= self.hang_s <= _MAX_TIMEOUT_S:
+            raise OptionError("--hang-timeout", f"{self.hang_s:g}", f"must be 1 to {_MAX_TIMEOUT_S:g} s")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,7 +20,6 @@ from ddplaunch.agent.events import (
     ForkserverExited,
     LauncherLost,
     OutputResumed,
-    SignalReceived,
 )
 from ddplaunch.agent.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
@@ -46,6 +45,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, Certainty, Outcome, Round, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, WorkerSpec, WorkerStarted
 from ddplaunch.system import limits, processes
+from ddplaunch.system.signals import SignalReceived
 
 if TYPE_CHECKING:
     import socket
@@ -74,19 +74,19 @@ class Agent:
         self._outbox, self._mailbox = outbox, mailbox
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
-        open_files = limits.make_room(spec.host, size)
+        open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
         self._rendezvous = self._choose_rendezvous(size)
         self._group: WorkerGroup | None = None
         self._hang_detector: HangDetector | None = None
         self._helper_pids: dict[int, int] = {}
         self._name_lookups: dict[str, NameLookup] = {}
-        self._last_start_s = 0.0
+        self._last_start_at = 0.0
         # Reasons why the attempt, the run or this node must end. Event handlers set them; conditions of ``_wait`` read
         # them.
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None
-        self._stop_reason: str | None = None
+        self._own_stop_reason: str | None = None
         self._kill_deadline = _NEVER
         self._unkillable_pids: tuple[int, ...] = ()
 
@@ -115,8 +115,8 @@ class Agent:
             self._outbox.send(AttemptEnded(result))
             if not result.will_restart:
                 return self.close()
-        if self._stop_reason is not None:
-            self._outbox.send(Notice(self._stop_reason, -1))
+        if self._own_stop_reason is not None:
+            self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
 
     def close(self) -> tuple[int, ...]:
@@ -129,7 +129,7 @@ class Agent:
     # One attempt.
 
     def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
-        started_s, oom_counters = time.monotonic(), OomCounters.read()
+        started_at, oom_counters = time.monotonic(), OomCounters.read()
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
         hangs = HangDetector(self._spec.timeouts.hang_s, group, self._outbox.send, self._mailbox.post)
@@ -144,8 +144,8 @@ class Agent:
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._stop_order is not None)
         failure = self._final_failure(out_of_memory)
-        reason = failure.reason if failure else self._stop_reason or ""
-        outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_s
+        reason = failure.reason if failure else self._own_stop_reason or ""
+        outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_at
         return AttemptResult(
             attempt=round_.attempt,
             outcome=outcome,
@@ -161,7 +161,7 @@ class Agent:
 
     def _must_stop_other_nodes(self, group: WorkerGroup) -> bool:
         """Whether this node has failed or was stopped alone; a launcher of all nodes stops the others, too."""
-        was_stopped_alone = self._stop_reason is not None or not self._spec.launcher_assigns_rendezvous
+        was_stopped_alone = self._own_stop_reason is not None or not self._spec.launcher_assigns_rendezvous
         return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
 
     def _final_failure(self, out_of_memory: Certainty) -> AttemptFailure | None:
@@ -194,9 +194,9 @@ class Agent:
         for worker in group.workers:
             spec = worker_spec(self._spec, self._forkserver.plan, self._placement, round_, worker, environ)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
-        self._last_start_s = time.monotonic()
+        self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
-        if not self._wait(all_started, lambda: self._last_start_s + _START_S):
+        if not self._wait(all_started, lambda: self._last_start_at + _START_S):
             text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
@@ -309,7 +309,7 @@ class Agent:
                 self._rendezvous.handle_event(event)
 
     def _on_started(self, event: WorkerStarted) -> None:
-        self._last_start_s = time.monotonic()
+        self._last_start_at = time.monotonic()
         local_rank = self._forkserver.on_started(event)
         if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
             return
@@ -343,7 +343,7 @@ class Agent:
                 self._outbox.send(notice)
 
     def _on_launcher_lost(self, event: LauncherLost) -> None:
-        self._stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
+        self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
         self._rendezvous.handle_event(event)
         self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_s))
 
@@ -351,7 +351,9 @@ class Agent:
         self._outbox.send(AgentSignalled(signum))
         if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
             return
-        self._stop_reason = f"another process sent {first_failure.describe(-signum)} to the agent on {self._spec.host}"
+        self._own_stop_reason = (
+            f"another process sent {first_failure.describe(-signum)} to the agent on {self._spec.host}"
+        )
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_s))
 
     def _on_stop(self, order: StopWorkers) -> None:

@@ -1,4 +1,4 @@
-"""Events in the agent's mailbox, besides records of the launcher, the forkserver and the member.
+"""Events in the agent's mailbox, besides SignalReceived and records of the launcher, the forkserver and the member.
 
 Threads and signal handlers of the agent post them, its main thread handles them. Must not leave this process.
 """
@@ -28,13 +28,6 @@ class LauncherLost:
 
     The launcher has closed the stdin, or the launcher, its machine or the network has failed.
     """
-
-
-@dataclass(frozen=True)
-class SignalReceived:
-    """Another process sent ``signum`` to the agent."""
-
-    signum: int
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import LauncherLost, SignalReceived
+from ddplaunch.agent.events import LauncherLost
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.protocol.log_transfer import (
     CHUNK_BYTES,
@@ -27,6 +27,7 @@ from ddplaunch.protocol.log_transfer import (
     cost,
     is_safe,
 )
+from ddplaunch.system.signals import SignalReceived
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import errors
 from ddplaunch.agent.agent import Agent
-from ddplaunch.agent.events import SignalReceived
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.workers import start_plan
@@ -26,6 +25,7 @@ from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.queries import InspectNode, ListRuns
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
+from ddplaunch.system.signals import SignalReceived
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -93,7 +93,7 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
             return _serve_without_run(order, stream, outbox)
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
-        spec = start_plan.with_local_defaults(order)
+        spec = start_plan.prepare_node(order)
         if spec.sends_logs and spec.run_dir:
             logs.prepare(Path(spec.run_dir), inbox.is_closed)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))

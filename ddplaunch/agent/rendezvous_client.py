@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.protocol.specs import AgentSpec
 
-_ENDED = "the rendezvous process of this node has ended"
+_ENDED = "this node's member of the rendezvous has ended"
 _NOT_HOSTED = (
     "The node that has the endpoint's address serves the rendezvous, if the port is free: start ddplaunch on that node "
     "too, or give another address. --rdzv-conf read_timeout=SECONDS waits longer."

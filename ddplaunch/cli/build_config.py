@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import host_options, scheduler_options, values
-from ddplaunch.cli.rendezvous_options import SEARCH_TIMEOUT_S, RendezvousConf, parse_rdzv_conf
+from ddplaunch.cli.rendezvous_options import SEARCH_TIMEOUT_S, RdzvConf, parse_rdzv_conf
 from ddplaunch.config import (
     LINE_PREFIX,
     Entry,
@@ -59,7 +59,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     )
     ignored = (StartNotice("warning", conf.ignored),) if conf.ignored and max_nodes > 1 else ()
     master_addr, master_port = _static_store(options)
-    has_own_rendezvous = max_nodes > 1 and not launcher_starts_nodes
+    meets_at_endpoint = max_nodes > 1 and not launcher_starts_nodes
     return LaunchConfig(
         script=options["script"],
         script_args=tuple(options["script_args"]),
@@ -78,7 +78,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         workers=_workers(options),
         output=_output(options, environ),
         timeouts=_timeouts(options, environ, conf if launcher_starts_nodes else None),
-        rendezvous=_rendezvous(completed, environ, conf, min_nodes, max_nodes) if has_own_rendezvous else None,
+        rendezvous=_rendezvous(completed, environ, conf, min_nodes, max_nodes) if meets_at_endpoint else None,
         hosts=hosts,
         remote=_remote(completed, environ, hosts),
         master_addr=master_addr,
@@ -128,7 +128,7 @@ def _line_prefix(template: str | None, timestamps: bool) -> str | None:
     return f"${{time}} {LINE_PREFIX if template is None else template}" if timestamps else template
 
 
-def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RendezvousConf | None) -> TimeoutConfig:
+def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RdzvConf | None) -> TimeoutConfig:
     """``conf`` is None where every node has a launcher: ``RendezvousConfig`` then has these times."""
     hang = options["hang_timeout"]
     timeouts = TimeoutConfig(
@@ -212,7 +212,7 @@ def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
 def _rendezvous(
     completed: scheduler_options.CompletedOptions,
     environ: Mapping[str, str],
-    conf: RendezvousConf,
+    conf: RdzvConf,
     min_nodes: int,
     max_nodes: int,
 ) -> RendezvousConfig | None:

@@ -31,7 +31,7 @@ PIPE_CLOSED = 128 + signal.SIGPIPE
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """Errors of a write to stdout."""
 
-EXAMPLES = """Start, watch and stop the workers of a PyTorch DDP job, in place of torchrun.
+HELP_HEAD = """Start, watch and stop the workers of a PyTorch DDP job, in place of torchrun.
 
 \b
 Examples:
@@ -141,7 +141,7 @@ def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     return f"Set in the environment: {', '.join(variables)}." if variables else ""
 
 
-command = GroupedCommand("ddplaunch", _dispatch, OPTIONS, ARGUMENTS, EXAMPLES, AFTER_OPTIONS)
+command = GroupedCommand("ddplaunch", _dispatch, OPTIONS, ARGUMENTS, HELP_HEAD, AFTER_OPTIONS)
 
 
 def main(argv: Sequence[str] | None = None) -> NoReturn:

@@ -39,7 +39,7 @@ IGNORED = {
 
 
 @dataclass(frozen=True)
-class RendezvousConf:
+class RdzvConf:
     """The settings that have an effect, as in ``RendezvousConfig``; None where not given.
 
     Attributes:
@@ -54,7 +54,7 @@ class RendezvousConf:
     ignored: str
 
 
-def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) -> RendezvousConf:
+def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) -> RdzvConf:
     """Parse ``KEY=VALUE,...``.
 
     Args:
@@ -65,12 +65,12 @@ def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) 
     Raises:
         OptionError: not such a list, or an invalid value.
     """
-    conf = values.parse_rdzv_conf(text)
+    conf = values.split_rdzv_conf(text)
     if conf.get("store_type", "tcp").lower() != "tcp":
         hint = "Give a --rdzv-endpoint HOST:PORT of one of the nodes, and leave store_type out."
         raise OptionError("--rdzv-conf", f"store_type={conf['store_type']}", "the nodes connect over TCP only", hint)
     unused = _LAUNCHER_ASSIGNS if launcher_starts_nodes else _STATIC_ASSIGNS if is_static else {}
-    return RendezvousConf(
+    return RdzvConf(
         join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", 600.0)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,
         last_call_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),

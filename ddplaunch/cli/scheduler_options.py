@@ -159,9 +159,9 @@ def _with_endpoint(
     if agents == 1:
         return CompletedOptions(options, task=scheduler.task, notices=notices)
     scheduler = replace(scheduler, agents=agents, ports=_ports(scheduler, options))
-    if scheduler_checks.needs_endpoint(scheduler):
+    if scheduler_checks.missing_endpoint_error(scheduler):
         scheduler = _exchange(scheduler, environ)
-    error = scheduler_checks.needs_endpoint(scheduler)
+    error = scheduler_checks.missing_endpoint_error(scheduler)
     if error:
         raise error
     options = {**options, **_endpoint_options(scheduler, options)}

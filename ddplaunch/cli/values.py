@@ -1,4 +1,4 @@
-"""Parsers: the text of an option -> its value. Run in the launcher; pure. Each raises OptionError for invalid text."""
+"""Parsers: the text of an option -> its value. Run in the launcher; pure. OptionError means an invalid text."""
 
 from __future__ import annotations
 
@@ -97,19 +97,21 @@ def parse_ranks(text: str, option: str) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
-_UNCATCHABLE = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
-"""SIGKILL and SIGSTOP cannot be caught; SIGCHLD arrives whenever a child process ends."""
+_NOT_FOR_STOPPING = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
+"""SIGKILL and SIGSTOP cannot be caught; SIGCHLD can, but arrives whenever a child process ends."""
 
 
 def parse_signals(text: str) -> tuple[str, ...]:
     """Comma-separated signal names, as torchrun's ``--signals-to-handle``.
 
     Raises:
-        OptionError: an unknown name, or a signal that cannot be caught.
+        OptionError: no name, an unknown one, or a signal that cannot be handled.
     """
     names = tuple(filter(None, (name.strip().upper() for name in text.split(","))))
-    for name in names or ("an empty list",):
-        if name not in signal.Signals.__members__ or signal.Signals[name] in _UNCATCHABLE:
+    if not names:
+        raise OptionError("--signals-to-handle", text, "names no signal")
+    for name in names:
+        if name not in signal.Signals.__members__ or signal.Signals[name] in _NOT_FOR_STOPPING:
             raise OptionError("--signals-to-handle", text, f"{name} is not a signal that can be handled")
     return names
 
@@ -200,7 +202,7 @@ def parse_endpoint(text: str, option: str) -> tuple[str, int | None]:
     return parse_host(host, option), None if port is None else int(port)
 
 
-def parse_rdzv_conf(text: str) -> dict[str, str]:
+def split_rdzv_conf(text: str) -> dict[str, str]:
     """``KEY=VALUE,...`` as a dict; a later value replaces an earlier one. Quotes around the whole are removed.
 
     A command that no shell has read may have them: ``["torchrun", "--rdzv-conf='timeout=5'"]``.

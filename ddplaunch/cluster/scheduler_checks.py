@@ -72,7 +72,7 @@ def _check_task(name: str, task: ScheduledTask, nproc_per_node: int | str | None
         )
 
 
-def needs_endpoint(scheduler: SchedulerInfo) -> UsageError | None:
+def missing_endpoint_error(scheduler: SchedulerInfo) -> UsageError | None:
     """The error for a run on several nodes without an endpoint; None if the scheduler names one."""
     if scheduler.agents == 1 or (scheduler.first_host and scheduler.ports):
         return None

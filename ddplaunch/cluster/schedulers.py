@@ -1,6 +1,6 @@
 """Detects the scheduler or MPI launcher that started ddplaunch: environment -> ``SchedulerInfo``, by one table.
 
-Runs in the launcher, before the configuration is built. The innermost scheduler counts: mpirun inside a SLURM job
+Runs in the launcher, before the configuration is built. The innermost scheduler is used: mpirun inside a SLURM job
 takes precedence over SLURM, and a step over its job. Pure, except ``read_hosts``. Must not decide between the
 scheduler's facts and the user's options: ``cli.scheduler_options`` does.
 """
@@ -45,7 +45,7 @@ class SchedulerInfo:
         agents: number of agents in the rendezvous, one per node, or one per worker for a ``task``; None if unknown.
         hosts: the nodes in the scheduler's order, without slots, because schedulers count CPUs, not workers.
         hostfile: path of the file that names the nodes, if the environment does not; ``read_hosts`` reads it.
-        first_host: host that serves the rendezvous; None if unknown, see ``needs_endpoint``.
+        first_host: host that serves the rendezvous; None if unknown, see ``missing_endpoint_error``.
         other_addresses: further addresses of the first host, in the order to try.
         ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.
         token: text that is equal in all agents of a run and differs between runs; a valid run id. None if unknown.
@@ -268,7 +268,7 @@ TABLE = (
     SchedulerRow("pbs", "PBS", ("PBS_JOBID", "PBS_NODEFILE"), _pbs),
     SchedulerRow("kubernetes", "Kubernetes indexed job", ("JOB_COMPLETION_INDEX",), _kubernetes),
 )
-"""The rows are tried in this order; the first that applies counts.
+"""The rows are tried in this order; the first that applies is used.
 
 A new scheduler needs a row here, its prefix in ``cli.scheduler_options.PREFIXES``, its word in the help of --cluster
 (``cli.options``), and a rule for its variables in ``protocol.env_forwarding.RULES``.

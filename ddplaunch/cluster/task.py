@@ -15,7 +15,8 @@ class ScheduledTask:
     Attributes:
         node_rank: number of this worker's node; None if the ranks are not contiguous per node, which ``check_counts``
             rejects.
-        tasks_per_node: numbers of workers of all nodes, in order; empty if they differ and are unknown.
+        tasks_per_node: numbers of workers of all nodes, in order; empty if only this node's number is known and the
+            numbers differ.
     """
 
     rank: int

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 RUN_ID = "<run id>"
+"""Stands for the run id and for the run tag: they are equal where the user gives no run id."""
 
 _BY_RANK = (
     *("RANK", "ROLE_RANK", "GROUP_RANK", "LOCAL_RANK"),

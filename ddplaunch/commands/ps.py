@@ -1,7 +1,7 @@
 """``--ps`` and ``--kill``: lists and ends this user's runs on this machine and on named hosts.
 
-Runs in a launcher that starts no run: an agent on every machine finds the processes and ends them. This machine is
-always included, because the run's launcher may be here.
+Runs in the process that the user started, which is no launcher of a run: an agent on every host finds the processes and
+ends them. This machine is always included, because the run's launcher may be here.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ import contextlib
 import os
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
@@ -24,20 +23,20 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import EndRun, ListRuns, RunsFound
 from ddplaunch.system import run_tags
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import agent_process
-from ddplaunch.transport.failures import NO_ROOM_HINT, failures_table
+from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import AgentLost, discard_output
 from ddplaunch.transport.local import LocalHandle
 from ddplaunch.transport.remote_start import RemoteStart
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Sequence
+    from collections.abc import Callable, Collection, Iterator, Sequence
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.transport.handle import AgentHandle
+    from ddplaunch.transport.handle import AgentHandle, Post
 
-Post = Callable[[object], None]
 
 _END_S = 30.0
 """Time for an agent beyond the grace period; the agent's own limits add up to less."""
@@ -135,8 +134,8 @@ _UNKILLABLE_HINT = (
 
 
 def _unknown_run(run_id: str, known: Sequence[str]) -> UsageError:
-    hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other machines."
-    return UsageError(f"--kill {run_id}: no run of yours has this id on the machines that were queried", hint)
+    hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other hosts."
+    return UsageError(f"--kill {run_id}: no run of yours has this id on the hosts that were queried", hint)
 
 
 def _find_runs(queries: Queries[_Machine]) -> dict[str, RunsFound]:

@@ -48,7 +48,7 @@ class Attempts:
         return sum(result.is_retried for result in self.ended) + still_open
 
     @property
-    def are_decided(self) -> bool:
+    def outcome_is_known(self) -> bool:
         """Whether a node has reported that no further attempt follows."""
         results = [*self.ended, *(result for opened in self._open.values() for result in opened.results)]
         return any(not result.will_restart for result in results)

@@ -39,30 +39,30 @@ class Fault:
 
     Attributes:
         host: display name of the node of the fault; empty until the fault's attempt runs.
-        started_s: when the attempt started on that node.
-        tried_s: when the fault was due and the injection began.
-        injected_s: when the fault was injected.
+        started_at: when the attempt started on that node.
+        tried_at: when the fault was due and the injection began.
+        injected_at: when the fault was injected.
         node: the node of the fault; None until the fault's attempt runs.
         local_rank: local rank of the worker in that attempt.
-        due_s: when to inject the fault.
-        heal_s: when to end a partition.
+        due_at: when to inject the fault.
+        heal_at: when to end a partition.
         seen_on: indices of the nodes on which a worker has printed the line of ``after_line``.
     """
 
     spec: FaultSpec
     host: str = ""
-    started_s: float | None = None
-    tried_s: float | None = None
-    injected_s: float | None = None
+    started_at: float | None = None
+    tried_at: float | None = None
+    injected_at: float | None = None
     node: Node | None = None
     local_rank: int = 0
-    due_s: float = _NEVER
-    heal_s: float = _NEVER
+    due_at: float = _NEVER
+    heal_at: float = _NEVER
     seen_on: set[int] = field(default_factory=set)
 
     def set_injected(self) -> None:
         """The fault has been injected now."""
-        self.injected_s = time.monotonic()
+        self.injected_at = time.monotonic()
 
 
 class Injector:
@@ -105,30 +105,30 @@ class Injector:
     def _arm(self, fault: Fault, node: Node, first_rank: int) -> None:
         fault.node, fault.host = node, node.host
         fault.local_rank = (fault.spec.rank or 0) - first_rank
-        fault.started_s = time.monotonic()
+        fault.started_at = time.monotonic()
         is_due = fault.spec.after_line is None or node.index in fault.seen_on
-        fault.due_s = fault.started_s + fault.spec.after_s if is_due else _NEVER
+        fault.due_at = fault.started_at + fault.spec.after_s if is_due else _NEVER
 
     def _on_line_seen(self, fault: Fault, node: Node) -> None:
         fault.seen_on.add(node.index)
-        if fault.node is node and fault.tried_s is None:
-            fault.due_s = time.monotonic()
+        if fault.node is node and fault.tried_at is None:
+            fault.due_at = time.monotonic()
 
     def _disarm(self, node: Node, attempt: int | None) -> None:
         """Do not inject the faults of ``node`` in ``attempt`` any more; None: in any attempt."""
         for fault in self._faults:
             if fault.node is node and attempt in (None, fault.spec.attempt):
-                fault.due_s = _NEVER
+                fault.due_at = _NEVER
 
     def run_due(self, now: float) -> float:
         """Inject the faults that are due, and end partitions. Returns when to call again."""
         for number, fault in enumerate(self._faults):
-            if fault.due_s <= now and fault.node:
-                fault.due_s, fault.tried_s = _NEVER, now
+            if fault.due_at <= now and fault.node:
+                fault.due_at, fault.tried_at = _NEVER, now
                 self._inject(number, fault, fault.node)
-            if fault.heal_s <= now:
+            if fault.heal_at <= now:
                 self._heal(fault)
-        return min((min(fault.due_s, fault.heal_s) for fault in self._faults), default=_NEVER)
+        return min((min(fault.due_at, fault.heal_at) for fault in self._faults), default=_NEVER)
 
     def _inject(self, number: int, fault: Fault, node: Node) -> None:
         spec = fault.spec
@@ -142,7 +142,7 @@ class Injector:
                 fault.set_injected()
             case "partition":
                 self._freeze(node.index)
-                fault.heal_s = time.monotonic() + (_NEVER if spec.for_s is None else spec.for_s)
+                fault.heal_at = time.monotonic() + (_NEVER if spec.for_s is None else spec.for_s)
                 # In a dry run only partitioned nodes get pings: on a busy laptop other nodes would count as lost.
                 self._heartbeats.watch(node, time.monotonic())
                 fault.set_injected()
@@ -159,15 +159,15 @@ class Injector:
             counts.append(count)
 
     def _heal(self, fault: Fault) -> None:
-        fault.heal_s = _NEVER
+        fault.heal_at = _NEVER
         if fault.node:
             self._signal_node(fault.node.index, signal.SIGCONT)
 
     def release(self) -> None:
         """Inject no more faults, and end all partitions, so that the nodes can be stopped."""
         for fault in self._faults:
-            fault.due_s = _NEVER
-            if fault.spec.kind == "partition" and fault.injected_s is not None:
+            fault.due_at = _NEVER
+            if fault.spec.kind == "partition" and fault.injected_at is not None:
                 self._heal(fault)
 
     def describe_effects(self, result: RunResult) -> tuple[Injected, ...]:
@@ -187,11 +187,11 @@ def _concerns(spec: FaultSpec, event: AttemptStarted) -> bool:
 def describe_effect(fault: Fault, attempt_starts: Mapping[int, float], result: RunResult) -> Injected:
     """The effect of one fault. ``attempt_starts`` is when each attempt started, by ``time.monotonic()``."""
     spec = fault.spec
-    if fault.injected_s is None or fault.started_s is None:
+    if fault.injected_at is None or fault.started_at is None:
         return Injected(spec.text, None, f"did not happen: {_why_not(fault, attempt_starts, result)}")
-    after_s = fault.injected_s - fault.started_s
+    after_s = fault.injected_at - fault.started_at
     effect = f"{fault_spec.effect(spec, fault.host)} {after_s:.1f} s into attempt {spec.attempt}"
-    reaction = _reaction(spec.attempt, fault.injected_s, attempt_starts, result)
+    reaction = _reaction(spec.attempt, fault.injected_at, attempt_starts, result)
     return Injected(spec.text, after_s, f"{effect}; {reaction}")
 
 
@@ -199,9 +199,9 @@ def _why_not(fault: Fault, attempt_starts: Mapping[int, float], result: RunResul
     spec, number = fault.spec, fault.spec.attempt
     attempt = _attempt(number, result)
     target = f"node {spec.node}" if spec.rank is None else f"rank {spec.rank}"
-    if fault.started_s is None:
+    if fault.started_at is None:
         return f"attempt {number} had no {target}" if number in attempt_starts else f"there was no attempt {number}"
-    if fault.tried_s is not None:
+    if fault.tried_at is not None:
         return f"{target} had already ended"
     if spec.after_line is not None:
         return f"no such line reached the console from {target} in attempt {number}"
@@ -214,7 +214,7 @@ def _attempt(number: int, result: RunResult) -> AttemptResult | None:
     return next((attempt for attempt in result.attempts if attempt.attempt == number), None)
 
 
-def _reaction(number: int, injected_s: float, attempt_starts: Mapping[int, float], result: RunResult) -> str:
+def _reaction(number: int, injected_at: float, attempt_starts: Mapping[int, float], result: RunResult) -> str:
     """How the job continued after a fault in attempt ``number``."""
     if result.outcome == "stopped" and result.signal:
         outcome = f"the job was stopped by {result.signal}"
@@ -224,7 +224,7 @@ def _reaction(number: int, injected_s: float, attempt_starts: Mapping[int, float
         )
     next_number = min((later for later in attempt_starts if later > number), default=None)
     if next_number is not None:
-        return f"attempt {next_number} ran {attempt_starts[next_number] - injected_s:.2f} s later, and {outcome}"
+        return f"attempt {next_number} ran {attempt_starts[next_number] - injected_at:.2f} s later, and {outcome}"
     attempt = _attempt(number, result)
     if attempt and attempt.outcome == "succeeded" and result.outcome == "succeeded":
         return f"the attempt continued, and {outcome}"

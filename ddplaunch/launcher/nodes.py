@@ -57,7 +57,7 @@ class NodeState(enum.Enum):
     DONE = enum.auto()
     """The agent has ended, or its host cannot be used."""
     SWEEPING = enum.auto()
-    """The agent is lost; a second connection kills the node's remaining processes."""
+    """The agent is lost; another agent on its host kills the node's remaining processes."""
     LOST = enum.auto()
     """The agent is lost, and no sweep is in progress."""
 
@@ -83,7 +83,7 @@ class Node:
 
     Attributes:
         unkillable_pids: processes on the host that survived SIGKILL; None until the agent or a sweep has reported.
-        sweep: the second connection; None unless the state is SWEEPING.
+        sweep: handle of the agent that sweeps the host; None unless the state is SWEEPING.
         sweep_deadline: time limit of the sweep, by ``time.monotonic()``.
         facts: facts about a remote host; None for a local node, and until the agent is connected.
     """
@@ -252,7 +252,7 @@ class Nodes:
     # Lost and unusable nodes.
 
     def can_continue_without(self, node: Node) -> bool:
-        """Whether ``node`` is a participant without which enough nodes remain, spares included."""
+        """Whether the run has enough nodes, spares included, if the participant ``node`` is removed."""
         spares = len(self._transport.hosts) - len(self.all)
         remaining = len(self.participants) - 1 + spares
         return bool(self.rendezvous) and node.index in self.participants and remaining >= self._min_nodes
@@ -299,7 +299,7 @@ class Nodes:
         self._sweep_deadline = min(self._sweep_deadline, node.sweep_deadline)
 
     def on_sweep_event(self, node: Node, event: object) -> None:
-        """Handle an event of the second connection; AgentLost or HostFailure is the last one."""
+        """Handle an event of the agent that sweeps; AgentLost or HostFailure is the last one."""
         if isinstance(event, AgentEnded):
             node.unkillable_pids = event.unkillable_pids
         elif isinstance(event, (AgentLost, HostFailure)):

@@ -46,9 +46,10 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_folder, signals
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote, ranks
-from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure
+from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, FromSweep, LogData
 from ddplaunch.transport.local import signal_node
 
@@ -73,7 +74,7 @@ def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProce
     """Run the job to its end; the parameters are those of ``Run``, result and errors those of ``launch.launch``."""
     mailbox: Mailbox[object] = Mailbox()
     suspends = ("SIGTSTP",) if config.transport != "local" else ()
-    with signals.forward_signals((*config.signals, *signals.PASSED_TO_WORKERS, *suspends), mailbox.post):
+    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, *suspends), mailbox.post):
         this_run = Run(config, run_id, run_tag, early_agent, mailbox, stdout_fd)
         with run_folder.released(this_run.folder):
             return this_run.run()
@@ -97,7 +98,7 @@ class Run:
     ) -> None:
         """``early_agent`` is the agent of a single local node, already started; the workers' stdout goes to the fd."""
         self._config, self._run_id, self._mailbox = config, run_id, mailbox
-        self.folder, warning = setup.make_folder(config, run_id)
+        self.folder, warning = setup.create_run_folder(config, run_id)
         try:
             console = Console(setup.console_style(config, self.folder), stdout_fd)
         except RuntimeError as error:  # "can't start new thread"
@@ -106,11 +107,11 @@ class Run:
         self._show = self._messages.show
         if warning:
             self._show(warning, Level.ALWAYS)
-        self._started_s = time.monotonic()
+        self._started_at = time.monotonic()
         self._attempts = Attempts()
         transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
-        # With an external rendezvous, each node has a launcher, which starts this node only.
+        # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
         spec = partial(setup.agent_spec_of_run, config, run_id, self.folder, transport.hosts)
         self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
@@ -158,7 +159,7 @@ class Run:
     @property
     def _is_ending(self) -> bool:
         """Whether no further attempt or node is started: the run is shut down, or its outcome is known."""
-        return self._shutdown.in_progress or self._attempts.are_decided
+        return self._shutdown.in_progress or self._attempts.outcome_is_known
 
     def _on_event(self, event: object) -> None:
         match event:
@@ -257,7 +258,9 @@ class Run:
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_round_formed()
         if is_first:
-            self._show(f"{ranks(range(event.world_size))} run, attempt {event.attempt}", Level.VERBOSE)
+            running = ranks(range(event.world_size))
+            are = "is" if event.world_size == 1 else "are"
+            self._show(f"attempt {event.attempt}: {running} {are} running", Level.VERBOSE)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
@@ -296,10 +299,10 @@ class Run:
             self._on_node_lost(node, f"{node.host} has not answered for {self._heartbeats.lost_after_s:g} s")
 
     def _on_node_done(self, node: Node) -> None:
-        """The node has sent all its records for the outcome. The run is over: stop the other nodes too."""
+        """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
         if self._nodes.rendezvous and not self._shutdown.in_progress:
-            self._shutdown.on_peer_left()
+            self._shutdown.on_node_ended()
 
     def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
@@ -317,13 +320,13 @@ class Run:
         self._nodes.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._nodes.rendezvous and (self._shutdown.peer_left or self._attempts.are_decided):
+        elif self._nodes.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)
 
     def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
-        if self._nodes.rendezvous and self._attempts.are_decided:  # A spare that connected too late.
+        if self._nodes.rendezvous and self._attempts.outcome_is_known:  # A spare that connected too late.
             self._show(event.message, Level.NORMAL)
         elif self._nodes.can_continue_without(node) and not self._is_ending:
             self._nodes.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
@@ -343,15 +346,16 @@ class Run:
             signals=self._shutdown.signals,
             unkillable_pids=self._nodes.unkillable_pids,
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
-            duration_s=time.monotonic() - self._started_s,
+            duration_s=time.monotonic() - self._started_at,
             run_dir=str(self.folder) if self.folder else None,
             describe_injections=self._injector.describe_effects,
             job=self._config.job,
         )
-        is_interrupted = partial(self._shutdown.has_more_signals, self._mailbox, len(self._shutdown.signals))
+        count = len(self._shutdown.signals)
         self._logs.close()
         self._messages.run_ended(result, is_explained=error is not None)
         slurm_requeue.requeue(result, self._show)
+        is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._messages.drain(result, is_interrupted)
         on_exit.run(self._config, result, error, self._show, is_interrupted)
         self._messages.close()

@@ -1,6 +1,7 @@
 """Prepares a run from its LaunchConfig: run folder, console style, transport, and the AgentSpec of each node.
 
-Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``make_folder`` writes files.
+Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``create_run_folder`` writes
+files.
 """
 
 from __future__ import annotations
@@ -67,8 +68,11 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
     )
 
 
-def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
-    """Create the run's folder: returns it, or None for a run without files, and a warning if it cannot be created."""
+def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
+    """Create the run's folder, and delete old ones in the default folder.
+
+    Returns the folder, None for a run without files, and a warning if it cannot be created.
+    """
     if config.output.log_dir == NO_LOGS:
         return None, None
     base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)

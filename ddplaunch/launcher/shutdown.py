@@ -31,12 +31,12 @@ _NEVER = float("inf")
 
 
 class Shutdown:
-    """Whether and why the run is shut down.
+    """Whether and why the run is being shut down.
 
     Attributes:
         signals: the signals that stopped the run, in order.
-        error: the reason of a failure other than a worker's; the first error counts.
-        peer_left: a node has ended, so the others are stopped.
+        error: the reason of a failure other than a worker's; of several errors the first.
+        node_ended: the agent of a node has ended, so the other nodes are stopped.
         has_killed: agents that did not end in time have been killed.
     """
 
@@ -45,7 +45,7 @@ class Shutdown:
     ) -> None:
         self.signals: list[int] = []
         self.error: LaunchError | None = None
-        self.peer_left = False
+        self.node_ended = False
         self.has_killed = False
         self._kill_at = _NEVER
         self._config = config
@@ -56,11 +56,11 @@ class Shutdown:
 
     @property
     def in_progress(self) -> bool:
-        """Whether the run is shut down."""
-        return bool(self.signals or self.error or self.peer_left)
+        """Whether the run is being shut down."""
+        return bool(self.signals or self.error or self.node_ended)
 
     def on_signal(self, signum: int, node: Node | None = None) -> None:
-        """Stop the run, or forward a signal that does not stop it to the workers.
+        """Stop the run, or pass a signal that does not stop it to the workers.
 
         The second signal shortens the grace period, the third ends it. A signal after which SLURM is to requeue the job
         counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the node whose agent
@@ -86,12 +86,13 @@ class Shutdown:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""
         if not self.error:
             self.error = error
+            # The agent of a single real node ends by itself: every such error comes from it, or means its loss.
             if self._config.launcher_assigns_rendezvous or self._config.dry_run:
                 self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
 
-    def on_peer_left(self) -> None:
+    def on_node_ended(self) -> None:
         """A node has ended, so the run is over: stop the other nodes."""
-        self.peer_left = True
+        self.node_ended = True
         self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
 
     def _stop_workers(self, signum: int, grace_s: float) -> None:
@@ -113,9 +114,9 @@ class Shutdown:
                     node.handle.kill()
         return self._kill_at
 
-    def has_more_signals(self, mailbox: Mailbox[object], count: int) -> bool:
-        """At the end of the run: whether more than ``count`` signals have arrived."""
+    def collect_signals(self, mailbox: Mailbox[object]) -> int:
+        """At the end of the run: add the signals that have arrived meanwhile. Returns the number of all signals."""
         while (event := mailbox.get(0.0)) is not None:
             if isinstance(event, SignalReceived):
                 self.signals.append(event.signum)
-        return len(self.signals) > count
+        return len(self.signals)

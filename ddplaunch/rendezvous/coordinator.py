@@ -95,7 +95,7 @@ class Coordinator:
             case StoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
                 return self._start(record)
             case WorkerFailed(node_index=index, attempt=attempt) if self._is_running(index, attempt):
-                self._reports.failed_nodes.append(index)
+                self._reports.stopping_nodes.append(index)
                 return self._stop("")
             case NodeEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)

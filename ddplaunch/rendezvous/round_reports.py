@@ -23,15 +23,15 @@ class RoundReports:
         reason: why the round ended, if no worker's failure ended it.
         node_lost: a node was lost.
         node_joined: a node has joined, and the next round includes it.
-        failed_nodes: nodes that have sent WorkerFailed, in the order of arrival.
+        stopping_nodes: nodes that stop by themselves (WorkerFailed), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
-        stop_reason: why the first node that was stopped by a user or another process was; empty if none was.
+        stop_reason: why a user or another process stopped a node, for the first such node; empty if none was stopped.
     """
 
     reason: str = ""
     node_lost: bool = False
     node_joined: bool = False
-    failed_nodes: list[int] = field(default_factory=list)
+    stopping_nodes: list[int] = field(default_factory=list)
     ended_nodes: list[NodeEnded] = field(default_factory=list)
     stop_reason: str = ""
 
@@ -57,7 +57,7 @@ class RoundReports:
 
     def _cause(self) -> WorkerExit | None:
         """The first failure, by the order of the nodes' WorkerFailed: clocks of different hosts are never compared."""
-        order = {index: position for position, index in reversed(list(enumerate(self.failed_nodes)))}
+        order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]
         return min(causes, key=first_failure.is_consequence, default=None)

@@ -22,8 +22,13 @@ Limits = tuple[int, int]
 
 PROCESS_LIMITS_HINT = "see `ulimit -u` and the container's pids limit"
 
+NO_ROOM_HINT = (
+    "Check the limits of processes and files (`ulimit -u -n`, the container's pids limit) and the free memory."
+)
+"""Hint where a machine cannot start another process or thread."""
 
-def make_room(host: str, nproc: int) -> Limits:
+
+def raise_limit_for_workers(host: str, nproc: int) -> Limits:
     """Raise this process's limit of open files as far as ``nproc`` workers on ``host`` need; returns the old limits.
 
     Raises:
@@ -61,7 +66,4 @@ def shortage(error: BaseException, host: str) -> LaunchError | None:
     shortages = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)
     if not is_thread and not isinstance(error, MemoryError) and getattr(error, "errno", None) not in shortages:
         return None
-    return LaunchError(
-        f"{host} has too little room for this run: {error}",
-        "Check the limits of processes and files (`ulimit -u -n`, the container's pids limit) and the free memory.",
-    )
+    return LaunchError(f"{host} lacks processes, threads, open files or memory for this run: {error}", NO_ROOM_HINT)

@@ -1,4 +1,4 @@
-"""System calls and calls of libc that Python does not offer: prctl, the size of a pipe, the source of host names.
+"""Linux calls that Python does not offer, or only as numbers: prctl, ps's command line, pipes, sources of host names.
 
 Used by every process; must stay cheap to import.
 """

@@ -1,6 +1,7 @@
-"""Signals of the launcher: their handlers post events to its mailbox.
+"""Signals of the launcher and the agent become events of their mailboxes.
 
-Runs in the launcher, handlers only in its main thread. ``launcher.run.Run`` decides the effect of a signal.
+Runs in the launcher, handlers only in its main thread. ``launcher.shutdown`` decides the effect of a signal. The agent
+posts the same event.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
-"""Forwarded to the workers and without effect on the run, unless ``--signals-to-handle`` names them."""
+"""Passed to the workers and without effect on the run, unless --signals-to-handle or --requeue-on names them."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class SignalReceived:
 
 
 @contextlib.contextmanager
-def forward_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
+def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
 
     A handler that a C library has set stays in place. Without effect outside the main thread, where Python allows no

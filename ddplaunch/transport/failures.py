@@ -32,11 +32,6 @@ Cause = Literal[
     "agent",
 ]
 
-NO_ROOM_HINT = (
-    "Check the limits of processes and files (`ulimit -u -n`, the container's pids limit) and the free memory."
-)
-"""Hint where this machine cannot start another process or thread."""
-
 
 @dataclass(frozen=True)
 class HostFailure:

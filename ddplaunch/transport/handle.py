@@ -17,7 +17,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
 from ddplaunch.protocol.log_transfer import LogChunk
-from ddplaunch.transport.failures import NO_ROOM_HINT
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
 
 if TYPE_CHECKING:

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, BinaryIO, cast
 from ddplaunch.cluster.slurm import SRUN_DEFAULTS
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure
+from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, Transport
 from ddplaunch.transport.popen_handle import PopenHandle
 

@@ -1,4 +1,4 @@
-"""Imports torch once per node and forks on request: workers, the rendezvous, the workers' store, programs to exec.
+"""Imports torch once per node and forks on request: workers, the node's member, the workers' store, programs to exec.
 
 One process per node, a child of the agent, which sends requests over a socket. It forks twice: the process in between
 exits, and the new process becomes a child of the agent, a subreaper. Must never use a GPU, run a parallel CPU operation
@@ -68,7 +68,7 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     with preload.without_collection(), preload.first_in_path(spec.script_dir):
         threads = _threads_after_numpy()
         for module in (*preload.modules_for(source), *spec.preload):
-            error = preload.import_error(module)
+            error = preload.try_import(module)
             # A module that the script seems to need may be missing: if the script imports it, the script fails.
             if error and module in (*preload.ALWAYS, *spec.preload):
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
@@ -90,7 +90,7 @@ def _threads() -> int:
 
 def _threads_after_numpy() -> int:
     """Number of threads after the import of numpy: OpenBLAS's pool has fork handlers, any other thread is a danger."""
-    preload.import_error("numpy")
+    preload.try_import("numpy")
     return _threads()
 
 

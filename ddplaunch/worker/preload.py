@@ -108,7 +108,7 @@ def _is_environ(node: ast.expr) -> bool:
     return name == "environ"
 
 
-def import_error(module: str) -> BaseException | None:
+def try_import(module: str) -> BaseException | None:
     """Import ``module``; return the exception if that fails."""
     try:
         importlib.import_module(module)

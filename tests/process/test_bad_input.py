@@ -50,7 +50,7 @@ def test_a_script_that_is_not_there_is_told_with_where_it_was_looked_for(tmp_pat
 
 
 def test_a_folder_is_not_a_script(tmp_path: Path) -> None:
-    assert_refused(run(tmp_path), NOT_READY, "is a directory on .*\n  hint: Give the script itself")
+    assert_refused(run(tmp_path), NOT_READY, "is a folder on .*\n  hint: Give the script itself")
 
 
 def test_a_folder_with_a_main_is_a_script(start_method: str, tmp_path: Path) -> None:

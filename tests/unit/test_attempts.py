@@ -110,9 +110,9 @@ def test_a_lone_nodes_result_is_its_own():
 def test_one_node_that_tells_of_the_end_decides():
     attempts = Attempts()
     attempts.on_ended(0, result(0, rank=0, will_restart=True), [0, 1])
-    assert not attempts.are_decided
+    assert not attempts.outcome_is_known
     attempts.on_ended(0, result(1, rank=0), [0, 1])
-    assert attempts.are_decided
+    assert attempts.outcome_is_known
 
 
 def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_heard_it() -> None:

@@ -192,14 +192,14 @@ def test_other_endpoints_are_refused(text: str) -> None:
 )
 def test_rdzv_conf_is_keys_and_values(text: str, conf: dict[str, str]) -> None:
     """torchrun: rendezvous 1."""
-    assert values.parse_rdzv_conf(text) == conf
+    assert values.split_rdzv_conf(text) == conf
 
 
 @pytest.mark.parametrize("text", ["=", "timeout", "timeout=", "=5", "timeout=5,", "timeout= ,is_host=1"])
 def test_other_rdzv_confs_are_refused(text: str) -> None:
     """torchrun: rendezvous 1."""
     with pytest.raises(UsageError, match="--rdzv-conf"):
-        values.parse_rdzv_conf(text)
+        values.split_rdzv_conf(text)
 
 
 @pytest.mark.parametrize(

@@ -26,8 +26,8 @@ SUCCEEDED = result(0, "succeeded")
 def done(text: str, run: RunResult, starts: dict[int, float]) -> str:
     """Of an injection that happened half a second after the start of its attempt."""
     injection = parse(text)
-    started_s = starts[injection.attempt]
-    case = Fault(injection, "node1", started_s, started_s + 0.4, started_s + 0.5)
+    started_at = starts[injection.attempt]
+    case = Fault(injection, "node1", started_at, started_at + 0.4, started_at + 0.5)
     told = describe_effect(case, starts, run)
     assert told == Injected(text, 0.5, told.account)
     return told.account
@@ -75,12 +75,12 @@ def test_how_the_job_answered_is_told(run: RunResult, starts: dict[int, float], 
         ("kill rank=3 attempt=2", {}, RECOVERED, "there was no attempt 2"),
         ("kill rank=3 attempt=1", {}, RECOVERED, "attempt 1 had no rank 3"),
         ("lose node=1 attempt=1", {}, RECOVERED, "attempt 1 had no node 1"),
-        ("kill rank=3 after=1m", {"started_s": 1.0}, SUCCEEDED, "attempt 0 was over after 2.0 s"),
-        ("kill rank=3 after=1m", {"started_s": 1.0}, result(84), "node1 was already lost"),
-        ("hang rank=3", {"started_s": 1.0, "tried_s": 1.0}, SUCCEEDED, "rank 3 had already ended"),
+        ("kill rank=3 after=1m", {"started_at": 1.0}, SUCCEEDED, "attempt 0 was over after 2.0 s"),
+        ("kill rank=3 after=1m", {"started_at": 1.0}, result(84), "node1 was already lost"),
+        ("hang rank=3", {"started_at": 1.0, "tried_at": 1.0}, SUCCEEDED, "rank 3 had already ended"),
         (
             "hang rank=3 after-line=x",
-            {"started_s": 1.0},
+            {"started_at": 1.0},
             SUCCEEDED,
             "no such line reached the console from rank 3 in attempt 0",
         ),

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.agent.events import LauncherLost, SignalReceived
+from ddplaunch.agent.events import LauncherLost
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.log_sender import LogSender, find_logs
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import log_transfer, wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Ping, Pong
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent, cost, is_safe
+from ddplaunch.system.signals import SignalReceived
 
 # Names.
 

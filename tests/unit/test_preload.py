@@ -14,8 +14,8 @@ from ddplaunch.worker.preload import (
     describe,
     early_variable,
     hiding_file,
-    import_error,
     modules_for,
+    try_import,
     without_collection,
 )
 from tests.support.runs import PROGRAMS
@@ -144,8 +144,8 @@ def test_what_a_module_sets_is_kept(collector):
 
 
 def test_a_module_that_cannot_be_imported_is_told_with_its_last_lines():
-    assert import_error("json") is None
-    error = import_error("no_such_module")
+    assert try_import("json") is None
+    error = try_import("no_such_module")
     assert error
     assert describe(error) == "ModuleNotFoundError: No module named 'no_such_module'\n"
 
@@ -154,10 +154,10 @@ def test_a_file_beside_the_script_that_hides_a_module_is_found(tmp_path, monkeyp
     monkeypatch.syspath_prepend(str(tmp_path))
     (tmp_path / "hidden_package.py").write_text("")
     (tmp_path / "needs_it.py").write_text("import hidden_package.part")
-    error = import_error("hidden_package.part")
+    error = try_import("hidden_package.part")
     assert error
     assert hiding_file(error, str(tmp_path)) == str(tmp_path / "hidden_package.py")
-    error = import_error("needs_it")
+    error = try_import("needs_it")
     assert error
     assert hiding_file(error, str(tmp_path)) == str(tmp_path / "needs_it.py")
     assert hiding_file(error, str(tmp_path / "other")) == ""

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.scheduler_checks import check_counts, lint, needs_endpoint
+from ddplaunch.cluster.scheduler_checks import check_counts, lint, missing_endpoint_error
 from ddplaunch.cluster.schedulers import PORTS, TABLE, WORDS, SchedulerInfo, candidate_ports, detect, read_hosts
 from ddplaunch.errors import UsageError
 
@@ -69,7 +69,7 @@ def test_a_step_with_one_task_per_node_is_one_agent_per_node():
     assert detected.hosts == tuple(map(Host, ("gpu1", "gpu2", "gpu3", "gpu4")))
     assert (detected.first_host, detected.token) == ("gpu1", "slurm-77.0.0")
     assert detected.description == "SLURM job 77, step 0: node 1 of 4 (gpu[1-4])"
-    assert needs_endpoint(detected) is None
+    assert missing_endpoint_error(detected) is None
     assert found(step(node_id=0)).is_server
 
 
@@ -106,15 +106,18 @@ def test_open_mpi_with_one_process_per_node():
     assert (detected.kind, detected.index, detected.agents, detected.is_server) == ("node", 2, 4, False)
     assert (detected.first_host, detected.token) == ("a1", "mpi-prterun-a1-4711@1")
     assert detected.ports == candidate_ports("mpi-prterun-a1-4711@1")
-    assert needs_endpoint(detected) is None
+    assert missing_endpoint_error(detected) is None
 
 
 def test_kubernetes_tells_nothing_but_the_number():
     detected = found({"JOB_COMPLETION_INDEX": "3"})
     assert (detected.kind, detected.index, detected.agents, detected.is_server) == ("node", 3, None, False)
-    assert needs_endpoint(detected) is not None
+    assert missing_endpoint_error(detected) is not None
     check_counts(detected, 8, (16, 16))
-    assert needs_endpoint(found({"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "j-0.j", "MASTER_PORT": "29500"})) is None
+    assert (
+        missing_endpoint_error(found({"JOB_COMPLETION_INDEX": "0", "MASTER_ADDR": "j-0.j", "MASTER_PORT": "29500"}))
+        is None
+    )
 
 
 # Started once per worker.
@@ -163,13 +166,13 @@ def test_every_mpi_launcher_tells_ranks(environ: dict[str, str]):
 
 
 def test_mpi_says_where_to_meet_only_with_an_address_and_a_run_of_its_own():
-    error = needs_endpoint(found(MPICH))
+    error = missing_endpoint_error(found(MPICH))
     assert error is not None
     assert "without the host" in error.message
-    error = needs_endpoint(found(MPICH | {"MASTER_ADDR": "a1"}))
+    error = missing_endpoint_error(found(MPICH | {"MASTER_ADDR": "a1"}))
     assert error is not None
     assert "without the port" in error.message
-    assert needs_endpoint(found(MPICH | {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"})) is None
+    assert missing_endpoint_error(found(MPICH | {"MASTER_ADDR": "a1", "MASTER_PORT": "29500"})) is None
     assert found(MPICH | {"MASTER_ADDR": "a1", "MASTER_PORT": "http"}).ports == ()
     assert found(open_mpi(1, 4, 1, 4)).first_host == "127.0.0.1"
 

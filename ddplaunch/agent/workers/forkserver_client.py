@@ -81,7 +81,10 @@ class ForkserverClient:
         self._pending: dict[str, int] = {}
 
     def ensure_forkserver(self, send: Callable[[Notice], None]) -> None:
-        """Start a forkserver if none runs; ForkserverReady or ImportFailed will be posted."""
+        """Start a forkserver, and create a cgroup for its workers, if none runs.
+
+        ForkserverReady or ImportFailed will be posted. ``send`` gets a Notice if the workers run without a cgroup.
+        """
         if self._forkserver is None:
             self.is_ready = False
             spec = forkserver_spec(self._spec, self.plan)

@@ -44,10 +44,11 @@ class StartPlan:
     reason: str = ""
 
 
-def with_local_defaults(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with the path of this node's interpreter, and of the run folder if the node must create it.
+def prepare_node(spec: AgentSpec) -> AgentSpec:
+    """``spec`` with the path of this node's interpreter, and of this node's folder.
 
-    A folder that cannot be created is reported when a worker's log is opened in it.
+    Creates that folder if the node must, and deletes old run folders in the default folder. A folder that cannot be
+    created is reported when a worker's log is opened in it.
     """
     if not spec.program.python:
         spec = replace(spec, program=replace(spec.program, python=sys.executable))
@@ -84,7 +85,7 @@ def _check_script(path: str, host: str) -> None:
     if os.path.isdir(path):
         if os.path.isfile(os.path.join(path, "__main__.py")):
             return
-        raise LaunchError(f"{path}: is a directory on {host}", "Give the script itself, or a package with -m.")
+        raise LaunchError(f"{path}: is a folder on {host}", "Give the script itself, or a package with -m.")
     try:
         # O_NONBLOCK: opening a FIFO without a writer would block.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)

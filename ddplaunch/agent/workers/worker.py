@@ -77,8 +77,8 @@ class Worker:
     log_dir: Path | None
     pumps: list[Pump] = field(default_factory=list)
     pid: int = 0
-    started_s: float = 0.0
-    ended_s: float = 0.0
+    started_at: float = 0.0
+    ended_at: float = 0.0
     ended_time_s: float = 0.0
     returncode: int | None = None
     stop_signals: set[int] = field(default_factory=set)

@@ -41,7 +41,7 @@ class WorkerGroup:
         self._spec = spec
         self._round = round_
         self._outbox = outbox
-        self._stopped_s: float | None = None
+        self._stopped_at: float | None = None
         self._stopped_time_s = 0.0
         self._copies: dict[StreamName, LogFile] = {}
         self._warned = threading.Lock()
@@ -107,7 +107,7 @@ class WorkerGroup:
     def on_started(self, local_rank: int, pid: int, exited: Callable[[], None]) -> None:
         """The worker runs as ``pid``, a child of this process. A daemon thread calls ``exited`` when it has ended."""
         worker = self.workers[local_rank]
-        worker.pid, worker.started_s = pid, time.monotonic()
+        worker.pid, worker.started_at = pid, time.monotonic()
         processes.watch_exit(pid, str(worker.rank), exited)
 
     def report_started(self) -> None:
@@ -158,7 +158,7 @@ class WorkerGroup:
     def on_exited(self, local_rank: int) -> None:
         """Kill the rest of the worker's process group, then reap the worker: until then its pid cannot be reused."""
         worker = self.workers[local_rank]
-        worker.ended_s, worker.ended_time_s = time.monotonic(), time.time()
+        worker.ended_at, worker.ended_time_s = time.monotonic(), time.time()
         worker.end_throttle()
         processes.signal_group(worker.pid, signal.SIGKILL)
         worker.returncode = worker.reported_returncode(processes.reap(worker.pid))
@@ -187,8 +187,8 @@ class WorkerGroup:
                 processes.signal_group(worker.pid, signal.SIGKILL)
 
     def _record_stop_time(self) -> None:
-        if self._stopped_s is None:
-            self._stopped_s, self._stopped_time_s = time.monotonic(), time.time()
+        if self._stopped_at is None:
+            self._stopped_at, self._stopped_time_s = time.monotonic(), time.time()
 
     @property
     def all_ended(self) -> bool:
@@ -232,7 +232,7 @@ class WorkerGroup:
             returncode=returncode,
             stopped=stopped,
             time_s=error.time_s if error and error.time_s else ended_time_s,
-            duration_s=(worker.ended_s or time.monotonic()) - worker.started_s,
+            duration_s=(worker.ended_at or time.monotonic()) - worker.started_at,
             error=error,
             out_of_memory=out_of_memory if killed_by_others else "no",
             ended_by_stop=killed_by_stop and error is not None and not stopped,
@@ -250,7 +250,7 @@ class WorkerGroup:
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool) -> bool:
         """Whether the worker ran until it was stopped, and had recorded no exception by then."""
-        if self._stopped_s is None or (worker.ended_s or self._stopped_s) < self._stopped_s:
+        if self._stopped_at is None or (worker.ended_at or self._stopped_at) < self._stopped_at:
             return False
         # The kernel closes a dying process's sockets before its end is visible, so a peer's failure can come first.
         signum = -(worker.returncode or 0)

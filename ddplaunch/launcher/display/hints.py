@@ -43,7 +43,8 @@ _HINTS = (
         _raised(
             r"\w+",
             r"have NCCL built in|has no attribute '_cuda_|ProcessGroupNCCL is only supported with GPUs"
-            r"|No CUDA GPUs are available|Torch not compiled with CUDA|Found no NVIDIA driver|torch\.cuda\.is_available\(\) is False",
+            r"|No CUDA GPUs are available|Torch not compiled with CUDA|Found no NVIDIA driver"
+            r"|torch\.cuda\.is_available\(\) is False",
         ),
         _NO_GPU,
     ),

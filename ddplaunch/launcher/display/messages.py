@@ -98,7 +98,7 @@ class UserMessages:
     def run_ended(self, result: RunResult, *, is_explained: bool) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``is_explained``: the caller shows why the run ended, which was not a worker's failure.
+        ``is_explained``: an error message follows that says why the run ended, so there is no failure page.
         """
         if self._folder and self._is_remote:
             report_files.write_failures(result, self._folder)
@@ -124,7 +124,7 @@ class UserMessages:
         if result.outcome == "stopped" and not result.signal and result.attempts and result.attempts[-1].reason:
             self.show(f"stopped, {quote(result.attempts[-1].reason, 1000)}; {leftovers}", Level.ALWAYS)
         elif result.outcome == "stopped":
-            self.show(f"stopped; {leftovers}", -1 if is_unclean else 0)
+            self.show(f"stopped; {leftovers}", Level.ALWAYS if is_unclean else Level.NORMAL)
         elif is_unclean:
             self.show(leftovers, Level.ALWAYS)
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import limits
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.failures import NO_ROOM_HINT, HostFailure, Unreachable
+from ddplaunch.transport.failures import HostFailure, Unreachable
 from ddplaunch.transport.handle import AgentConnected, AgentHandle, AgentLost, Transport
 from ddplaunch.transport.ssh.connections import Connections
 from ddplaunch.transport.ssh.session import close_now, transport_deadline

@@ -1,7 +1,7 @@
 """Simulates CUDA on the CPU: workers of a dry run see GPUs that do not exist.
 
 Runs in the workers of a dry run, never in others. A call that needs a real GPU exits the worker with a message that
-names the call. Must not return a wrong result.
+names the call. Must not compute a wrong tensor.
 """
 
 from __future__ import annotations
