@@ -107,7 +107,7 @@ class Agent:
         Raises:
             LaunchError: the run cannot continue.
         """
-        self._outbox.send(AgentReady(os.getpid(), self._placement.local_world_size))
+        self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
         while (opened := self._rendezvous.next_round()) is not None:
             result = self._rendezvous.finish_round(self._run_attempt(*opened))
@@ -326,7 +326,7 @@ class Agent:
     def _on_helper_exited(self, helper: int) -> None:
         returncode = processes.reap(self._helper_pids.pop(helper))
         if helper == STORE and self._needs_store():  # The channel reports a member's end.
-            text = f"the workers' store on {self._spec.host} ended by {first_failure.describe(returncode)}"
+            text = f"the workers' store on {self._spec.host} {first_failure.ended(returncode)}"
             self._failure = AttemptFailure(text, returncode)
 
     def _needs_store(self) -> bool:

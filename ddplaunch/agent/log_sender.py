@@ -83,7 +83,7 @@ class LogSender:
 
     def _send_all(self, folder: Path) -> None:
         files, skipped_files = find_logs(folder)
-        self._outbox.send(LogsFound(len(files), sum(files.values())))
+        self._outbox.send(LogsFound(sum(files.values())))
         for path in files:
             skipped_files += not self._send_file(folder, path)
         self._granted.take(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.

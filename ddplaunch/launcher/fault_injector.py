@@ -85,7 +85,7 @@ class Injector:
         """
         fault_spec.check([fault.spec for fault in self._faults], sum(local_world_sizes), len(local_world_sizes))
 
-    def on_record(self, node: Node, event: object) -> None:
+    def on_event(self, node: Node, event: object) -> None:
         """Follow the attempts, lines and injected faults of ``node``."""
         match event:
             case AttemptStarted():

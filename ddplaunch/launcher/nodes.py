@@ -167,7 +167,7 @@ class Nodes:
     def start(self) -> Iterator[Node]:
         """Start the agents of the first nodes, and yield each node; the other hosts are spares.
 
-        ``announce_rendezvous`` must follow. The caller may stop earlier, when the run is stopped.
+        ``on_changed`` must follow. The caller may stop earlier, when the run is stopped.
 
         Raises:
             LaunchError: an agent cannot be started.
@@ -200,8 +200,10 @@ class Nodes:
 
     # The rendezvous.
 
-    def announce_rendezvous(self) -> None:
-        """Once no node is connecting, start or update the rendezvous. To be called after every change of nodes.
+    def on_changed(self) -> None:
+        """Once no node is connecting: check the participants, and announce their rendezvous if they have one.
+
+        To be called after every change of nodes.
 
         Raises:
             LaunchError: too few hosts can be used.
@@ -214,11 +216,14 @@ class Nodes:
             return
         if len(self.participants) < self._min_nodes:
             raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
+        self._show_failures()
+        if self.rendezvous:
+            self.rendezvous.announce(self.participants, self._attempts, self._send_to)
+
+    def _show_failures(self) -> None:
         for failure in self._failures[self._shown_failures :]:
             self._show(f"{failure.host} cannot be used: {failure.message}; the job runs without it", Level.ALWAYS)
         self._shown_failures = len(self._failures)
-        if self.rendezvous:
-            self.rendezvous.announce(self.participants, self._attempts, self._send_to)
 
     def _torch_mismatches(self) -> list[tuple[Node, HostFailure]]:
         """The participants whose version of torch differs from the most frequent one."""
@@ -239,7 +244,7 @@ class Nodes:
         if self.rendezvous and event.token == self.rendezvous.token:
             self._show(f"{node.host} has lost the rendezvous ({event.reason}); the nodes start a new one", Level.NORMAL)
             self.rendezvous.relocate(node.host, event.reason)
-            self.announce_rendezvous()
+            self.on_changed()
 
     def send(self, record: object) -> None:
         """Send ``record`` to all agents."""
@@ -281,7 +286,7 @@ class Nodes:
             del self.participants[position]
         if self.rendezvous and len(self.participants) >= self._min_nodes:
             self.rendezvous.remove_node(node.index, self.participants, self._send_to)
-        self.announce_rendezvous()
+        self.on_changed()
 
     def remove(self, node: Node) -> None:
         """Remove ``node`` from the participants, without replacement."""

@@ -3,8 +3,8 @@
 Runs in the user's process: that of the ``ddplaunch`` command, or any that calls ``launch``. The calling thread owns all
 state; it waits in ``Mailbox.get`` only. Must not import torch, nor paramiko unless agents are started over SSH.
 
-How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_record`` are the table of events, then come the methods
-for each event in the order of a run's life: start, attempts, loss of nodes, end.
+How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_node_event`` are the table of events, then come the
+methods for each event in the order of a run's life: start, attempts, loss of nodes, end.
 """
 
 from __future__ import annotations
@@ -167,15 +167,15 @@ class Run:
                 self._heartbeats.suspend(time.monotonic())
             case SignalReceived(signum=signum):
                 self._shutdown.on_signal(signum)
-            case FromNode(index=index, event=record):
-                self._on_record(self._nodes.all[index], record)
-            case FromSweep(index=index, event=record):
-                self._nodes.on_sweep_event(self._nodes.all[index], record)
+            case FromNode(index=index, event=node_event):
+                self._on_node_event(self._nodes.all[index], node_event)
+            case FromSweep(index=index, event=sweep_event):
+                self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
 
-    def _on_record(self, node: Node, record: object) -> None:
+    def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._injector.on_record(node, record)
-        match record:
+        self._injector.on_event(node, event)
+        match event:
             case AgentEnded(unkillable_pids=pids):
                 self._on_agent_ended(node, pids)
             case _ if node.state is NodeState.DONE or node.state.is_lost:
@@ -183,21 +183,21 @@ class Run:
             case AgentConnected(facts=facts):
                 self._on_agent_connected(node, facts)
             case HostFailure():
-                self._nodes.exclude(node, record)
+                self._nodes.exclude(node, event)
             case AgentReady(local_world_size=local_world_size):
                 self._on_agent_ready(node, local_world_size)
             case EndpointOpen():
-                self._on_endpoint_open(record)
+                self._on_endpoint_open(event)
             case AttemptStarted():
-                self._on_attempt_started(node, record)
+                self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
                 participants = self._nodes.participants
                 self._report_attempts(self._attempts.on_ended(node.index, result, participants))
             case WorkerActivity():
-                self._on_activity(node, record)
+                self._on_activity(node, event)
             case RendezvousUnreachable():
                 if not self._is_ending:
-                    self._nodes.relocate_rendezvous(node, record)
+                    self._nodes.relocate_rendezvous(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signum, node)
             case Pong():
@@ -205,12 +205,12 @@ class Run:
             case Notice(text=text, level=level):
                 self._show(quote(text, _MAX_NOTICE), level)
             case LogsFound():
-                if self._logs.on_found(node, record):
+                if self._logs.on_found(node, event):
                     self._on_node_done(node)
             case LogData() | LogsSent():
-                self._logs.on_record(node, record)
+                self._logs.on_record(node, event)
             case AgentFailed():
-                self._on_agent_failed(node, record)
+                self._on_agent_failed(node, event)
             case AgentLost():
                 self._on_channel_closed(node)
 
@@ -229,7 +229,7 @@ class Run:
                 if self._shutdown.in_progress:
                     break
             else:
-                self._nodes.announce_rendezvous()
+                self._nodes.on_changed()
         for event in waiting:
             with self._errors_stop_the_run():
                 self._on_event(event)
@@ -237,7 +237,7 @@ class Run:
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
         self._heartbeats.watch(node, time.monotonic(), setup.SLOW_START_S)
-        self._nodes.announce_rendezvous()
+        self._nodes.on_changed()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
@@ -248,7 +248,7 @@ class Run:
     def _on_endpoint_open(self, event: EndpointOpen) -> None:
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_endpoint_open(event)
-            self._nodes.announce_rendezvous()
+            self._nodes.on_changed()
 
     # Attempts.
 
@@ -288,7 +288,7 @@ class Run:
             self._on_node_lost(node, f"the connection to {node.host} has ended")
         else:
             hint = _KILLED_HINT if returncode == -signal.SIGKILL else ""
-            self._on_node_lost(node, f"the agent on {node.host} ended by {first_failure.describe(returncode)}", hint)
+            self._on_node_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
 
     def _on_node_unresponsive(self, node: Node) -> None:
         """The machine is frozen or disconnected. Called by the heartbeats."""

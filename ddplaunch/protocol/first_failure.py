@@ -59,6 +59,11 @@ def exit_code(exit_: WorkerExit) -> int:
     return 128 - exit_.returncode if exit_.returncode < 0 else exit_.returncode
 
 
+def ended(returncode: int) -> str:
+    """``ended with exit code 7`` or ``was killed by SIGKILL``, for ``returncode`` of ``subprocess``."""
+    return f"{'was killed by' if returncode < 0 else 'ended with'} {describe(returncode)}"
+
+
 def describe(returncode: int) -> str:
     """``exit code 7`` or ``SIGKILL``, for ``returncode`` of ``subprocess``."""
     if returncode >= 0:

@@ -105,7 +105,6 @@ class InjectFault:
 class AgentReady:
     """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
 
-    pid: int
     local_world_size: Count
 
 
@@ -138,8 +137,6 @@ class AttemptStarted:
 
     attempt: Count
     world_size: Count
-    master_addr: OneLine
-    master_port: Port
     pids: tuple[int, ...]
     node_rank: Count
     first_rank: Count

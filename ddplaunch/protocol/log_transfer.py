@@ -21,9 +21,8 @@ _NAME = re.compile(r"attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)
 
 @dataclass(frozen=True)
 class LogsFound:
-    """Agent to launcher, after AgentEnded: number and total size of the node's log files."""
+    """Agent to launcher, after AgentEnded: total size of the node's log files."""
 
-    files: int
     nbytes: int
 
 

@@ -67,7 +67,7 @@ _STARTER = (
     f"{DROP_FIRST_PATH}\n{STANDARD_LIBRARY_FIRST}"
     + r"""
 import json, re, signal
-facts = {"pid": os.getpid(), "host": os.uname()[1], "python": ".".join(map(str, sys.version_info[:3]))}
+facts = {"pid": os.getpid(), "python": ".".join(map(str, sys.version_info[:3]))}
 try:
     os.chdir(start["cwd"])
     facts["has_script"] = not start["script"] or os.path.exists(start["script"])
@@ -133,7 +133,6 @@ class NodeFacts:
     """
 
     pid: int = 0
-    host: str = ""
     python: str = ""
     ddplaunch: str = ""
     torch: str = ""

@@ -76,13 +76,12 @@ class Agents:
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self.ready = wire.encode(AgentReady(1, WORKERS))
+        self.ready = wire.encode(AgentReady(WORKERS))
         self.pong = wire.encode(Pong())
         self.ended = wire.encode(AgentEnded())
         size = count * WORKERS
         self.started = [
-            wire.encode(AttemptStarted(0, size, "10.0.0.1", 1234, tuple(range(WORKERS)), n, n * WORKERS))
-            for n in range(count)
+            wire.encode(AttemptStarted(0, size, tuple(range(WORKERS)), n, n * WORKERS)) for n in range(count)
         ]
         cause = worker_exit(FAILING_NODE, 2)
         self.results = [wire.encode(AttemptEnded(self._result(n, cause if n == 0 else None))) for n in range(count)]
@@ -102,7 +101,7 @@ class Nodes(SshTransport):
         self._joining = 0
 
     def start(self, index: int) -> Handle:  # type: ignore[override]
-        facts = {"pid": 1, "host": host_name(index), "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
+        facts = {"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
         line = remote_start.FACTS_PREFIX + json.dumps(facts).encode()
         self.post(index, AgentConnected(remote_start.read_facts(line)))
         return Handle(index, self)

@@ -89,4 +89,4 @@ def test_an_agent_that_dies_at_once_is_told_of() -> None:
     os.kill(starting_agent(running), signal.SIGKILL)
     finished = running.finish()
     assert finished.returncode == 84, finished.err
-    assert "ended by SIGKILL; left: nothing" in finished.err
+    assert "was killed by SIGKILL; left: nothing" in finished.err

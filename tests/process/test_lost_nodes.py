@@ -55,7 +55,7 @@ def test_the_world_shrinks_when_a_node_is_lost(job: Job) -> None:
     job.end()
     finished = job.running.finish()
     assert finished.returncode == 0, finished.err
-    assert "the agent on node1 ended by SIGKILL; the job goes on" in finished.err
+    assert "the agent on node1 was killed by SIGKILL; the job goes on" in finished.err
     assert [attempt["will_restart"] for attempt in finished.report["attempts"]] == [True, False]
 
 
@@ -68,7 +68,7 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
     os.kill(job.agents()[0], signal.SIGKILL)  # Too few are left now.
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 ended by SIGKILL; left: nothing" in finished.err
+    assert "error: the agent on node1 was killed by SIGKILL; left: nothing" in finished.err
 
 
 def test_a_spare_takes_the_rank_of_a_lost_node_and_the_others_keep_theirs(job: Job) -> None:
@@ -89,7 +89,7 @@ def test_a_run_without_spares_ends_and_names_the_node(job: Job) -> None:
     os.kill(job.agents()[1], signal.SIGKILL)
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 ended by SIGKILL; left: nothing" in finished.err
+    assert "error: the agent on node1 was killed by SIGKILL; left: nothing" in finished.err
     assert finished.report["outcome"] == "failed"
 
 
@@ -131,7 +131,7 @@ def test_the_rendezvous_moves_while_nodes_are_on_their_way_to_it(job: Job) -> No
     with stopped(map(forkserver, others)):
         job.running.wait_for("waiting at .* for 2 more nodes; here: node0")
         os.kill(first, signal.SIGKILL)
-        job.running.wait_for("the agent on node0 ended by SIGKILL; the job goes on")
+        job.running.wait_for("the agent on node0 was killed by SIGKILL; the job goes on")
     job.wait_for_world(2, "node1,node2")
     job.end()
     finished = job.running.finish()
@@ -147,7 +147,7 @@ def test_a_node_is_lost_while_the_rendezvous_is_being_opened(job: Job) -> None:
     with stopped([forkserver(first)]):
         job.running.wait_for("workers on 3 nodes")
         os.kill(last, signal.SIGKILL)
-        job.running.wait_for("the agent on node2 ended by SIGKILL; the job goes on")
+        job.running.wait_for("the agent on node2 was killed by SIGKILL; the job goes on")
     job.wait_for_world(2, "node0,node1")
     job.end()
     assert job.running.finish().returncode == 0

@@ -72,7 +72,7 @@ def test_a_killed_agent_is_told_of_and_leaves_nothing(start_method: str, phase: 
     running = start_in(phase, start_method)
     os.kill(running.agent_pid(), signal.SIGKILL)
     finished = running.finish(20)
-    assert "ended by SIGKILL; left: nothing" in finished.err
+    assert "was killed by SIGKILL; left: nothing" in finished.err
     assert_lost(finished)
     assert_nothing_left(1)
 
@@ -136,7 +136,7 @@ def test_workers_run_on_without_their_forkserver_and_another_serves_the_restart(
     running.wait_for(r"ready \(pid", 2)
     first = running.forkserver_pid()
     os.kill(first, signal.SIGKILL)
-    running.wait_for("the forkserver on .* ended by SIGKILL; the workers continue")
+    running.wait_for("the forkserver on .* was killed by SIGKILL; the workers continue")
     os.kill(int(running.wait_for(r"ready \(pid: (\d+)")[0][1]), signal.SIGKILL)
     finished = running.finish()
     assert finished.returncode == 0, finished.err
@@ -166,7 +166,7 @@ def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own(start_method: 
     running.wait_for(r"ready \(pid", 2)
     first = running.store_pid()
     os.kill(first, signal.SIGKILL)
-    running.wait_for("the workers' store on .* ended by SIGKILL; restart 1 of 1")
+    running.wait_for("the workers' store on .* was killed by SIGKILL; restart 1 of 1")
     running.wait_for(r"ready \(pid", 4)
     os.kill(running.store_pid(), signal.SIGKILL)
     finished = running.finish()

@@ -287,7 +287,7 @@ def test_a_proxy_command_is_run_as_ssh_runs_it(make_lab):
         them.start("behind", "broken")
         connected, (failure,) = them.settle()
         assert len(connected) == 1
-        assert failure.message == "its ProxyCommand ended by exit code 1"
+        assert failure.message == "its ProxyCommand ended with exit code 1"
 
 
 # Keys.

@@ -26,7 +26,7 @@ def test_nodes_that_hear_the_launcher_but_do_not_answer_or_the_reverse_are_left_
     lab["node4"].run(["ip", *f"neigh replace {LAB_ADDRESS} lladdr {NOBODYS_MAC} dev eth0 nud permanent".split()])
     for name in ("node2", "node4"):
         # The one that hears nothing may have ended by itself, and be seen to have, before it has been silent for 5 s.
-        running.wait_for(f"{name} (has not answered for 5 s|ended by exit code 0|has ended); the job goes on")
+        running.wait_for(f"{name} (has not answered for 5 s|ended with exit code 0|has ended); the job goes on")
         wait_until(lambda name=name: not lab[name].pids(), 30, f"{name} goes on")
     running.wait_for(r"\[node1:0\] rank 0 of 2 in round")
     (tmp_path / "end").touch()

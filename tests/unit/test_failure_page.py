@@ -79,7 +79,7 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
     assert text.splitlines() == [
         "========================== ddplaunch: the job failed ===========================",
         "rank 11 on node1 failed: ValueError: no (a.py:3)",
-        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 3, pid 1011)",
+        "at 12:00:00.250: exit code 1; it ran for 61.0 s (local_rank 3, pid 1011)",
         "",
         "  | Traceback (most recent call last):",
         '  |   File "a.py", line 3, in <module>',
@@ -107,13 +107,13 @@ def test_an_exception_is_shown_with_its_traceback() -> None:
 def test_an_end_without_an_exception_shows_how_and_the_last_lines(returncode: int, words: str) -> None:
     """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     text = page(ended(0, returncode, tail=("Fatal Python error: Segmentation fault", "", "Thread 0x0")))
-    assert f"after its start: {words} (local_rank 0, pid 1000)\n" in text
+    assert f": {words}; it ran for 61.0 s (local_rank 0, pid 1000)\n" in text
     assert f"rank 0 on node0 failed: {words}\n" in text
     assert "its last lines:\n  | Fatal Python error: Segmentation fault\n  | \n  | Thread 0x0\n" in text
 
 
 def test_a_worker_without_output_is_shown_as_such() -> None:
-    assert "no output of it was logged." in page(ended(0, 7))
+    assert "none of its output was logged." in page(ended(0, 7))
 
 
 def test_a_message_without_a_traceback_is_shown_with_the_last_lines() -> None:
@@ -206,9 +206,9 @@ def test_earlier_attempts_are_told_in_a_line_each() -> None:
 
 
 def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
-    text = page(reason="the workers' store on node0 ended by SIGKILL")
+    text = page(reason="the workers' store on node0 was killed by SIGKILL")
     assert " failed: " not in text
-    assert "\nthe workers' store on node0 ended by SIGKILL\n" in text
+    assert "\nthe workers' store on node0 was killed by SIGKILL\n" in text
     assert failure_page.page(failed(attempts=(), run_dir=None)).count("\n") == 2
 
 
@@ -286,7 +286,7 @@ def test_a_nonsense_time_does_no_harm(time_s: float) -> None:
 
 
 def test_the_time_is_cut_not_rounded_up_into_the_next_second() -> None:
-    assert "at 12:00:00.999," in page(ended(0, 1, time_s=NOON + 0.9996))
+    assert "at 12:00:00.999:" in page(ended(0, 1, time_s=NOON + 0.9996))
 
 
 @pytest.mark.parametrize(

@@ -100,6 +100,11 @@ def test_an_end_is_told_by_name(returncode: int, words: str) -> None:
     assert first_failure.describe(returncode) == words
 
 
+def test_an_end_is_told_as_part_of_a_sentence() -> None:
+    assert first_failure.ended(7) == "ended with exit code 7"
+    assert first_failure.ended(-9) == "was killed by SIGKILL"
+
+
 def test_every_signal_has_words() -> None:
     for number in signal.valid_signals():
         assert first_failure.describe(-number)

@@ -58,7 +58,7 @@ class Run:
 
     def find(self, *nodes: int) -> None:
         for number in nodes or range(len(self.nodes.all)):
-            self.collected.on_found(self.nodes.all[number], LogsFound(1, 1000))
+            self.collected.on_found(self.nodes.all[number], LogsFound(1000))
 
     def send(self, number: int, path: str, data: bytes, *, is_last: bool = True) -> None:
         chunk = LogChunk(path, len(data), is_last)

@@ -15,7 +15,7 @@ from tests.support.fake_agents import FakeTransport
 def connected(nodes: Nodes, *versions: str) -> None:
     for node, torch in zip(nodes.all, versions, strict=True):
         nodes.on_agent_connected(node, NodeFacts(torch=torch))
-    nodes.announce_rendezvous()
+    nodes.on_changed()
 
 
 def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[str]]:
@@ -52,7 +52,7 @@ def test_a_spare_takes_its_place():
     nodes, said = started(2, 2, "a", "b", "c")
     connected(nodes, "2.13", "2.12")
     nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))
-    nodes.announce_rendezvous()
+    nodes.on_changed()
     assert nodes.participants == [0, 2]
     assert "c replaces b" in said
 

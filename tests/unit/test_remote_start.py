@@ -19,7 +19,7 @@ from ddplaunch.transport.failures import HostFailure, failures_table
 from ddplaunch.transport.remote_start import NodeFacts, RemoteStart
 
 START = RemoteStart(python="/opt/python", cwd="/job", script="train.py")
-GOOD = NodeFacts(pid=1, host="gpu1", python="3.12.1", ddplaunch=ddplaunch.__version__, torch="2.9.0")
+GOOD = NodeFacts(pid=1, python="3.12.1", ddplaunch=ddplaunch.__version__, torch="2.9.0")
 
 
 def test_the_command_is_the_same_for_all_and_plain_enough_for_every_shell():
@@ -66,8 +66,8 @@ def test_a_folder_and_a_script_of_any_name_are_found(tmp_path):
 
 
 def test_only_a_line_with_all_marks_of_an_answer_is_one():
-    line = remote_start.FACTS_PREFIX + b'{"pid": 7, "host": "h", "python": "3.12.1"}\n'
-    assert remote_start.read_facts(line) == NodeFacts(pid=7, host="h", python="3.12.1")
+    line = remote_start.FACTS_PREFIX + b'{"pid": 7, "python": "3.12.1"}\n'
+    assert remote_start.read_facts(line) == NodeFacts(pid=7, python="3.12.1")
     for other in (
         b"",
         line[1:],
@@ -82,8 +82,8 @@ def test_only_a_line_with_all_marks_of_an_answer_is_one():
 
 @pytest.mark.parametrize("pid", [-(10**30), -2, -1, 0, 1, (1 << 22) + 1, 10**30])
 def test_a_pid_that_must_not_be_signalled_is_none(pid):
-    line = remote_start.FACTS_PREFIX + b'{"pid": %d, "host": "h", "python": "3.12.1"}\n' % pid
-    assert remote_start.read_facts(line) == NodeFacts(pid=0, host="h", python="3.12.1")
+    line = remote_start.FACTS_PREFIX + b'{"pid": %d, "python": "3.12.1"}\n' % pid
+    assert remote_start.read_facts(line) == NodeFacts(pid=0, python="3.12.1")
 
 
 @pytest.mark.parametrize("tag", ["job7.0a1b2c.1", "it's \\1 [a].*"])

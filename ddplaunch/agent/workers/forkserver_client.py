@@ -136,7 +136,7 @@ class ForkserverClient:
             return None
         was_needed = self.is_starting or not self.is_ready
         returncode = self.close_forkserver()
-        text = f"the forkserver on {self._spec.host} ended by {first_failure.describe(returncode)}"
+        text = f"the forkserver on {self._spec.host} {first_failure.ended(returncode)}"
         if was_needed:
             return AttemptFailure(f"the workers could not be started: {text}", returncode)
         return Notice(f"{text}; the workers continue", 1)

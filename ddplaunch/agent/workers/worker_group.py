@@ -116,8 +116,6 @@ class WorkerGroup:
         started = AttemptStarted(
             attempt=round_.attempt,
             world_size=round_.world_size,
-            master_addr=round_.master_addr,
-            master_port=round_.master_port,
             pids=pids,
             node_rank=round_.node_rank,
             first_rank=round_.first_rank,

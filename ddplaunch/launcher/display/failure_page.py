@@ -58,8 +58,9 @@ def _rule(title: str) -> str:
 
 
 def _headline(first: WorkerExit) -> list[str]:
-    when = f"at {clock(first.time_s)}, {first.duration_s:.1f} s after its start"
-    return [failure_line(first), f"{when}: {how(first)} (local_rank {first.local_rank}, pid {first.pid})"]
+    # Two moments: ``time_s`` is that of its exception, after which it may have run for long.
+    when = f"at {clock(first.time_s)}: {how(first)}; it ran for {first.duration_s:.1f} s"
+    return [failure_line(first), f"{when} (local_rank {first.local_rank}, pid {first.pid})"]
 
 
 def _early_exits(attempt: AttemptResult, first: WorkerExit | None) -> list[WorkerExit]:
@@ -113,7 +114,7 @@ def _cause(first: WorkerExit) -> list[str]:
     lines = ["", *_quoted(first.error.message.splitlines())] if first.error else []
     if first.tail:
         return [*lines, "", "its last lines:", *_quoted(first.tail[-_SHOWN_TAIL:])]
-    return [*lines, "", "no output of it was logged."]
+    return [*lines, "", "none of its output was logged."]
 
 
 def _quoted(lines: Iterable[str]) -> list[str]:

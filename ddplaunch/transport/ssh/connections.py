@@ -136,8 +136,8 @@ class Connections:
         except Unreachable as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if error.is_overload and process.wait(_PROXY_END_S):
-                    ended = first_failure.describe(process.returncode)
-                    raise Unreachable("jump", f"its ProxyCommand ended by {ended}", max_attempts=_PROXY_TRIES) from None
+                    ended = first_failure.ended(process.returncode)
+                    raise Unreachable("jump", f"its ProxyCommand {ended}", max_attempts=_PROXY_TRIES) from None
             raise
 
     def _known_hosts(self, config: HostConfig) -> KnownHosts:
