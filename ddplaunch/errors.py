@@ -66,16 +66,16 @@ class StartNotice:
     """A message about the configuration, shown when the run starts.
 
     Attributes:
-        level: ``detail`` is shown with --verbose only; the others unless --quiet. --plan lists the warnings.
+        kind: ``detail`` is shown with --verbose only; the others unless --quiet. --plan lists the warnings.
     """
 
-    level: Literal["detail", "info", "warning"]
+    kind: Literal["detail", "info", "warning"]
     text: str
 
     @property
     def min_verbosity(self) -> Level:
         """Lowest ``OutputConfig.verbosity`` that shows the notice."""
-        return Level.VERBOSE if self.level == "detail" else Level.NORMAL
+        return Level.VERBOSE if self.kind == "detail" else Level.NORMAL
 
     def __str__(self) -> str:
-        return f"warning: {self.text}" if self.level == "warning" else self.text
+        return f"warning: {self.text}" if self.kind == "warning" else self.text

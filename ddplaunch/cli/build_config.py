@@ -307,4 +307,4 @@ def _shutdown_timeout_s(options: Mapping[str, Any], environ: Mapping[str, str]) 
     if options["shutdown_timeout"] is not None:
         return values.parse_seconds(options["shutdown_timeout"], "--shutdown-timeout")
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    return values.parse_seconds(environ.get(name) or "30", name)
+    return values.parse_seconds(environ[name], name) if environ.get(name) else TimeoutConfig.shutdown_s

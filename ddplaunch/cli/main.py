@@ -137,7 +137,9 @@ def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, An
 def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     """A hint that names the variables which set the options ``names``; empty if none did."""
     inherited = ctx.meta.get(INHERITED, ()) if ctx else ()
-    variables = [option.pet for option in _DECLARED if option.long_name in inherited and option.long_name in names]
+    variables = [
+        option.pet_variable for option in _DECLARED if option.long_name in inherited and option.long_name in names
+    ]
     return f"Set in the environment: {', '.join(variables)}." if variables else ""
 
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, get_args
 import click
 
 from ddplaunch.cli.parser import GroupedCommand, Option, flag
-from ddplaunch.config import NumaBinding
+from ddplaunch.config import LaunchConfig, NumaBinding
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-STOP_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+STOP_SIGNALS = ",".join(LaunchConfig.signals)
 
 
 def _print_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:

@@ -62,7 +62,7 @@ class Option(click.Option):
         super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
         self.long_name = names.split()[-1]
         self.short = short
-        self.pet = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
+        self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
 
 
 def flag(names: str, text: str, **attributes: Any) -> Option:
@@ -162,12 +162,12 @@ def from_environ(
     """
     typed = {token.partition("=")[0] for token in spelled}
     options = (option for options in groups.values() for option in options)
-    inherited = [option for option in options if environ.get(option.pet) and option.long_name not in typed]
+    inherited = [option for option in options if environ.get(option.pet_variable) and option.long_name not in typed]
     found = {}
     for option in inherited:
         if not option.is_flag:
-            found[option.long_name] = f"{option.long_name}={environ[option.pet]}"
-        elif _is_true(option.pet, environ[option.pet]):
+            found[option.long_name] = f"{option.long_name}={environ[option.pet_variable]}"
+        elif _is_true(option.pet_variable, environ[option.pet_variable]):
             found[option.long_name] = option.long_name
     return found
 
@@ -255,7 +255,7 @@ def _full_name(typed: str, names: Mapping[str, click.Option]) -> str:
 
 
 def _is_torchruns(option: click.Option) -> bool:
-    return isinstance(option, Option) and bool(option.pet)
+    return isinstance(option, Option) and bool(option.pet_variable)
 
 
 def _unknown(typed: str, names: Mapping[str, click.Option]) -> UsageError:

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass
 
 from ddplaunch.cli import values
+from ddplaunch.config import TimeoutConfig
 from ddplaunch.errors import OptionError
 
 SEARCH_TIMEOUT_S = 60.0
@@ -71,7 +72,7 @@ def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) 
         raise OptionError("--rdzv-conf", f"store_type={conf['store_type']}", "the nodes connect over TCP only", hint)
     unused = _LAUNCHER_ASSIGNS if launcher_starts_nodes else _STATIC_ASSIGNS if is_static else {}
     return RdzvConf(
-        join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", 600.0)),
+        join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_s)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,
         last_call_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
         lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _seconds(conf, "keep_alive_max_attempt", 3.0),

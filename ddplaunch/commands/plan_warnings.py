@@ -36,7 +36,7 @@ def warnings(config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[Ag
     here = is_here(config)
     return (
         *(_cannot_start(config, specs, nodes) if here else ()),
-        *(notice.text for notice in config.notices if notice.level == "warning"),
+        *(notice.text for notice in config.notices if notice.kind == "warning"),
         *_few_devices(nodes, specs),
         *_same_machine(config.hosts),
         *(_few_cpus(config, nodes) if here else _not_forwarded(config)),

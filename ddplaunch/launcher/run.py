@@ -67,8 +67,6 @@ _CLOSE_S = 5.0
 _MAX_NOTICE = 1000
 """Characters shown of a notice of an agent."""
 
-_KILLED_HINT = "SIGKILL comes from a user's kill, the kernel's out-of-memory killer or a job scheduler."
-
 
 def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
     """Run the job to its end; the parameters are those of ``Run``, result and errors those of ``launch.launch``."""
@@ -287,7 +285,7 @@ class Run:
         elif returncode is None:
             self._on_node_lost(node, f"the connection to {node.host} has ended")
         else:
-            hint = _KILLED_HINT if returncode == -signal.SIGKILL else ""
+            hint = first_failure.KILLED_HINT if returncode == -signal.SIGKILL else ""
             self._on_node_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
 
     def _on_node_unresponsive(self, node: Node) -> None:

@@ -23,6 +23,8 @@ _PEER_LOST = re.compile(
 """Errors of gloo, NCCL and TCPStore in a rank whose *peer* died. The dying rank's sockets close before its exit can be
 seen, so such an error may be dated before the failure that caused it."""
 
+KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."
+
 KILLED_FOR_MEMORY = {
     "yes": "killed by the kernel for memory (out of memory)",
     "perhaps": "perhaps by the kernel for memory: it killed a process on this machine at that time",

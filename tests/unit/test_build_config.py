@@ -91,7 +91,7 @@ def test_every_key_of_torchruns_backends_counts_or_is_named_with_the_reason():
     fit = {"store_type": "tcp", "is_host": "true"}
     said = config(*C10D, "--rdzv-conf", ",".join(f"{key}={fit.get(key, 5)}" for key in keys)).notices
     [notice] = said
-    assert (notice.level, notice.min_verbosity) == ("warning", 0)
+    assert (notice.kind, notice.min_verbosity) == ("warning", 0)
     named = notice.text.split(": without effect: ")[1]
     assert set(re.findall(r"\w+", re.sub(r"\(.*?\)", "", named))) == set(rendezvous_options.IGNORED)
     assert "close_timeout (ddplaunch ends all nodes without a timeout)" in named

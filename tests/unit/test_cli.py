@@ -180,7 +180,7 @@ def test_every_option_has_an_effect_or_a_reason(
     value, field, expected = EFFECTS[name]
     asked = [config_of(*argv) for argv in _spellings(name, value)]
     [option] = [o for o in DECLARED if o.name == name]
-    if option.pet:
+    if option.pet_variable:
         monkeypatch.setenv(f"PET_{name.upper()}", value or "1")
         asked.append(config_of())
     default = LaunchConfig(script="x.py")
@@ -528,7 +528,7 @@ def test_all_that_torchruns_own_parser_accepts_is_accepted() -> None:
     for action in actions:
         reads_environment = isinstance(action, (env, check_env))
         name = f"--{action.dest.replace('_', '-')}"
-        assert getattr(ours[name], "pet", "") == (f"PET_{action.dest.upper()}" if reads_environment else "")
+        assert getattr(ours[name], "pet_variable", "") == (f"PET_{action.dest.upper()}" if reads_environment else "")
         for typed in _typed(parser, action):
             value = [] if action.nargs == 0 else ["some value"]
             assert normalize(ours.values(), [typed, *value, "x.py"]) == (["=".join([name, *value])], ["x.py"])

@@ -46,7 +46,7 @@ class Run:
         self.progress = Progress()
         self.nodes = Nodes(FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(), self.show)
         list(self.nodes.start())
-        self.nodes.announce_rendezvous()
+        self.nodes.on_changed()
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node, NodeFacts())
             node.handle.sent.clear()

@@ -30,7 +30,7 @@ def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[st
         lambda text, _level: said.append(text),
     )
     list(nodes.start())
-    nodes.announce_rendezvous()
+    nodes.on_changed()
     return nodes, said
 
 

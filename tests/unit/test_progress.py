@@ -145,7 +145,7 @@ def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once:
         FakeTransport(*(f"gpu{n}" for n in range(1, 65))), lambda *_: None, 64, 64, None, Attempts(), lambda *_: None
     )
     list(nodes.start())
-    nodes.announce_rendezvous()
+    nodes.on_changed()
     connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
     for _ in range(2):
         connecting.run_due(0.0)
@@ -171,7 +171,7 @@ def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, mon
 def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
     nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(), lambda *_: None)
     list(nodes.start())
-    nodes.announce_rendezvous()
+    nodes.on_changed()
     connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
     assert connecting.on_agent_ready(1, 3) is None
     assert connecting.on_agent_ready(0, 2) == {"a": 2, "b": 3}

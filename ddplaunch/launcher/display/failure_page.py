@@ -46,7 +46,7 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
         parts += [*([""] if first else []), reason, *([] if first else _before(early, first))]
     if attempt:
         parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
-    parts += [*_earlier(result.attempts), *_files(result, first, is_remote, has_report)]
+    parts += [*_attempts(result.attempts), *_files(result, first, is_remote, has_report)]
     hint = _EARLY_EXIT_HINT if early else hints.hint(first, is_dry_run) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
@@ -196,7 +196,7 @@ def attempt_line(attempt: AttemptResult) -> str:
     return failure_line(first) if first else quote(attempt.reason, _MAX_COLUMNS)
 
 
-def _earlier(attempts: tuple[AttemptResult, ...]) -> list[str]:
+def _attempts(attempts: tuple[AttemptResult, ...]) -> list[str]:
     if len(attempts) < 2:
         return []
     lines: dict[str, list[int]] = {}

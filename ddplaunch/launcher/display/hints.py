@@ -10,6 +10,8 @@ import re
 import sys
 from typing import TYPE_CHECKING
 
+from ddplaunch.protocol import first_failure
+
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
 
@@ -116,7 +118,7 @@ def hint(first: WorkerExit, is_dry_run: bool = False) -> str:
         if found and not (is_dry_run and words in (_NO_GPU, _NCCL_DEBUG)):
             return words.format(*filter(None, found.groups()))
     if first.returncode == -9 and not first.ended_by_stop:
-        return "SIGKILL came from outside: a user's kill, a job scheduler, or a container's memory limit."
+        return first_failure.KILLED_HINT
     return ""
 
 

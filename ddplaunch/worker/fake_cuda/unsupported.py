@@ -104,9 +104,7 @@ def exit_unsupported(call: str, frame: traceback.FrameSummary | None, error: str
     """Write one line that names ``call``, the script's line and torch's ``error``, and exit with ``NEEDS_GPU``."""
     where = f"{frame.filename}:{frame.lineno}: " if frame else ""
     reason = f" ({error})" if error else ""
-    line = (
-        f"ddplaunch: {where}{call} needs a real GPU and is not supported in a dry run{reason}; skip it in a dry run\n"
-    )
+    line = f"ddplaunch: {where}{call} needs a real GPU{reason}; skip it in a dry run\n"
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
