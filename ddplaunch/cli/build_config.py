@@ -217,7 +217,7 @@ def _rendezvous(
     max_nodes: int,
 ) -> RendezvousConfig | None:
     """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint."""
-    options, scheduler = completed.options, completed.endpoint
+    options, scheduler = completed.options, completed.endpoint_source
     static = options["rdzv_backend"] == "static"
     endpoint = _endpoint(options, 29500 if static else 29400)
     if endpoint is None:

@@ -35,7 +35,7 @@ class CompletedOptions:
     Attributes:
         options: the user's values; the scheduler's values where the user gave none.
         hosts: the nodes of the scheduler, for one launcher that starts all nodes; empty if the user names hosts.
-        endpoint: the scheduler that gives the rendezvous endpoint; None if the user gives it, or none is needed.
+        endpoint_source: the scheduler that gives the rendezvous endpoint; None if the user gives it, or none is needed.
         task: the only worker of this launcher, if the scheduler started a process for every worker.
         notices: the detected scheduler, and probable mistakes.
         by_srun: srun starts the agents on ``hosts``.
@@ -44,7 +44,7 @@ class CompletedOptions:
 
     options: Mapping[str, Any]
     hosts: tuple[Host, ...] = ()
-    endpoint: SchedulerInfo | None = None
+    endpoint_source: SchedulerInfo | None = None
     task: ScheduledTask | None = None
     notices: tuple[StartNotice, ...] = ()
     by_srun: bool = False
@@ -165,7 +165,7 @@ def _with_endpoint(
     if error:
         raise error
     options = {**options, **_endpoint_options(scheduler, options)}
-    return CompletedOptions(options, endpoint=scheduler, task=scheduler.task, notices=notices)
+    return CompletedOptions(options, endpoint_source=scheduler, task=scheduler.task, notices=notices)
 
 
 def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> SchedulerInfo:

@@ -46,13 +46,13 @@ NAMES: dict[str, str] = {
 }
 
 
-def shared_environ(inherited: Mapping[str, str], run_tag: str, local_world_size: int, cpus: int) -> dict[str, str]:
+def shared_environ(inherited: Mapping[str, str], node_tag: str, local_world_size: int, cpus: int) -> dict[str, str]:
     """The variables that are equal for all workers of a node; the forkserver starts with them, before any import.
 
     ``cpus`` is the number of CPUs that the affinity allows.
     """
     env = {name: value for name, value in inherited.items() if name != SECRET}
-    env[RUN_ID] = run_tag
+    env[RUN_ID] = node_tag
     env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // local_world_size)))

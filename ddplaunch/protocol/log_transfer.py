@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 CHUNK_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
-"""Two seconds of a link with 1 Mbit/s; a node counts as lost after five without a heartbeat."""
+"""Two seconds of a link with 1 Mbit/s; a node counts as lost after five without a pong."""
 
 MAX_FILES = 100_000
 """Limit for one node. An attempt has three files per worker."""

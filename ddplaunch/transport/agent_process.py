@@ -65,7 +65,7 @@ def start(
     return AgentProcess(process, fds)
 
 
-def start_node(config: LaunchConfig, run_tag: str, is_first: bool) -> AgentProcess:
+def start_node(config: LaunchConfig, node_tag: str, is_first: bool) -> AgentProcess:
     """Start the agent of a node; the first one inherits the user's stdin and, for a single worker, the terminal.
 
     Raises:
@@ -74,7 +74,7 @@ def start_node(config: LaunchConfig, run_tag: str, is_first: bool) -> AgentProce
     """
     if not config.chdir:
         working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
-    env = {**os.environ, **dict(config.remote.environ), environment.RUN_ID: run_tag}
+    env = {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
     return start(env, _inherited(config) if is_first else {}, config.chdir)
 
 

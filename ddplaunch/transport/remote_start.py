@@ -143,8 +143,8 @@ class NodeFacts:
     status: int = 0
 
 
-def agent_start(config: LaunchConfig, run_tag: str, *, for_sweep: bool = False) -> RemoteStart:
-    """How to start an agent of a run. All processes of the node get ``run_tag`` in their environment.
+def agent_start(config: LaunchConfig, node_tag: str, *, for_sweep: bool = False) -> RemoteStart:
+    """How to start an agent of a run. All processes of the node get ``node_tag`` in their environment.
 
     With ``for_sweep`` the agent runs no workers, and needs neither torch nor the script.
 
@@ -154,7 +154,7 @@ def agent_start(config: LaunchConfig, run_tag: str, *, for_sweep: bool = False) 
     return RemoteStart(
         python=config.remote.python or sys.executable,
         cwd=config.chdir or working_folder(),
-        env={**dict(config.remote.environ), environment.RUN_ID: run_tag},
+        env={**dict(config.remote.environ), environment.RUN_ID: node_tag},
         setup=config.remote.setup,
         script=config.script if config.entry == "script" and not for_sweep else "",
         needs_torch=not for_sweep,
@@ -179,12 +179,12 @@ def first_input(start: RemoteStart) -> bytes:
     return _encode(_LOGIN_COMMAND) + _encode("\n".join([*lines, setup, check, f"{run} <&3 3<&-"]))
 
 
-def signal_input(name: str, pid: int, run_tag: str) -> bytes:
-    """Stdin of ``COMMAND`` that sends SIG``name`` to ``pid`` if the environment of this process holds ``run_tag``.
+def signal_input(name: str, pid: int, node_tag: str) -> bytes:
+    """Stdin of ``COMMAND`` that sends SIG``name`` to ``pid`` if the environment of this process holds ``node_tag``.
 
     The pid comes from the node: it may belong to another pid namespace, or to another process by now.
     """
-    variable = shlex.quote(f"{environment.RUN_ID}={run_tag}")
+    variable = shlex.quote(f"{environment.RUN_ID}={node_tag}")
     environ = f"tr '\\000' '\\n' </proc/{pid}/environ"
     return _encode(f"{environ} | LC_ALL=C grep -qxF {variable} && kill -{name} {pid}")
 

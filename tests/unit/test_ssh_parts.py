@@ -57,7 +57,7 @@ def test_the_files_are_read_as_ssh_reads_them(tmp_path):
     assert config.jumps == (Host("fd00::1", "me", 2222), Host("second"))
     assert config.known_hosts == (Path("/k/one"), Path("/k/two"))
     assert (config.host_key_alias, config.accept_new) == ("cluster", True)
-    assert (config.agent, config.identities_only) == ("", True)
+    assert (config.ssh_agent_socket, config.identities_only) == ("", True)
     config = resolve(Host("proxied"), RemoteConfig(config=str(path)))
     assert config.proxy_command == "nc proxied 22 % someone"
     assert (config.identity_files, config.accept_new) == ((), False)

@@ -53,9 +53,9 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     except ValueError as error:
         raise UsageError(f"{error} (on {spec.host})") from None
     # The run tag is unique among the runs on a machine, the run id is not.
-    run_tag = inherited.get(environment.RUN_ID, spec.run_id)
+    node_tag = inherited.get(environment.RUN_ID, spec.run_id)
     shared = environment.shared_environ(
-        inherited, run_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
+        inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
     )
     fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)

@@ -45,7 +45,7 @@ class HostConfig:
         name: as the user wrote it; ``hostname`` is the name or address to connect to.
         jumps: jump hosts, in the order of the connections.
         proxy_command: ProxyCommand as a text for the shell, with its tokens replaced; empty for none.
-        agent: path of the ssh-agent's socket; empty for none.
+        ssh_agent_socket: path of the ssh-agent's socket; empty for none.
         identities_only: use only those keys of the ssh-agent that are in ``identity_files``.
         accept_new: trust an unknown host, and store its key in the first of ``known_hosts``.
     """
@@ -58,7 +58,7 @@ class HostConfig:
     bind_address: str
     jumps: tuple[Host, ...]
     proxy_command: str
-    agent: str
+    ssh_agent_socket: str
     identity_files: tuple[str, ...]
     certificate_files: tuple[str, ...]
     identities_only: bool
@@ -183,7 +183,7 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
         bind_address=first("bindaddress"),
         jumps=parse_jumps(jumps) if jumps else (),
         proxy_command=_replace(first("proxycommand"), tokens),
-        agent=_agent_socket(first("identityagent", "SSH_AUTH_SOCK"), tokens),
+        ssh_agent_socket=_ssh_agent_socket(first("identityagent", "SSH_AUTH_SOCK"), tokens),
         identity_files=tuple(_path(file, tokens) for file in all_of("identityfile", *_DEFAULT_KEYS)),
         certificate_files=tuple(_path(file, tokens) for file in all_of("certificatefile")),
         identities_only=first("identitiesonly", "no").lower() in ("yes", "true"),
@@ -237,6 +237,6 @@ def _path(text: str, tokens: dict[str, str]) -> str:
     return os.path.expanduser(known)
 
 
-def _agent_socket(text: str, tokens: dict[str, str]) -> str:
+def _ssh_agent_socket(text: str, tokens: dict[str, str]) -> str:
     variable = "SSH_AUTH_SOCK" if text == "SSH_AUTH_SOCK" else text[1:] if re.fullmatch(r"\$\w+", text) else ""
     return os.environ.get(variable, "") if variable else _path(text, tokens)

@@ -180,18 +180,18 @@ class SshHandle(AgentHandle):
         An agent without a pid or a run tag is not signalled: its stdin ends with the connection. In a thread, since a
         call over a cut connection blocks.
         """
-        run_tag = self._start.env.get(environment.RUN_ID)
+        node_tag = self._start.env.get(environment.RUN_ID)
 
         def signal() -> None:
             transport = self._transport
             with contextlib.suppress(Exception):
-                if transport and self._pid and run_tag:
+                if transport and self._pid and node_tag:
                     deadline = time.monotonic() + _SIGNAL_TIMEOUT_S
                     with transport_deadline(transport, deadline) if closes else contextlib.nullcontext():
                         session = transport.open_session(timeout=_SIGNAL_TIMEOUT_S)
                         session.settimeout(_SIGNAL_TIMEOUT_S)
                         session.exec_command(remote_start.COMMAND)
-                        session.sendall(remote_start.signal_input(name, self._pid, run_tag))
+                        session.sendall(remote_start.signal_input(name, self._pid, node_tag))
                         session.recv(1)
             if closes:
                 self._close_now()

@@ -74,7 +74,7 @@ def log_in(transport: paramiko.Transport, config: HostConfig, ring: KeyRing) -> 
     import paramiko
 
     tried: list[str] = []
-    agent, agent_keys = _agent_keys(config.agent)
+    connection, agent_keys = _ssh_agent_keys(config.ssh_agent_socket)
     try:
         for label, key in _candidates(config, ring, agent_keys, tried):
             tried.append(label)
@@ -99,8 +99,8 @@ def log_in(transport: paramiko.Transport, config: HostConfig, ring: KeyRing) -> 
             raise _refused(config, tried, _CHECK_HINT, f"after the key the server requires {', '.join(more)}")
         raise _refused(config, tried, _CHECK_HINT if tried else _NO_KEY_HINT)
     finally:
-        if agent:
-            agent.close()
+        if connection:
+            connection.close()
 
 
 def _candidates(
@@ -123,7 +123,7 @@ def _candidates(
             tried.append(f"{file.path} ({file.problem})")
 
 
-def _agent_keys(path: str) -> tuple[socket.socket | None, list[paramiko.AgentKey]]:
+def _ssh_agent_keys(path: str) -> tuple[socket.socket | None, list[paramiko.AgentKey]]:
     """The keys of the ssh-agent at ``path``. One connection per login: paramiko's is not thread-safe."""
     from paramiko.agent import AgentSSH
 
