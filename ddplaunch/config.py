@@ -174,7 +174,7 @@ class RendezvousConfig:
         min_nodes: smallest number of nodes of an attempt.
         max_nodes: largest number of nodes of an attempt; further nodes are spares.
         node_rank: number of this node, spares included; None: by the order of arrival.
-        hosts: names or addresses of the node that serves the rendezvous, best first; empty: that node detects them.
+        hosts: names or addresses of the node that serves the rendezvous, best first; empty: it detects them.
         port: TCP port of the rendezvous.
         other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.

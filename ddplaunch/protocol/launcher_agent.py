@@ -163,8 +163,8 @@ class Output:
 class WorkerActivity:
     """Agent to launcher, at every change: whether the workers of ``attempt`` write output.
 
-    ``idle``: no worker has written output for ``timeouts.hang_s`` seconds; ``active``: a worker has written output
-    again; ``finished``: the attempt ends.
+    ``idle``: no worker has written output for ``timeouts.hang_s`` seconds; ``active``: a worker has written
+    output again; ``finished``: the attempt ends.
     """
 
     attempt: Count

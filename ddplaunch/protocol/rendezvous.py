@@ -33,7 +33,7 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class StoreListens:
-    """First node of round ``attempt`` to coordinator, in answer to ListenForStore: address of the workers' store."""
+    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForStore."""
 
     attempt: Count
     address: OneLine
@@ -101,9 +101,10 @@ class NoFreeSlot:
 
 @dataclass(frozen=True)
 class ListenForStore:
-    """Coordinator to the first node of round ``attempt``: bind the socket of the workers' store; see StoreListens.
+    """Coordinator to the first node of round ``attempt``: bind the socket of the workers' store.
 
-    ``address`` is the one at which other nodes have connected to that node; empty if none has.
+    Answered by StoreListens. ``address`` is the one at which other nodes have connected to that node; empty if none
+    has.
     """
 
     attempt: Count
@@ -156,8 +157,8 @@ class MemberSpec:
     """Agent to member, first: how the node takes part in the rendezvous.
 
     Attributes:
-        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port to try, ``is_server`` is
-            not None. ``node_rank`` None requests the next free index.
+        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port to try,
+            ``is_server`` is not None. ``node_rank`` None requests the next free index.
         node_id: text that no other node has.
         max_restarts: limit of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.

@@ -33,8 +33,8 @@ class AgentSpec:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
         workers: settings of this node; the number of workers and the devices may differ from other nodes'.
-        run_dir: absolute path of this node's folder: the run folder, or a folder in it where the run has several nodes;
-            None: no files are kept.
+        run_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
+            files are kept.
         run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``run_dir``.
         sends_logs: the agent sends the files of its run folder at the end, if the launcher grants it.
         master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.

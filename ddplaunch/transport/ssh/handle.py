@@ -43,8 +43,8 @@ _WINDOW_BYTES = 128 << 10
 class SshHandle(AgentHandle):
     """One agent on another machine.
 
-    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; AgentLost when the channel
-    has closed. It has three threads: one connects and sends, one reads, and paramiko decrypts in the third.
+    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; AgentLost when the
+    channel has closed. It has three threads: one connects and sends, one reads, and paramiko decrypts in the third.
     """
 
     def __init__(
