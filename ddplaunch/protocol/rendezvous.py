@@ -103,8 +103,8 @@ class NoFreeSlot:
 class ListenForStore:
     """Coordinator to the first node of round ``attempt``: bind the socket of the workers' store.
 
-    Answered by StoreListens. ``address`` is the one at which other nodes have connected to that node; empty if none
-    has.
+    Answered by StoreListens. ``address`` is the one at which other nodes have connected to that node; empty if
+    none has.
     """
 
     attempt: Count
