@@ -246,6 +246,7 @@ def test_colour_is_for_terminals_that_want_it(screen: Screen) -> None:
 def test_a_lone_worker_gets_the_terminal_itself(start_method: str, screen: Screen) -> None:
     options = ("--start-method", start_method, "--nproc-per-node", "1")
     running = screen.start(*options, WRITE, "tty:", "out:name? ", "ask:")
+    screen.wait_for(b"stdout and stderr are only on this terminal (-t 3: also in a log), the report in ")
     screen.wait_for(b"terminals: [True, True, True]\nname? ")
     screen.type(b"Ada\n")
     screen.wait_for(b"got 'Ada\\n'")
@@ -369,7 +370,9 @@ def test_a_console_that_is_closed_early_does_not_end_the_job(tmp_path: Path) -> 
     os.close(writer)
     assert os.read(reader, 10)
     os.close(reader)  # As `| head -1` does.
-    assert running.finish().returncode == 0
+    finished = running.finish()
+    assert finished.returncode == 0
+    assert finished.err.count(f"stdout is not read any more; the job goes on, logs in {tmp_path}/job\n") == 1
     for rank in range(2):
         assert (tmp_path / f"job/attempt_0/{rank}/stdout.log").read_bytes().count(b"\n") == 50_000
 

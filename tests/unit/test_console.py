@@ -276,11 +276,13 @@ def test_a_closed_stdout_is_no_reason_to_stop_and_stderr_goes_on(tmp_path: Path)
     os.close(reader)
     errors = tmp_path / "errors"
     shown = Console(style(), writer, os.open(errors, os.O_WRONLY | os.O_CREAT))
+    shown.logs = "logs in /a"
     for _ in range(3):
         shown.output(out(0), b"nobody reads this\n")
     shown.output(err(0), b"but this\n")
     shown.drain(lambda: False, STALL_S)
-    assert errors.read_bytes() == b"[node1:0] but this\n"
+    message = b"ddplaunch: stdout is not read any more; the job goes on, logs in /a\n"
+    assert sorted(errors.read_bytes().splitlines(keepends=True)) == [b"[node1:0] but this\n", message]
 
 
 def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
@@ -289,6 +291,7 @@ def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
     screen, errors = tmp_path / "screen", tmp_path / "errors"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     shown = Console(style(), os.open(screen, flags), os.open(errors, flags))
+    shown.logs = "logs in /a"
     small_files(200)
     for _ in range(3):
         shown.output(out(0), b"x" * 300 + b"\n")
@@ -297,7 +300,7 @@ def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
     shown.output(out(0), b"there is room again\n")
     shown.drain(lambda: False, STALL_S)
     assert screen.read_bytes().endswith(b"[node1:0] there is room again\n")
-    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written: File too large; the job goes on\n"
+    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written (File too large); the job goes on, logs in /a\n"
 
 
 def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None:

@@ -26,9 +26,13 @@ class Console:
     """The two output streams. Any thread may call ``output`` and ``show``; neither blocks.
 
     A Console is created before the agents' handles.
+
+    Attributes:
+        logs: where the logs are, for a message.
     """
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
+        self.logs = ""
         self._is_coloured = style.colour["stderr"]
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
@@ -69,8 +73,8 @@ class Console:
         """Show ``text`` as the last line, in place of the previous one, until there is other output."""
         self._stderr.progress(text)
 
-    def _on_stdout_error(self, reason: str) -> None:
-        self.show(f"ddplaunch: stdout cannot be written: {reason}; the job goes on")
+    def _on_stdout_error(self, problem: str) -> None:
+        self.show(f"ddplaunch: stdout {problem}; the job goes on, {self.logs}")
 
     def drain(self, interrupted: Callable[[], bool], stall_s: float) -> None:
         """Wait until the queues are empty; stop after ``stall_s`` without progress, or when ``interrupted()``.

@@ -39,7 +39,7 @@ class _UnfinishedLine:
 
 
 class StreamWriter:
-    """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first error.
+    """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first problem.
 
     Attributes:
         is_plain: lines have no prefix.
@@ -200,8 +200,12 @@ class StreamWriter:
                 select.select([], [self._fd], [])
             except BrokenPipeError:  # `ddplaunch ... | head`: the job continues, its logs have every line.
                 self._is_broken = True
+                self._report("is not read any more")
             except OSError as error:  # A full disk may have space again later.
-                if self._on_error:
-                    self._on_error(str(error.strerror))
-                    self._on_error = None
+                self._report(f"cannot be written ({error.strerror})")
                 return
+
+    def _report(self, problem: str) -> None:
+        if self._on_error:
+            self._on_error(problem)
+            self._on_error = None
