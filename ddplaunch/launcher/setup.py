@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.config import NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system import run_folder
+from ddplaunch.system import run_folder, run_retention
 from ddplaunch.transport.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ def make_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | N
     except OSError as error:
         return None, f"no logs are kept: {base}: {error.strerror}"
     if config.output.log_dir is None:
-        run_folder.prune(base)
+        run_retention.prune(base, config.output.keep_runs)
     return folder, None
 
 

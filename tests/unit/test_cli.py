@@ -104,6 +104,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),
+    "keep_runs": ("7", "keep_runs", 7),
     "collect_logs": (None, "collect_logs", True),
     "redirects": ("1", "redirects", Streams(default=1)),
     "tee": ("0:2", "tee", Streams(by_local_rank=((0, 2),))),
