@@ -116,7 +116,9 @@ class UserMessages:
         if self._folder:
             report_files.write(result, self._folder, text)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-        if text:
+        if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
+            self.show(failure_page.summary(result), Level.ALWAYS)
+        elif text:
             self._console.show_page(text)
         elif not is_explained:
             self._show_end(result)
