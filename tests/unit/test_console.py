@@ -167,13 +167,28 @@ def test_streams_on_two_screens_do_not_disturb_each_other(screens: Screens) -> N
 # Carriage returns.
 
 
-def test_a_progress_bar_is_written_over_with_its_prefix(screens: Screens) -> None:
-    pieces = [(out(0), b"1%\r2%\r"), (out(0), b"3%\r"), (out(0), b"done\n")]
-    assert screens.shown(*pieces) == b"[node1:0] 1%\r[node1:0] 2%\r[node1:0] 3%\r[node1:0] done\n"
+def test_of_progress_bars_in_a_file_the_end_is_shown(screens: Screens) -> None:
+    pieces = [(out(0), b"1%\r2%\r"), (out(1), b"\r5%"), (out(0), b"3%\r"), (out(1), b"\r6%\n"), (out(0), b"done\n")]
+    assert screens.shown(*pieces) == b"[node1:1] 6%\n[node1:0] done\n"
+    assert screens.shown((out(0), b"\r1%"), (out(0), b"\r2%")).endswith(b"done\n[node1:0] 2%\n")
 
 
-def test_another_ranks_progress_does_not_overwrite_this_ones(screens: Screens) -> None:
-    assert screens.shown((out(0), b"1%\r"), (out(1), b"5%\r")) == b"[node1:0] 1%\r\n[node1:1] 5%\r"
+def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Console(style(), terminal, terminal)
+    for piece in ((out(0), b"\r10%"), (out(1), b"\r20%"), (out(0), b"\r11%"), (out(1), b"\r" + b"x" * 99 + b"\n")):
+        shown.output(*piece)
+        assert shown._stdout.wait(STALL_S)
+    erase, up = b"\r\x1b[K", b"\x1b[1A\x1b[J"
+    assert read_all(master, b"x\r\n" + b"[node1:0] 11%") == b"".join(
+        (
+            b"[node1:0] 10%",
+            erase + b"[node1:0] 10%\r\n[node1:1] 20%",
+            erase + up + b"[node1:0] 11%\r\n[node1:1] 20%",
+            erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
+        )
+    )
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.launcher.display.traceback_folder import TracebackFolder
 
@@ -38,7 +39,9 @@ class Console:
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
 
-        self._tracebacks = TracebackFolder(self._stderr.output, lambda text: self.show(f"ddplaunch: {text}"))
+        self._stderr_lines = _redraws(self._stderr)
+        self._stdout_lines = self._stderr_lines if is_shared else _redraws(self._stdout)
+        self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
 
     def show_no_prefix(self) -> None:
         """Show lines without a prefix, for a run with one worker."""
@@ -46,8 +49,10 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        if header.stream == "stdout":
-            self._stdout.output(header, data)
+        if self._stdout.is_plain:
+            (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
+        elif header.stream == "stdout":
+            self._stdout_lines.output(header, data)
         else:
             self._tracebacks.output(header, data)
 
@@ -60,9 +65,11 @@ class Console:
         title, cause, *rest = text.split("\n")
         self.show("\n".join((title, f"\x1b[1m{cause}\x1b[0m" if self._is_coloured else cause, *rest)))
 
-    def flush_tracebacks(self) -> None:
-        """Queue what is held back to fold tracebacks, so that it stands before the next message."""
+    def flush(self) -> None:
+        """Queue what is held back of tracebacks and redrawn lines, so that it stands before the next message."""
         self._tracebacks.flush()
+        self._stdout_lines.flush()
+        self._stderr_lines.flush()
 
     @property
     def has_progress(self) -> bool:
@@ -81,7 +88,7 @@ class Console:
 
         The number of lines dropped from stdout's queue is then shown on stderr, if stderr can be written.
         """
-        self._tracebacks.flush()
+        self.flush()
         writers = (self._stdout, self._stderr)
         written, deadline = -1, 0.0
         while not all(writer.wait(0.05) for writer in writers) and not interrupted():
@@ -99,6 +106,10 @@ class Console:
         """End the threads once the queues are empty. No other method may be called afterwards."""
         self._stdout.close()
         self._stderr.close()
+
+
+def _redraws(writer: StreamWriter) -> Redraws:
+    return Redraws(writer.output, writer.live_lines if writer.is_terminal else None)
 
 
 def _is_same_file(one: int, other: int) -> bool:

@@ -87,7 +87,7 @@ class UserMessages:
 
     def attempt_ended(self, result: AttemptResult, restart_count: int, *, is_last: bool) -> None:
         """An attempt has ended; ``restart_count`` includes the restart that follows it, unless it ``is_last``."""
-        self._console.flush_tracebacks()
+        self._console.flush()
         if self._config.output.events == "console":
             for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
                 self._console.show(line)
