@@ -114,6 +114,7 @@ class OutputConfig:
 
     Attributes:
         log_dir: base folder of the run folders; None: the default folder; ``/dev/null``: no files.
+        keep_runs: number of the newest run folders to keep in the default folder; None: 30 days, up to 5 GB.
         collect_logs: copy all log files of other machines to the launcher's run folder when the run ends.
         redirects: streams that are kept off the console.
         tee: streams that are shown on the console even if redirected.
@@ -127,6 +128,7 @@ class OutputConfig:
     """
 
     log_dir: str | None = None
+    keep_runs: int | None = None
     collect_logs: bool = False
     redirects: Streams = field(default_factory=Streams)
     tee: Streams = field(default_factory=Streams)
@@ -146,8 +148,7 @@ class TimeoutConfig:
     Attributes:
         shutdown_s: from SIGTERM to SIGKILL when workers are stopped.
         hang_s: time without output of any worker after which the job counts as hung; None: never.
-        join_s: limit of the rendezvous, if one launcher starts all nodes. Otherwise
-            ``RendezvousConfig.join_timeout_s`` applies.
+        join_s: limit of the rendezvous if one launcher starts all nodes; else ``RendezvousConfig.join_timeout_s``.
         lost_after_s: time without an answer after which a node is lost, if one launcher starts all nodes. Otherwise
             ``RendezvousConfig.lost_after_s`` applies.
     """

@@ -108,9 +108,14 @@ def _workers(options: Mapping[str, Any]) -> WorkerConfig:
     )
 
 
+def _keep_runs(text: str | None) -> int | None:
+    return None if text is None else values.parse_count(text, "--keep-runs")
+
+
 def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputConfig:
     return OutputConfig(
         log_dir=options["log_dir"] or None,
+        keep_runs=_keep_runs(options["keep_runs"]),
         collect_logs=options["collect_logs"],
         redirects=values.parse_streams(options["redirects"], "--redirects"),
         tee=values.parse_streams(options["tee"], "--tee"),

@@ -18,6 +18,7 @@ import click
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option, complete_files
+from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
 from ddplaunch.text import escape
@@ -157,11 +158,14 @@ def main(argv: Sequence[str] | None = None) -> NoReturn:
 def _exit_code(argv: Sequence[str] | None) -> int:
     try:
         return _run(argv)
+    except UsageError as error:
+        _print_usage_error(error.message, error.hint)
+        return error.exit_code
     except LaunchError as error:
         _print_error(error.message, error.hint)
         return error.exit_code
     except click.ClickException as error:
-        _print_error(*_describe(error))
+        _print_usage_error(*_describe(error))
         return USAGE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -232,7 +236,14 @@ def _print(text: str) -> None:
         return
     # A stderr that cannot be written must not change the exit code.
     with contextlib.suppress(OSError):
-        print(f"ddplaunch: {escape(text)}", file=sys.stderr, flush=True)
+        sys.stderr.write(f"ddplaunch: {escape(text)}\n")  # One write: many launchers may share a terminal.
+        sys.stderr.flush()
+
+
+def _print_usage_error(message: str, hint: str) -> None:
+    """Print an error of the command line; of many launchers that a scheduler has started, only the first does."""
+    if is_first_task(os.environ):
+        _print_error(message, hint)
 
 
 def _print_error(message: str, hint: str) -> None:

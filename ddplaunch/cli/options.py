@@ -154,6 +154,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             type=click.Path(file_okay=False, readable=False),
         ),
         Option(
+            "--keep-runs",
+            "N",
+            "Run folders to keep, the newest N; those in --log-dir are never deleted. Default: 30 days, at most 5 GB.",
+            pet=False,
+        ),
+        Option(
             "-r --redirects",
             "WHAT",
             "Streams to keep off the console: 1 stdout, 2 stderr, 3 both; by local rank: 0:1,7:3. Default: 0, none.",

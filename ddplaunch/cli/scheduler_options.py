@@ -24,6 +24,9 @@ from ddplaunch.text import plural
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
 """Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""
 
+_TASK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
+"""Variables in which a scheduler numbers the processes that it has started on one terminal."""
+
 _ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")
 """Options that give the node rank or the rendezvous endpoint."""
 
@@ -49,6 +52,11 @@ class CompletedOptions:
     notices: tuple[StartNotice, ...] = ()
     by_srun: bool = False
     job: SlurmJob | None = None
+
+
+def is_first_task(environ: Mapping[str, str]) -> bool:
+    """Whether no scheduler has started this process as a second or later one of one command."""
+    return all(environ.get(name, "0") == "0" for name in _TASK_VARIABLES)
 
 
 def apply_scheduler(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:

@@ -25,6 +25,18 @@ def parse_whole(text: str, option: str) -> int:
         raise OptionError(option, text, "must be a whole number") from None
 
 
+def parse_count(text: str, option: str) -> int:
+    """A whole number that is not negative.
+
+    Raises:
+        OptionError: anything else.
+    """
+    number = parse_whole(text, option)
+    if number < 0:
+        raise OptionError(option, text, "must not be negative")
+    return number
+
+
 def parse_seconds(text: str, option: str) -> float:
     """A time in seconds, of either sign.
 

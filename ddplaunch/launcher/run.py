@@ -240,7 +240,7 @@ class Run:
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
-            self._messages.nodes_ready(by_host)
+            self._messages.nodes_ready(by_host, node.handle.inherited_fds)
             self._injector.check(tuple(by_host.values()))
 
     def _on_endpoint_open(self, event: EndpointOpen) -> None:

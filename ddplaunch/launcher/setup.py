@@ -18,7 +18,7 @@ from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system import run_folder
+from ddplaunch.system import run_folder, run_retention
 from ddplaunch.transport.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
     except OSError as error:
         return None, f"no logs are kept: {base}: {error.strerror}"
     if config.output.log_dir is None:
-        run_folder.prune(base)
+        run_retention.prune(base, config.output.keep_runs)
     return folder, None
 
 

@@ -5,6 +5,7 @@ Runs in the launcher, in the main thread. It decides when and how fast the agent
 
 from __future__ import annotations
 
+import math
 import signal
 import time
 from typing import TYPE_CHECKING
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.nodes import Node, Nodes
     from ddplaunch.mailbox import Mailbox
 
-_SECOND_GRACE_S = 2.0
+_SECOND_GRACE_S = 5.0
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
@@ -62,9 +63,9 @@ class Shutdown:
     def on_signal(self, signum: int, node: Node | None = None) -> None:
         """Stop the run, or pass a signal that does not stop it to the workers.
 
-        The second signal shortens the grace period, the third ends it. A signal after which SLURM is to requeue the job
-        counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the node whose agent
-        received the signal instead of this process; that agent stops its workers without an order.
+        The second signal sends SIGTERM and shortens the grace period, the third ends it. A signal after which SLURM is
+        to requeue the job counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the
+        node whose agent received the signal instead of this process; that agent stops its workers without an order.
         """
         name, job = signal.Signals(signum).name, self._config.job
         requeues = job is not None and name in job.requeue_on
@@ -76,11 +77,15 @@ class Shutdown:
 
     def _stop_by_signal(self, signum: int, remark: str) -> None:
         self.signals.append(signum)
-        grace_s = (self._config.timeouts.shutdown_s, _SECOND_GRACE_S, 0.0)[min(len(self.signals), 3) - 1]
-        grace_s = min(grace_s, self._config.timeouts.shutdown_s)
-        self._stop_workers(signum, grace_s)
+        count = min(len(self.signals), 3)
+        graces_s = [min(grace_s, self._config.timeouts.shutdown_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)]
+        self._stop_workers(signum if count == 1 else signal.SIGTERM, graces_s[count - 1])
         name = signal.Signals(signum).name
-        self._messages.show(f"{name}: stopping the workers, SIGKILL in {grace_s:g} s{remark}", Level.NORMAL)
+        by = " by SIGTERM" if count == 2 and signum != signal.SIGTERM else ""
+        kills = [f"SIGKILL in {grace_s:g} s" if grace_s else "SIGKILL at once" for grace_s in graces_s]
+        again = f"; again: {kills[count]}" if count < 3 else ""
+        text = f"{name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
+        self._messages.show(text, Level.NORMAL)
 
     def fail(self, error: LaunchError) -> None:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""

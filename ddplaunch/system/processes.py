@@ -69,10 +69,20 @@ def state(pid: int) -> str:
 
 
 def catches(pid: int, signum: int) -> bool:
-    """Whether process ``pid`` has a handler for ``signum`` (proc(5), SigCgt: signal 1 is the lowest bit)."""
+    """Whether process ``pid`` has a handler for ``signum``."""
+    return _is_in_mask(pid, "SigCgt:", signum)
+
+
+def ignores(pid: int, signum: int) -> bool:
+    """Whether process ``pid`` ignores ``signum``."""
+    return _is_in_mask(pid, "SigIgn:", signum)
+
+
+def _is_in_mask(pid: int, name: str, signum: int) -> bool:
+    """Whether ``signum`` is in a mask of proc(5): signal 1 is the lowest bit."""
     with contextlib.suppress(OSError, ValueError):
         for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith("SigCgt:"):
+            if line.startswith(name):
                 return bool(int(line.split()[1], 16) >> (signum - 1) & 1)
     return False
 

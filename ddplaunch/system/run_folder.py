@@ -1,7 +1,7 @@
-"""The run folder with logs, report.txt and report.json: created, locked, and pruned to the newest 20.
+"""The run folder with logs, report.txt and report.json: created, and locked while the run goes on.
 
-Used by the launcher and, for a node's logs, by the agent. Folders are private to the user. Must not delete a folder of
-a run that may still be running, or one that ddplaunch did not create.
+Used by the launcher and, for a node's logs, by the agent. Folders are private to the user. Old ones are deleted by
+``run_retention``.
 """
 
 from __future__ import annotations
@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import re
-import shutil
 import stat
 import time
 from pathlib import Path
@@ -21,12 +19,8 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-KEEP_RUNS = 20
-_LOCK = ".ddplaunch-run"
-_SAME_RUN_S = 60.0
-"""Folders of one name that were created within this time belong to one run."""
-
-_MAX_RUN_S = 30 * 24 * 3600.0
+LOCK = ".ddplaunch-run"
+"""File in a run folder: marks it as ours, and holds the lock."""
 
 _held: dict[Path, int] = {}
 """Descriptors of the locks that this process holds."""
@@ -129,7 +123,7 @@ def _is_own(folder: Path) -> bool:
 
 def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
     """Lock the folder; the open descriptor holds the lock, so it ends with this process."""
-    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.write(fd, f"{os.uname().nodename}\n".encode())
     _held.setdefault(folder, fd)
     with contextlib.suppress(OSError):  # Some file systems have no locks.
@@ -144,53 +138,6 @@ def released(folder: Path | None) -> Iterator[None]:
     finally:
         if folder in _held:
             os.close(_held.pop(folder))
-
-
-def prune(base: Path) -> None:
-    """Delete all but the newest ``KEEP_RUNS`` runs below ``base``, except runs that may still be running."""
-    with contextlib.suppress(OSError):
-        folders = [entry for entry in base.iterdir() if (entry / _LOCK).is_file() and not entry.is_symlink()]
-        for run in _runs(folders)[:-KEEP_RUNS]:
-            for folder in run:
-                if not _is_in_use(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
-
-
-def _runs(folders: list[Path]) -> list[list[Path]]:
-    """Folders by run, oldest first. One launcher per node or worker creates many folders of one name within seconds."""
-    runs: list[list[Path]] = []
-    latest: dict[str, tuple[float, list[Path]]] = {}
-    for created_s, folder in sorted(((folder / _LOCK).stat().st_mtime, folder) for folder in folders):
-        name = re.sub(r"\.([0-9]{1,4}|[0-9a-f]{6})$", "", folder.name)
-        before_s, run = latest.get(name, (0.0, []))
-        if not run or created_s - before_s > _SAME_RUN_S:
-            run = []
-            runs.append(run)
-        run.append(folder)
-        latest[name] = (created_s, run)
-    return runs
-
-
-def _is_in_use(folder: Path) -> bool:
-    try:
-        fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
-    except OSError:
-        return True
-    with os.fdopen(fd, "rb") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        except OSError:
-            return _may_be_running(folder)
-        # On some file systems a lock is visible only on the machine that holds it.
-        return not set(lock.read().split()) <= {os.uname().nodename.encode()} and _may_be_running(folder)
-
-
-def _may_be_running(folder: Path) -> bool:
-    """For a run whose lock is not reliable: it is young and has no report."""
-    is_young = time.time() - (folder / _LOCK).stat().st_mtime < _MAX_RUN_S
-    return is_young and not (folder / "report.json").exists()
 
 
 def working_folder() -> str:

@@ -92,7 +92,8 @@ def test_a_worker_that_fails_ends_all_tasks_with_its_code(job_id: str, script: P
     script.write_text("import os, signal\nexit(7) if os.environ['RANK'] == '2' else signal.pause()\n")
     finished = [each.finish() for each in [task(job_id, script, rank, 2) for rank in range(4)]]
     assert [done.returncode for done in finished] == [7] * 4
-    assert all("rank 2 (local_rank 0" in done.err for done in finished)
+    assert all("rank 2 on " in done.err for done in finished)
+    assert ["(local_rank 0, pid " in done.err for done in finished] == [False, False, True, False]
 
 
 def test_a_job_that_nobody_can_requeue_is_not_started(script: Path, tmp_path: Path):

@@ -114,6 +114,17 @@ def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_
     assert [exit_["returncode"] for exit_ in finished.report["attempts"][0]["exits"]] == [-9, -9]
 
 
+def test_a_worker_that_ignores_ctrl_c_is_stopped_by_sigterm_at_once(tmp_path: Path) -> None:
+    script = tmp_path / "ignore.py"
+    script.write_text("import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); print('ready'); signal.pause()")
+    running = start("--nproc-per-node", "2", "--shutdown-timeout", "600", script)
+    running.wait_for("ready", 2)
+    running.signal(signal.SIGINT)
+    finished = running.finish(20)
+    assert_stopped(finished, "SIGINT")
+    assert [exit_["returncode"] for exit_ in finished.report["attempts"][0]["exits"]] == [-15, -15]
+
+
 def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
     running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "60")
     running.wait_for(r"ready \(pid", 2)
@@ -123,6 +134,7 @@ def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
     finished = running.finish(20)
     assert_stopped(finished, "SIGINT")
     assert finished.out.count("got SIGINT") == 2
+    assert finished.out.count("got SIGTERM") == 2, "the second signal asks with SIGTERM"
 
 
 def test_the_grace_holds_when_another_rank_has_failed_too() -> None:

@@ -56,6 +56,14 @@ def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):
     done = srun(slurm, "-N3 --ntasks-per-node=1", "--nproc-per-node", "1", EXIT_WITH, "1=code:7").finish()
     assert done.returncode == 7
     assert len(re.findall("on node02 failed: ", done.err)) == 3
+    assert len(re.findall("the job failed", done.err)) == 1
+    assert len(re.findall("ddplaunch: rank 1 on node02 failed: exit code 7; details there, report in /", done.err)) == 2
+
+
+def test_a_usage_error_is_shown_once(slurm: Slurm):
+    done = srun(slurm, "-N3 --ntasks-per-node=1", "--nproc-per-node", "none", EXIT_WITH).finish()
+    assert done.returncode == 2
+    assert len(re.findall("ddplaunch: error: ", done.err)) == 1
 
 
 def test_a_rank_that_is_killed_is_tried_again_on_all_nodes(slurm: Slurm, script: Path):

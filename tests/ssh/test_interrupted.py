@@ -35,14 +35,14 @@ def test_ctrl_c_works_while_nodes_wait_for_each_other(make_lab, tmp_path):
         assert not lab.leftovers()
 
 
-@pytest.mark.parametrize("graces", [("600", "2"), ("600", "2", "0")], ids=["two", "three"])
+@pytest.mark.parametrize("graces", [("in 600 s", "in 5 s"), ("in 600 s", "in 5 s", "at once")], ids=["two", "three"])
 def test_more_of_them_shorten_the_grace_of_workers_that_do_not_end(make_lab, graces: tuple[str, ...]):
     lab = make_lab(2)
     running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "600", *IGNORES)
     running.wait_for(r"ready \(pid", 2)
     for grace in graces:
         running.signal(signal.SIGINT)
-        running.wait_for(f"SIGINT: stopping the workers, SIGKILL in {grace} s")
+        running.wait_for(f"SIGINT: stopping the workers.*, SIGKILL {grace}")
     assert_interrupted(running.finish(30))
     assert not lab.leftovers()
 
@@ -52,9 +52,9 @@ def test_the_second_one_wakes_an_agent_that_is_stopped(make_lab):
     running = job(lab, "--nproc-per-node", "1", *PRINTS)
     running.wait_for(r"ready \(pid", 2)
     os.kill(agent(lab, "node2"), signal.SIGSTOP)
-    for grace in ("30", "2"):
+    for grace in ("30", "5"):
         running.signal(signal.SIGINT)
-        running.wait_for(f"stopping the workers, SIGKILL in {grace} s")
+        running.wait_for(f"stopping the workers.*, SIGKILL in {grace} s")
     finished = running.finish(30)
     assert_interrupted(finished)
     assert finished.out.count("got SIGINT") == 2

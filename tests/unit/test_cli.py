@@ -21,7 +21,7 @@ from ddplaunch.cli import main
 from ddplaunch.cli.parser import normalize
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import USAGE, LaunchError
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:
@@ -106,6 +106,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "on_exit": ("date", "on_exit", "date"),
     "monitor_interval": ("5", None, "nothing polls"),
     "log_dir": ("logs", "log_dir", "logs"),
+    "keep_runs": ("7", "keep_runs", 7),
     "collect_logs": (None, "collect_logs", True),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
@@ -187,6 +188,19 @@ def test_every_option_has_an_effect_or_a_reason(
     for config in asked:
         assert (setting(config, field) == expected) if field else (config == default)
         assert field is None or setting(default, field) != expected
+
+
+@pytest.mark.parametrize(("task", "is_shown"), [(None, True), ("0", True), ("3", False)])
+def test_a_usage_error_is_shown_by_the_first_of_many_launchers(
+    task: str | None, is_shown: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if task:
+        monkeypatch.setenv("SLURM_PROCID", task)
+    for argv in (["--nproc-per-node", "none", "x.py"], ["--no-such-option"]):
+        with pytest.raises(SystemExit) as end:
+            main.main(argv)
+        assert end.value.code == USAGE
+        assert ("ddplaunch: error: " in capsys.readouterr().err) is is_shown
 
 
 def test_options_and_fields_agree() -> None:

@@ -175,13 +175,28 @@ def test_streams_on_two_screens_do_not_disturb_each_other(screens: Screens) -> N
 # Carriage returns.
 
 
-def test_a_progress_bar_is_written_over_with_its_prefix(screens: Screens) -> None:
-    pieces = [(out(0), b"1%\r2%\r"), (out(0), b"3%\r"), (out(0), b"done\n")]
-    assert screens.shown(*pieces) == b"[node1:0] 1%\r[node1:0] 2%\r[node1:0] 3%\r[node1:0] done\n"
+def test_of_progress_bars_in_a_file_the_end_is_shown(screens: Screens) -> None:
+    pieces = [(out(0), b"1%\r2%\r"), (out(1), b"\r5%"), (out(0), b"3%\r"), (out(1), b"\r6%\n"), (out(0), b"done\n")]
+    assert screens.shown(*pieces) == b"[node1:1] 6%\n[node1:0] done\n"
+    assert screens.shown((out(0), b"\r1%"), (out(0), b"\r2%")).endswith(b"done\n[node1:0] 2%\n")
 
 
-def test_another_ranks_progress_does_not_overwrite_this_ones(screens: Screens) -> None:
-    assert screens.shown((out(0), b"1%\r"), (out(1), b"5%\r")) == b"[node1:0] 1%\r\n[node1:1] 5%\r"
+def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    master, terminal = os.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    shown = Console(style(), terminal, terminal)
+    for piece in ((out(0), b"\r10%"), (out(1), b"\r20%"), (out(0), b"\r11%"), (out(1), b"\r" + b"x" * 99 + b"\n")):
+        shown.output(*piece)
+        assert shown._stdout.wait(STALL_S)
+    erase, up = b"\r\x1b[K", b"\x1b[1A\x1b[J"
+    assert read_all(master, b"x\r\n" + b"[node1:0] 11%") == b"".join(
+        (
+            b"[node1:0] 10%",
+            erase + b"[node1:0] 10%\r\n[node1:1] 20%",
+            erase + up + b"[node1:0] 11%\r\n[node1:1] 20%",
+            erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -284,11 +299,13 @@ def test_a_closed_stdout_is_no_reason_to_stop_and_stderr_goes_on(tmp_path: Path)
     os.close(reader)
     errors = tmp_path / "errors"
     shown = Console(style(), writer, os.open(errors, os.O_WRONLY | os.O_CREAT))
+    shown.logs = "logs in /a"
     for _ in range(3):
         shown.output(out(0), b"nobody reads this\n")
     shown.output(err(0), b"but this\n")
     shown.drain(lambda: False, STALL_S)
-    assert errors.read_bytes() == b"[node1:0] but this\n"
+    message = b"ddplaunch: stdout is not read any more; the job goes on, logs in /a\n"
+    assert sorted(errors.read_bytes().splitlines(keepends=True)) == [b"[node1:0] but this\n", message]
 
 
 def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
@@ -297,6 +314,7 @@ def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
     screen, errors = tmp_path / "screen", tmp_path / "errors"
     flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
     shown = Console(style(), os.open(screen, flags), os.open(errors, flags))
+    shown.logs = "logs in /a"
     small_files(200)
     for _ in range(3):
         shown.output(out(0), b"x" * 300 + b"\n")
@@ -305,7 +323,7 @@ def test_a_stdout_on_a_full_disk_is_told_once_and_tried_again(
     shown.output(out(0), b"there is room again\n")
     shown.drain(lambda: False, STALL_S)
     assert screen.read_bytes().endswith(b"[node1:0] there is room again\n")
-    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written: File too large; the job goes on\n"
+    assert errors.read_bytes() == b"ddplaunch: stdout cannot be written (File too large); the job goes on, logs in /a\n"
 
 
 def test_a_descriptor_that_was_never_open_is_passed_over(tmp_path: Path) -> None:

@@ -310,6 +310,24 @@ def test_the_stacks_of_a_job_that_hangs_are_named_with_their_path(hosts: int, is
     assert "\nWhere the ranks were:\n" in failure_page.page(without, is_remote=is_remote)
 
 
+# Of several launchers.
+
+
+def test_one_launcher_of_a_job_shows_the_page_and_the_others_a_line() -> None:
+    own, other = ended(1, 7), ended(8, 7)
+    assert not failure_page.is_shown_elsewhere(failed(own, stopped(0)))
+    elsewhere = failed(stopped(8), stopped(9), first=own)
+    assert failure_page.is_shown_elsewhere(elsewhere)
+    line = "rank 1 on node0 failed: exit code 7; details there, report in /runs/r1"
+    assert failure_page.summary(elsewhere) == line
+    without = {"reason": "node2 is lost", "first_failure": None}
+    assert not failure_page.is_shown_elsewhere(failed(stopped(0), **without))
+    lost = failed(other, **without, run_dir=None)
+    assert failure_page.is_shown_elsewhere(lost)
+    assert failure_page.summary(lost) == "node2 is lost"
+    assert not failure_page.is_shown_elsewhere(failed(attempts=()))
+
+
 # Hints.
 
 

@@ -1,8 +1,9 @@
-"""A run's folder is private, its own, and the newest 20 are kept; nothing that goes on or is not ours is deleted."""
+"""A run's folder is private, its own, and only the newest are kept; nothing that goes on or is not ours is deleted."""
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
 import subprocess
@@ -15,10 +16,14 @@ import pytest
 
 from ddplaunch.errors import UsageError
 from ddplaunch.system import run_folder
+from ddplaunch.system.run_retention import prune
 
 ROOT = Path(run_folder.__file__).parents[2]
 
-CREATE = "import sys, pathlib; from ddplaunch.system.run_folder import create, prune;"
+CREATE = (
+    "import sys, pathlib; from ddplaunch.system.run_folder import create;"
+    "from ddplaunch.system.run_retention import prune;"
+)
 """Locks are held by processes, so other runs are other processes here."""
 
 
@@ -31,7 +36,7 @@ def old_run(base: Path, name: str, age_s: float) -> Path:
     """A run that has ended."""
     folder = base / name
     folder.mkdir(parents=True)
-    lock = folder / run_folder._LOCK
+    lock = folder / run_folder.LOCK
     lock.touch()
     os.utime(lock, (1e9 - age_s, 1e9 - age_s))
     (folder / "attempt_0" / "0").mkdir(parents=True)
@@ -78,7 +83,7 @@ def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -
 
 def test_the_newest_twenty_runs_are_kept(tmp_path: Path) -> None:
     runs = [old_run(tmp_path, f"run{number:02d}", age_s=100 - number) for number in range(25)]
-    run_folder.prune(tmp_path)
+    prune(tmp_path, 20)
     assert sorted(path.name for path in tmp_path.iterdir()) == [run.name for run in runs[5:]]
 
 
@@ -87,13 +92,13 @@ def test_a_run_that_goes_on_is_kept_however_old_it_is(tmp_path: Path) -> None:
     run = other_run(code, tmp_path)
     assert run.stdout
     folder = Path(run.stdout.readline().strip())
-    os.utime(folder / run_folder._LOCK, (1, 1))
+    os.utime(folder / run_folder.LOCK, (1, 1))
     for number in range(25):
         old_run(tmp_path, f"run{number:02d}", age_s=number)
-    run_folder.prune(tmp_path)
+    prune(tmp_path, 20)
     assert folder.is_dir()
     run.communicate("\n", timeout=60)
-    run_folder.prune(tmp_path)
+    prune(tmp_path, 20)
     assert not folder.exists(), "it ended, however it did, so nothing holds it any more"
 
 
@@ -108,22 +113,22 @@ def test_what_is_not_ours_is_never_deleted(tmp_path: Path) -> None:
     (base / "link").symlink_to(elsewhere / "precious")
     old_run(base, "zz-linked", age_s=1e5)
     (base / "zz-linked" / "data").symlink_to(elsewhere / "precious")
-    run_folder.prune(base)
+    prune(base, 20)
     assert (elsewhere / "precious" / "attempt_0" / "0" / "stdout.log").exists()
     assert {"notes", "file", "link"} <= {path.name for path in base.iterdir()}
     assert not (base / "zz-linked").exists()
 
 
 def test_pruning_passes_over_what_it_cannot_read(tmp_path: Path) -> None:
-    run_folder.prune(tmp_path / "missing")
+    prune(tmp_path / "missing", None)
     (tmp_path / "file").touch()
-    run_folder.prune(tmp_path / "file")
+    prune(tmp_path / "file", 20)
 
 
 def test_two_runs_that_prune_at_once_do_not_get_into_each_others_way(tmp_path: Path) -> None:
     for number in range(120):
         old_run(tmp_path, f"run{number:03d}", age_s=1000 - number)
-    code = "prune(pathlib.Path(sys.argv[1]))"
+    code = "prune(pathlib.Path(sys.argv[1]), 20)"
     for run in [other_run(code, tmp_path) for _ in range(3)]:
         run.communicate(timeout=60)
         assert run.returncode == 0
@@ -223,10 +228,10 @@ def test_a_node_never_writes_over_what_an_earlier_run_has_left_there(tmp_path: P
 def test_launchers_of_one_run_count_as_one(tmp_path: Path) -> None:
     of_one = [old_run(tmp_path, f"job.{number}" if number else "job", age_s=50) for number in (0, *range(2, 32))]
     later = [old_run(tmp_path, f"run{number:02d}", age_s=40 - number) for number in range(19)]
-    run_folder.prune(tmp_path)
+    prune(tmp_path, 20)
     assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*of_one, *later)}
     one_more = old_run(tmp_path, "job.99", age_s=-1000)  # Of the same name, but much later.
-    run_folder.prune(tmp_path)
+    prune(tmp_path, 20)
     assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*later, one_more)}
 
 
@@ -244,17 +249,17 @@ def test_a_run_whose_lock_tells_nothing_goes_on_until_its_report_is_there(
         raise OSError(errno.ENOSYS, "Function not implemented")
 
     if reason == "no locks":
-        monkeypatch.setattr(run_folder.fcntl, "flock", no_locks)
+        monkeypatch.setattr(fcntl, "flock", no_locks)
     with run_folder.released(run_folder.create(tmp_path, "first")):
         pass
     if reason != "no locks":
-        (tmp_path / "first" / run_folder._LOCK).write_text("another\n")
+        (tmp_path / "first" / run_folder.LOCK).write_text("another\n")
     if is_over:
         (tmp_path / "first" / "report.json").touch()
     now_s = time.time()
     for number in range(20):
-        os.utime(old_run(tmp_path, f"later{number}", 0) / run_folder._LOCK, (now_s + 1, now_s + 1))
-    run_folder.prune(tmp_path)
+        os.utime(old_run(tmp_path, f"later{number}", 0) / run_folder.LOCK, (now_s + 1, now_s + 1))
+    prune(tmp_path, 20)
     assert (tmp_path / "first").exists() is not is_over
 
 

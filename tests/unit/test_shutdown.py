@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from types import SimpleNamespace
 
 from ddplaunch.cluster.hosts import Host
@@ -9,6 +10,8 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.shutdown import Shutdown
 from ddplaunch.protocol.launcher_agent import StopWorkers
+
+INJECTOR = SimpleNamespace(release=lambda: None)
 
 
 class Nodes:
@@ -25,11 +28,25 @@ class Nodes:
         self.sent.append(record)
 
 
+def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills():
+    nodes, shown = Nodes(), []
+    messages = SimpleNamespace(show=lambda text, _level: shown.append(text))
+    logs = SimpleNamespace(on_signal=lambda _signum: False)
+    stopping = Shutdown(LaunchConfig(script="train.py"), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
+    for _ in range(3):
+        stopping.on_signal(signal.SIGINT)
+    assert nodes.sent == [StopWorkers(2, 30.0), StopWorkers(15, 5.0), StopWorkers(15, 0.0)]
+    assert shown == [
+        "SIGINT: stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s",
+        "SIGINT: stopping the workers by SIGTERM, SIGKILL in 5 s; again: SIGKILL at once",
+        "SIGINT: stopping the workers, SIGKILL at once",
+    ]
+
+
 def test_nodes_that_fail_alike_are_told_to_stop_once_and_the_first_counts():
     nodes = Nodes()
     config = LaunchConfig(script="train.py", hosts=(Host("a"), Host("b")), min_nodes=2, max_nodes=2)
-    injector = SimpleNamespace(release=lambda: None)
-    stopping = Shutdown(config, nodes, injector, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    stopping = Shutdown(config, nodes, INJECTOR, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for host in ("a", "b"):
         stopping.fail(LaunchError(f"{host}: no such script", "", 82))
     assert stopping.error

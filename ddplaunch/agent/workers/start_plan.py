@@ -17,7 +17,7 @@ from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec
-from ddplaunch.system import run_folder
+from ddplaunch.system import run_folder, run_retention
 from ddplaunch.system.run_folder import working_folder
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def prepare_node(spec: AgentSpec) -> AgentSpec:
         return spec
     base = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
     if log_dir is None:
-        run_folder.prune(base)
+        run_retention.prune(base, spec.output.keep_runs)
     return replace(spec, run_dir=str(run_folder.share(base, spec.run_dir_name, spec.host)))
 
 

@@ -164,6 +164,7 @@ class WorkerGroup:
     def stop(self, signum: int) -> None:
         """Send ``signum`` to every running worker's process group; a stopped group is continued so that it reacts.
 
+        A worker that ignores ``signum`` also gets SIGTERM: it would otherwise run until the grace period has ended.
         A worker gets each signal once, however often this is called: a second SIGINT would interrupt its clean-up.
         SIGUSR1 and SIGUSR2 go to the worker alone: they would kill its children before it has written a checkpoint.
         """
@@ -171,9 +172,14 @@ class WorkerGroup:
         send = processes.signal_process if is_user_signal else processes.signal_group
         self._record_stop_time()
         for worker in self.workers:
-            if worker.is_running and signum not in worker.stop_signals:
-                worker.stop_signals.add(signum)
-                send(worker.pid, signum)
+            if not worker.is_running:
+                continue
+            signals = {signum}
+            if not is_user_signal and processes.ignores(worker.pid, signum):
+                signals.add(signal.SIGTERM)
+            for number in signals - worker.stop_signals:
+                worker.stop_signals.add(number)
+                send(worker.pid, number)
                 processes.signal_group(worker.pid, signal.SIGCONT)
 
     def kill(self) -> None:

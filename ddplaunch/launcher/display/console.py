@@ -10,6 +10,7 @@ import os
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.launcher.display.traceback_folder import TracebackFolder
 from ddplaunch.text import escape
@@ -27,15 +28,21 @@ class Console:
     """The two output streams. Any thread may call ``output`` and ``show``; neither blocks.
 
     A Console is created before the agents' handles.
+
+    Attributes:
+        logs: where the logs are, for a message.
     """
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
         self._style = style
+        self.logs = ""
         self._is_coloured = style.colour["stderr"]
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
-        self._tracebacks = TracebackFolder(self._stderr.output, lambda text: self.show(f"ddplaunch: {text}"))
+        self._stderr_lines = _redraws(self._stderr)
+        self._stdout_lines = self._stderr_lines if is_shared else _redraws(self._stdout)
+        self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
 
     def show_no_prefix(self) -> None:
         """Show lines without a prefix, for a run with one worker."""
@@ -43,8 +50,10 @@ class Console:
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
-        if header.stream == "stdout":
-            self._stdout.output(header, data)
+        if self._stdout.is_plain:
+            (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
+        elif header.stream == "stdout":
+            self._stdout_lines.output(header, data)
         else:
             self._tracebacks.output(header, data)
 
@@ -60,9 +69,11 @@ class Console:
     def _show_escaped(self, text: str) -> None:
         self._stderr.show(f"{text}\n".encode("utf-8", "backslashreplace"))
 
-    def flush_tracebacks(self) -> None:
-        """Queue what is held back to fold tracebacks, so that it stands before the next message."""
+    def flush(self) -> None:
+        """Queue what is held back of tracebacks and redrawn lines, so that it stands before the next message."""
         self._tracebacks.flush()
+        self._stdout_lines.flush()
+        self._stderr_lines.flush()
 
     @property
     def has_progress(self) -> bool:
@@ -73,15 +84,15 @@ class Console:
         """Show ``text`` as the last line, in place of the previous one, until there is other output."""
         self._stderr.progress(escape(text))
 
-    def _on_stdout_error(self, reason: str) -> None:
-        self.show(f"ddplaunch: stdout cannot be written: {reason}; the job goes on")
+    def _on_stdout_error(self, problem: str) -> None:
+        self.show(f"ddplaunch: stdout {problem}; the job goes on, {self.logs}")
 
     def drain(self, interrupted: Callable[[], bool], stall_s: float) -> None:
         """Wait until the queues are empty; stop after ``stall_s`` without progress, or when ``interrupted()``.
 
         The number of lines dropped from stdout's queue is then shown on stderr, if stderr can be written.
         """
-        self._tracebacks.flush()
+        self.flush()
         writers = (self._stdout, self._stderr)
         written, deadline = -1, 0.0
         while not all(writer.wait(0.05) for writer in writers) and not interrupted():
@@ -99,6 +110,10 @@ class Console:
         """End the threads once the queues are empty. No other method may be called afterwards."""
         self._stdout.close()
         self._stderr.close()
+
+
+def _redraws(writer: StreamWriter) -> Redraws:
+    return Redraws(writer.output, writer.live_lines if writer.is_terminal else None)
 
 
 def _is_same_file(one: int, other: int) -> bool:

@@ -53,6 +53,23 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
     return escape("\n".join(parts))
 
 
+def is_shown_elsewhere(result: RunResult) -> bool:
+    """Of a job with a launcher on every node: whether the launcher of another node shows the page.
+
+    It is the launcher of the rank that failed first; if no rank has failed, of rank 0.
+    """
+    own = {exit_.rank for exit_ in result.attempts[-1].exits} if result.attempts else set()
+    shown_by = result.first_failure.rank if result.first_failure else 0
+    return bool(own) and shown_by not in own
+
+
+def summary(result: RunResult) -> str:
+    """The failure in one line, for a launcher that does not show the page."""
+    first = result.first_failure
+    cause = f"{failure_line(first)}; details there" if first else result.attempts[-1].reason or "the job failed"
+    return cause + (f", report in {result.run_dir}" if result.run_dir else "")
+
+
 def _rule(title: str) -> str:
     return f" {title} ".center(_WIDTH, "=")
 

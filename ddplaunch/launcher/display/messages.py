@@ -14,7 +14,7 @@ from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
@@ -38,6 +38,7 @@ class UserMessages:
         self._run_id = run_id
         self._folder = folder
         self._console = console
+        console.logs = where_logs(config, folder)
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
 
     @property
@@ -70,20 +71,24 @@ class UserMessages:
         for line in env_forwarding.masked_lines(dict(self._config.remote.environ)):
             self.show(f"forwarded: {line}", Level.VERBOSE)
 
-    def nodes_ready(self, local_world_sizes: Mapping[str, int]) -> None:
-        """All agents are ready; ``local_world_sizes`` are the numbers of workers by host."""
+    def nodes_ready(self, local_world_sizes: Mapping[str, int], terminals: Collection[str] = ()) -> None:
+        """All agents are ready.
+
+        ``local_world_sizes`` are the numbers of workers by host; ``terminals`` are the streams that a lone worker
+        shares with this process, so that they are not logged.
+        """
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
         if count == 1 and self._config.max_nodes == 1 and self._config.output.line_prefix is None:
             self._console.show_no_prefix()
         on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
-        has_logs = self._config.output.collect_logs or not self._is_remote
-        contents = "logs" if has_logs else "logs are on each node, the report"
-        logs = f"{contents} in {self._folder}" if self._folder else "no logs are kept"
-        self.show(f"{plural(count, 'worker')} on {on}, {logs}", Level.NORMAL)
+        unlogged = [name for name in ("stdout", "stderr") if name in terminals] if count == 1 else []
+        self.show(
+            f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder, unlogged)}", Level.NORMAL
+        )
 
     def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
-        self._console.flush_tracebacks()
+        self._console.flush()
         if self._config.output.events == "console":
             for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
                 self._console.show(line)
@@ -110,7 +115,9 @@ class UserMessages:
         if self._folder and text:
             report_files.write_page(text, self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-        if text:
+        if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
+            self.show(failure_page.summary(result), Level.ALWAYS)
+        elif text:
             self._console.show_page(text)
         elif not is_explained:
             self._show_end(result)
@@ -135,6 +142,17 @@ class UserMessages:
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
         self._console.close()
+
+
+def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str] = ()) -> str:
+    """Where the workers' output is kept; ``unlogged`` streams are those of a lone worker on the terminal."""
+    if folder is None:
+        return "no logs are kept"
+    if unlogged:
+        only = f"{' and '.join(unlogged)} {'are' if unlogged[1:] else 'is'} only on this terminal (-t 3: also in a log)"
+        return f"{only}, {'the report' if unlogged[1:] else 'logs'} in {folder}"
+    has_logs = config.output.collect_logs or config.transport == "local"
+    return f"{'logs' if has_logs else 'logs are on each node, the report'} in {folder}"
 
 
 def dry_run_banner(config: LaunchConfig) -> str:

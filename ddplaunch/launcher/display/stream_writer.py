@@ -7,6 +7,7 @@ lines. Must not block the calling threads.
 from __future__ import annotations
 
 import os
+import re
 import select
 import threading
 from collections import deque
@@ -27,6 +28,7 @@ _ENTRY_BYTES = 512
 """Memory of a queue entry in addition to its bytes; it matters with millions of short lines."""
 
 _ERASE = b"\r\x1b[K"  # ECMA-48: to the start of the line, and erase it.
+_CONTROL_SEQUENCE = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 _WRITE_BYTES = 1 << 16
 
 
@@ -40,7 +42,7 @@ class _UnfinishedLine:
 
 
 class StreamWriter:
-    """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first error.
+    """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first problem.
 
     Attributes:
         is_plain: lines have no prefix.
@@ -90,10 +92,26 @@ class StreamWriter:
             self._changed.notify_all()
 
     def progress(self, text: str) -> None:
-        """Show ``text`` once the queue is empty; it replaces the previous text."""
+        """Show ``text``, of one or more lines, once the queue is empty; it replaces the previous text."""
         with self._changed:
             self._progress = text
             self._changed.notify_all()
+
+    def live_lines(self, lines: list[tuple[Output, bytes]]) -> None:
+        """Show these unfinished lines of workers as ``progress``, with their prefixes, cut to the terminal's width."""
+        self.progress("\n".join(self._live_line(header, line) for header, line in lines))
+
+    def _live_line(self, header: Output, line: bytes) -> str:
+        prefix = self._style.prefix(header).decode("utf-8", "replace")
+        text = _CONTROL_SEQUENCE.sub("", line.decode("utf-8", "replace"))
+        columns = self._columns() - len(_CONTROL_SEQUENCE.sub("", prefix)) - 1
+        return prefix + "".join(filter(str.isprintable, text))[: max(0, columns)]
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._fd).columns or 80
+        except OSError:
+            return 80
 
     def wait(self, timeout_s: float) -> bool:
         """Whether everything is written within ``timeout_s``."""
@@ -151,9 +169,10 @@ class StreamWriter:
             self._shown_progress = text
 
     def _erased(self) -> bytes:
-        """The bytes that erase the progress line, if there is one."""
+        """The bytes that erase the progress text, if there is one."""
         shown, self._shown_progress = self._shown_progress, ""
-        return _ERASE if shown else b""
+        above = shown.count("\n")
+        return _ERASE + (b"\x1b[%dA\x1b[J" % above if above else b"") if shown else b""
 
     def _take_next(self) -> tuple[Output | None, bytes] | None:
         """The next entry to write; neither header nor bytes for the progress line. None at the end."""
@@ -202,8 +221,12 @@ class StreamWriter:
                 select.select([], [self._fd], [])
             except BrokenPipeError:  # `ddplaunch ... | head`: the job continues, its logs have every line.
                 self._is_broken = True
+                self._report("is not read any more")
             except OSError as error:  # A full disk may have space again later.
-                if self._on_error:
-                    self._on_error(str(error.strerror))
-                    self._on_error = None
+                self._report(f"cannot be written ({error.strerror})")
                 return
+
+    def _report(self, problem: str) -> None:
+        if self._on_error:
+            self._on_error(problem)
+            self._on_error = None
