@@ -32,7 +32,6 @@ _MIN_LOST_AFTER_S = 3.0
 """Agents are pinged once a second; one or two late answers do not show that a node is lost."""
 
 _MAX_SIMULATED_NODES = 256
-
 NO_LOGS = "/dev/null"
 LINE_PREFIX = "[${host}:${rank}] "
 
@@ -149,8 +148,7 @@ class TimeoutConfig:
         shutdown_s: from SIGTERM to SIGKILL when workers are stopped.
         hang_s: time without output of any worker after which the job counts as hung; None: never.
         join_s: limit of the rendezvous if one launcher starts all nodes; else ``RendezvousConfig.join_timeout_s``.
-        lost_after_s: time without an answer after which a node is lost, if one launcher starts all nodes. Otherwise
-            ``RendezvousConfig.lost_after_s`` applies.
+        lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.lost_after_s``.
     """
 
     shutdown_s: float = 30.0

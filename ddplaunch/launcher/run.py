@@ -355,7 +355,9 @@ class Run:
         slurm_requeue.requeue(result, self._show)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._messages.drain(result, is_interrupted)
-        on_exit.run(self._config, result, error, self._show, is_interrupted)
+        if self._config.on_exit:
+            on_exit.run(self._config, result, error, self._show, is_interrupted)
+            self._messages.drain(result, is_interrupted)
         self._messages.close()
         if error:
             leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""

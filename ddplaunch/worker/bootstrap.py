@@ -64,9 +64,7 @@ def run(
     target = _prepare_script(argv) if how == "script" else _prepare_module(argv)
     linux.set_command_line(sys.orig_argv, os.environ)
     if fake_gpus:
-        from ddplaunch.worker.fake_cuda import install
-
-        install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
+        _install(fake_gpus)
     if before:
         before()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
@@ -87,6 +85,12 @@ def run(
         uncaught = error
     # Outside of the handler, so that the user's excepthook does not see an exception being handled.
     _exit_with(uncaught, error_file if pid == os.getpid() else "")
+
+
+def _install(fake_gpus: FakeGpuConfig) -> None:
+    from ddplaunch.worker.fake_cuda import install
+
+    install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
 
 
 def _register_stack_dump(stacks_file: str) -> None:

@@ -148,7 +148,7 @@ def test_a_rank_that_ended_early_with_0_is_the_probable_cause_of_a_lost_peer() -
     lost, early = ended(0, 1, error=PEER_LOST), ended(1, 0, time_s=NOON + 0.247)
     assert page(lost, early).splitlines()[1:4] == [
         "rank 0 on node0 failed: RuntimeError: Connection reset by peer",
-        "at 12:00:00.250, 61.0 s after its start: exit code 1 (local_rank 0, pid 1000)",
+        "at 12:00:00.250: exit code 1; it ran for 61.0 s (local_rank 0, pid 1000)",
         "before: rank 1 on node0 ended with exit code 0, 3 ms earlier, while others went on: the probable cause",
     ]
     assert "hint:     All ranks must make the same collective calls" in page(lost, early)

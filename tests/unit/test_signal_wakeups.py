@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.system.signals import forward_signals
+from ddplaunch.system.signals import post_signals
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytes
 def test_a_handler_that_a_c_library_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     getsignal = signal.getsignal
     monkeypatch.setattr(signal, "getsignal", lambda number: None if number == signal.SIGUSR2 else getsignal(number))
-    with forward_signals(("SIGUSR1", "SIGUSR2"), print):
+    with post_signals(("SIGUSR1", "SIGUSR2"), print):
         assert getsignal(signal.SIGUSR1) != signal.SIG_DFL
         assert getsignal(signal.SIGUSR2) == signal.SIG_DFL
     assert getsignal(signal.SIGUSR1) == signal.SIG_DFL
