@@ -89,7 +89,7 @@ def test_a_rank_that_hangs_stands_still_until_the_job_is_stopped() -> None:
     running.signal(signal.SIGTERM)
     finished = running.finish()
     assert finished.returncode == 128 + signal.SIGTERM
-    assert re.match(r"rank 1 on node0 was stopped .*; the job was stopped by SIGTERM$", account(finished))
+    assert re.match(r"rank 1 on node0 was suspended .*; the job was stopped by SIGTERM$", account(finished))
 
 
 def test_a_slow_rank_gets_little_of_the_time(tmp_path: Path) -> None:
