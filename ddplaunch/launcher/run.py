@@ -55,6 +55,7 @@ from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import AttemptResult, RunResult
@@ -69,21 +70,26 @@ _MAX_NOTICE = 1000
 
 
 def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
-    """Run the job to its end; the parameters are those of ``Run``, result and errors those of ``launch.launch``."""
+    """Run the job to its end; ``stdout_fd`` gets the workers' stdout. Result and errors those of ``launch.launch``."""
     mailbox: Mailbox[object] = Mailbox()
     suspends = ("SIGTSTP",) if config.transport != "local" else ()
     with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, *suspends), mailbox.post):
-        this_run = Run(config, run_id, run_tag, early_agent, mailbox, stdout_fd)
-        with run_folder.released(this_run.folder):
-            return this_run.run()
+        folder, warning = setup.create_run_folder(config, run_id)
+        with run_folder.released(folder), contextlib.closing(_console(config, folder, stdout_fd)) as console:
+            if warning:
+                console.show(f"ddplaunch: {warning}")
+            return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()
+
+
+def _console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> Console:
+    try:
+        return Console(setup.console_style(config, folder), stdout_fd)
+    except RuntimeError as error:  # "can't start new thread"
+        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
 
 
 class Run:
-    """One run: its parts, its loop and its handlers of events. Only the main thread calls it.
-
-    Attributes:
-        folder: the run's folder; None if no files are kept.
-    """
+    """One run: its parts, its loop and its handlers of events. Only the main thread calls it."""
 
     def __init__(
         self,
@@ -92,32 +98,29 @@ class Run:
         run_tag: str,
         early_agent: AgentProcess | None,
         mailbox: Mailbox[object],
-        stdout_fd: int,
+        folder: Path | None,
+        console: Console,
     ) -> None:
-        """``early_agent`` is the agent of a single local node, already started; the workers' stdout goes to the fd."""
-        self._config, self._run_id, self._mailbox = config, run_id, mailbox
-        self.folder, warning = setup.create_run_folder(config, run_id)
-        try:
-            console = Console(setup.console_style(config, self.folder), stdout_fd)
-        except RuntimeError as error:  # "can't start new thread"
-            raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
-        self._messages = UserMessages(config, run_id, self.folder, console)
+        """``early_agent`` is the agent of a single local node, already started.
+
+        ``folder`` is the run's; None if no files are kept.
+        """
+        self._config, self._run_id, self._mailbox, self._folder = config, run_id, mailbox, folder
+        self._messages = UserMessages(config, run_id, folder, console)
         self._show = self._messages.show
-        if warning:
-            self._show(warning, Level.ALWAYS)
         self._started_at = time.monotonic()
         self._attempts = Attempts()
         transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
-        spec = partial(setup.agent_spec_of_run, config, run_id, self.folder, transport.hosts)
+        spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.hosts)
         self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
         self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
         self._heartbeats = Heartbeats(config.timeouts.lost_after_s, self._nodes, mailbox, self._on_node_unresponsive)
         signal_one = partial(signal_node, run_tag, transport.hosts)
         self._injector = Injector(config.injections, signal_one, self._heartbeats)
-        self._logs = LogCollector(setup.logs_folder(config, self.folder), self._nodes, self._messages)
+        self._logs = LogCollector(setup.logs_folder(config, self._folder), self._nodes, self._messages)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._activity: dict[int, WorkerActivity] = {}
         parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
@@ -345,7 +348,7 @@ class Run:
             unkillable_pids=self._nodes.unkillable_pids,
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,
-            run_dir=str(self.folder) if self.folder else None,
+            run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
             job=self._config.job,
         )

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
+import threading
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from ddplaunch.errors import LaunchError
+from ddplaunch.launcher import run as run_module
 from ddplaunch.launcher import setup
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, StopWorkers
+from ddplaunch.system import run_folder
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import AgentLost, FromNode
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport
+from tests.support.processes import wait_until
 
 NODES = 100
 
@@ -62,8 +71,12 @@ def started_until(at: dict[int, object], monkeypatch: pytest.MonkeyPatch) -> tup
     transport = CountingTransport(mailbox.post, at)
     monkeypatch.setattr(setup, "transport_for", lambda *_: transport)
     config = launch_config(script="x.py", dry_run=True, min_nodes=NODES, max_nodes=NODES, log_dir="/dev/null")
-    run = Run(config, "r1", "r1", None, mailbox, 1)
-    run._start_nodes()
+    null = os.open(os.devnull, os.O_WRONLY)
+    with contextlib.closing(Console(setup.console_style(config, None), null, null)) as console:
+        run = Run(config, "r1", "r1", None, mailbox, None, console)
+        run._start_nodes()
+        console.drain(lambda: False, 10.0)
+    os.close(null)
     return transport.started, run
 
 
@@ -78,3 +91,17 @@ def test_other_events_are_handled_once_all_nodes_are_started(monkeypatch: pytest
     assert started == NODES
     assert run._shutdown.error
     assert run._shutdown.error.message == "no room"
+
+
+def test_a_run_that_cannot_be_prepared_leaves_no_lock_and_no_thread(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def fail(*_: object) -> None:
+        raise LaunchError("too few open files")
+
+    monkeypatch.setattr(setup, "transport_for", fail)
+    before = set(threading.enumerate())
+    with pytest.raises(LaunchError, match="too few open files"):
+        run_module.run(launch_config(script="x.py", log_dir=str(tmp_path)), "r1", "r1", None, 1)
+    assert not run_folder._held
+    wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "console" in thread.name])
