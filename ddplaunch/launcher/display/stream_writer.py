@@ -62,6 +62,8 @@ class StreamWriter:
         self._is_broken = self._is_closed = False
         self._writing: tuple[Output | None, memoryview] | None = None
         self._dropped: dict[tuple[int, str], Output] = {}
+        self._unwritten: dict[tuple[int, str], Output] = {}
+        """As ``_dropped``, for lines that failed writes have lost: shown with the next output, not at once."""
         self._unfinished: _UnfinishedLine | None = None
         self._progress: str | None = None
         self._shown_progress = ""
@@ -71,6 +73,7 @@ class StreamWriter:
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines. Above ``_QUEUE_BYTES`` drop and count them, until half of the queue is written."""
         with self._changed:
+            self._count_unwritten()
             self._is_full = self._queued_bytes > (_QUEUE_BYTES // 2 if self._is_full else _QUEUE_BYTES)
             if self._is_full:
                 self._count_dropped(header, data)
@@ -130,6 +133,7 @@ class StreamWriter:
     def drop_queued(self) -> list[bytes]:
         """Empty the queue. Returns one message per worker's stream, with the number of dropped lines."""
         with self._changed:
+            self._count_unwritten()
             if self._writing and self._writing[0]:
                 self._count_dropped(self._writing[0], bytes(self._writing[1]))
             for header, data in self._queue:
@@ -139,6 +143,18 @@ class StreamWriter:
             self._progress = None
             messages, self._dropped = list(map(self._dropped_text, self._dropped.values())), {}
             return messages
+
+    def _count_unwritten(self) -> None:
+        for header in self._unwritten.values():
+            self._count_dropped(header, b"")
+        self._unwritten.clear()
+
+    def _keep_unwritten(self, header: Output, lines: int) -> None:
+        if lines:
+            with self._changed:
+                key = (header.rank, header.stream)
+                lines += self._unwritten[key].lost_lines if key in self._unwritten else 0
+                self._unwritten[key] = replace(header, nbytes=0, lost_lines=lines)
 
     def _count_dropped(self, header: Output, data: bytes) -> None:
         key = (header.rank, header.stream)
@@ -154,9 +170,13 @@ class StreamWriter:
         while (piece := self._take_next()) is not None:
             header, data = piece
             if header is not None and header.lost_lines:
-                self._write(None, self._erased() + self._compose(None, self._dropped_text(header)))
+                text = self._dropped_text(header)
+                is_lost = self._write(None, self._erased() + self._compose(None, text))
+                self._keep_unwritten(header, header.lost_lines if is_lost else 0)
             if data:
-                self._write(header, self._erased() + self._compose(header, data))
+                lost_lines = self._write(header, self._erased() + self._compose(header, data))
+                if header is not None:
+                    self._keep_unwritten(header, lost_lines)
             elif header is None:
                 self._write_progress()
 
@@ -210,7 +230,8 @@ class StreamWriter:
         start = prefix if before.returned and not data.startswith(b"\n") else b""
         return start + prefixed(data, prefix)
 
-    def _write(self, header: Output | None, data: bytes) -> None:
+    def _write(self, header: Output | None, data: bytes) -> int:
+        """Write ``data``. Returns the number of lines that an error of the disk or the terminal has lost."""
         view = memoryview(data)
         while view and not self._is_broken:
             self._writing = (header, view)
@@ -224,7 +245,8 @@ class StreamWriter:
                 self._report("is not read any more")
             except OSError as error:  # A full disk may have space again later.
                 self._report(f"cannot be written ({error.strerror})")
-                return
+                return max(1, bytes(view).count(b"\n"))
+        return 0
 
     def _report(self, problem: str) -> None:
         if self._on_error:
