@@ -21,6 +21,7 @@ from ddplaunch.protocol.rendezvous import StoreNotFound
 from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -240,9 +241,9 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
         return index
     if index is None:
         index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
-    holder = store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode()
+    holder = store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode("utf-8", "replace")
     if holder != spec.node_id:
-        raise Refused(f"node rank {index} is taken by {holder.partition(' ')[0]}")
+        raise Refused(f"node rank {index} is taken by {quote(holder.partition(' ')[0])}")
     return index
 
 

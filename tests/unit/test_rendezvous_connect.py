@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from dataclasses import replace
 
@@ -126,3 +127,10 @@ def test_a_node_rank_is_claimed_once():
     assert claim_node_index(BY_HAND, store) == 1  # type: ignore[arg-type]
     with pytest.raises(Refused, match="node rank 1 is taken by node2"):
         claim_node_index(replace(BY_HAND, node_id="node3 y"), store)  # type: ignore[arg-type]
+
+
+def test_a_stranger_in_the_store_cannot_forge_a_line_of_a_message() -> None:
+    store = MemoryStore()
+    store.compare_set("ddplaunch/job7/claim/1", "", "gpu9\nddplaunch:\x1b[2J x")
+    with pytest.raises(Refused, match=re.escape(r"is taken by gpu9\nddplaunch:\x1b[2J")):
+        claim_node_index(BY_HAND, store)  # type: ignore[arg-type]
