@@ -19,7 +19,7 @@ from tests.support.runs import SLOW_IMPORT
 
 STUBS = Path(__file__).parent / "support" / "stubs"
 
-_VANISH_S = 5.0
+_VANISH_S = 15.0
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
 """Audit events of this process that start another one."""
 

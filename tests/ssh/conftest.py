@@ -11,7 +11,7 @@ import pytest
 from tests.support.nodes import Keys, Lab, NodeOptions, why_not
 from tests.support.processes import wait_until
 
-_VANISH_S = 5.0
+_VANISH_S = 15.0
 
 
 @pytest.fixture(scope="session")
