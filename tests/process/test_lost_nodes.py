@@ -187,6 +187,7 @@ def test_a_rendezvous_that_is_lost_while_the_run_is_stopped_changes_nothing(job:
     assert finished.returncode == 128 + signal.SIGINT, finished.err
 
 
+@pytest.mark.slow
 def test_a_silent_member_does_not_keep_nodes_from_meeting_again_and_one_of_a_lost_node_is_not_missed(job: Job) -> None:
     """The heartbeats of a lost node end first: were they missed, that would be a restart before the one for node2."""
     job.start("--nnodes", "2:3")

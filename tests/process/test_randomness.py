@@ -25,6 +25,7 @@ def test_every_rank_draws_other_numbers_in_every_attempt(start_method: str, tmp_
         assert len({json.dumps(numbers[kind]) for numbers in drawn}) == len(drawn), f"{kind} repeats"
 
 
+@pytest.mark.slow
 def test_a_seeded_training_has_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
     script, env = PROGRAMS / "train_tiny.py", {"OMP_NUM_THREADS": "1"}
     for method in ("forkserver", "spawn"):

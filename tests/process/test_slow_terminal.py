@@ -177,6 +177,7 @@ def test_ctrl_c_works_at_once_on_a_stopped_screen(screen: Screen, tmp_path: Path
     assert b"ddplaunch: SIGINT: stopping the workers" in screen.close()
 
 
+@pytest.mark.slow
 def test_the_end_is_told_on_stderr_when_nobody_reads_stdout(tmp_path: Path, pipe: Pipe) -> None:
     options = ("--nproc-per-node", "2", "--start-method", "spawn", "--log-dir", tmp_path, "--rdzv-id", "job")
     started = time.monotonic()

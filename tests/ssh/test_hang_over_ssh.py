@@ -10,6 +10,7 @@ from tests.support.ssh_jobs import job
 pytestmark = pytest.mark.ssh
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_elsewhere_is_found_on_whichever_machine_it_is(make_lab):
     lab = make_lab(2)
     options = ("--nproc-per-node", "1", "--hang-timeout", "3", "--max-restarts", "1")

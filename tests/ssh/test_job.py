@@ -125,6 +125,7 @@ def test_a_node_that_dies_is_left_behind(make_lab, tmp_path, victim: str):
 
 
 @pytest.mark.parametrize("victim", ["node1", "node3"])
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_is_left_behind_and_ends_its_workers_itself(make_lab, tmp_path, victim: str):
     lab = make_lab(3)
     running = rounds(lab, tmp_path / "end", "--nnodes", "2:3", "--shutdown-timeout", "1")

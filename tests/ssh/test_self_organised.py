@@ -88,6 +88,7 @@ def test_a_node_that_cannot_resolve_the_endpoints_name_says_so_at_once_and_may_c
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_loss_of_the_node_that_serves_ends_the_job_on_all_others_with_that_cause(make_lab):
     lab = make_lab(3)
     names = ("node1", "node2", "node3")

@@ -26,6 +26,7 @@ print("counted")
 LOST_AFTER_S = 5
 
 
+@pytest.mark.slow
 def test_workers_run_on_while_the_launcher_is_suspended(make_lab, tmp_path: Path) -> None:
     lab = make_lab(2)
     counter, end = tmp_path / "counter", tmp_path / "end"
