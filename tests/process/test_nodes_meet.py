@@ -142,7 +142,6 @@ def test_a_lost_node_ends_a_job_of_fixed_size_and_is_named(port: int, script: Pa
     assert "(node 1) is lost" in done.err
 
 
-@pytest.mark.torch
 def test_the_end_of_the_serving_node_ends_the_job_and_says_so(port: int, script: Path):
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1")

@@ -32,10 +32,10 @@ def salloc(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
 def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
     script.write_text(SUM)
     # Counts of the job that must not count for the agents' steps.
-    done = salloc(slurm, "-N3 --ntasks-per-node=2 -c2", "-v", "--nproc-per-node", "2", script).finish()
+    done = salloc(slurm, "-N2 --ntasks-per-node=2 -c2", "-v", "--nproc-per-node", "2", script).finish()
     assert done.returncode == 0, done.err
-    assert sums(done.out) == [(f"node0{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
-    assert re.search(r"SLURM job \d+: 3 nodes \(node\[01-03\]\), not in a step of srun", done.err)
+    assert sums(done.out) == [(f"node0{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
+    assert re.search(r"SLURM job \d+: 2 nodes \(node\[01-02\]\), not in a step of srun", done.err)
     assert "warning" not in done.err
 
 
