@@ -59,10 +59,9 @@ def test_a_killed_rank_restarts_the_job_on_all_nodes() -> None:
     assert finished.report["injections"][0]["after_s"] >= 1.5
 
 
-@pytest.mark.torch("spawn")  # An exec'd worker imports what pretends GPUs.
-def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line(start_method: str) -> None:
+def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line() -> None:
     options = dry("exit rank=1 code=7 after-line='attempt 0 of'", nodes="1", nproc=2)
-    finished = run(*options, "--start-method", start_method, EXIT_WITH)
+    finished = run(*options, EXIT_WITH)
     assert finished.returncode == 7
     assert "\nrank 1 on " in finished.err
     assert "exit code 7" in finished.err
