@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from ddplaunch.errors import UsageError
-from ddplaunch.text import quote
+from ddplaunch.text import quote, seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
@@ -20,7 +20,6 @@ FaultKind = Literal["kill", "exit", "hang", "slow", "lose", "partition", "crash 
 
 _MAX_S = 7 * 86400.0
 _MAX_FACTOR = 1000.0
-_SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,20 +206,19 @@ def _code(text: str, key: str) -> int:
 
 
 def _seconds(text: str, key: str) -> float:
-    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|m)", text)
-    if not match:
+    found_s = seconds(text)
+    if found_s is None:
         raise ValueError(f"{key}={quote(text)} must be a time like 5s, 500ms or 2m")
-    seconds = float(match[1]) * _SECONDS[match[2]]
-    if seconds > _MAX_S:
+    if found_s > _MAX_S:
         raise ValueError(f"{key}={text} must be at most {_MAX_S / 86400:g} days")
-    return seconds
+    return found_s
 
 
 def _duration(text: str, key: str) -> float:
-    seconds = _seconds(text, key)
-    if not seconds:
+    found_s = _seconds(text, key)
+    if not found_s:
         raise ValueError(f"{key}={text} must be longer than 0")
-    return seconds
+    return found_s
 
 
 def _factor(text: str, key: str) -> float:

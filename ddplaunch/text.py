@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 _UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 
 _MAX_CELL = 1000
+_TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|min|m|h|d)")
+_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
 """Regular expression for a GPU's index or UUID, as CUDA_VISIBLE_DEVICES takes them."""
@@ -79,6 +81,22 @@ def size(count: float) -> str:
         if count >= 1 << bits:
             return f"{count / (1 << bits):.1f} {unit}"
     return f"{count:.0f} B"
+
+
+def seconds(text: str) -> float | None:
+    """The seconds of a time with units, like ``500ms``, ``5m`` or ``1h30m``; None for any other text."""
+    if not re.fullmatch(f"(?:{_TIME.pattern})+", text):
+        return None
+    return sum(float(number) * _SECONDS[unit] for number, unit in _TIME.findall(text))
+
+
+def duration(duration_s: float) -> str:
+    """``12 s``, ``3 min 20 s``, ``1 h 3 min``, ``2 d 5 h``: at most two units."""
+    for unit, length, lower, lower_length in (("d", 86400, "h", 3600), ("h", 3600, "min", 60), ("min", 60, "s", 1)):
+        if duration_s >= length:
+            rest = int(duration_s % length // lower_length)
+            return f"{duration_s // length:.0f} {unit}" + (f" {rest} {lower}" if rest else "")
+    return f"{duration_s:.0f} s"
 
 
 def is_device_id(text: str) -> bool:

@@ -285,6 +285,8 @@ class ElasticRendezvous:
         # If one launcher has all nodes, the message of one node is enough.
         if event.missing and (client.is_server or not self._launcher_assigns_rendezvous):
             self._send_notice(client.waiting_message())
+        elif not event.missing and event.count < client.config.max_nodes and not self._launcher_assigns_rendezvous:
+            self._send_notice(client.last_call_message())
 
     def _on_rejected(self, client: RendezvousClient, count: int) -> None:
         if not client.rejected_count:

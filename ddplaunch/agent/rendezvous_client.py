@@ -150,6 +150,11 @@ class RendezvousClient:
         count = plural(self.waiting_nodes.missing, "more node")
         return f"waiting at {self.endpoint} for {count}; here: {self.waiting_nodes.hosts}"
 
+    def last_call_message(self) -> str:
+        """The message while there are enough nodes, and more could join."""
+        here = f"{self.waiting_nodes.count} of up to {plural(self.config.max_nodes, 'node')} are here"
+        return f"{here}; the workers start within {self.config.last_call_s:g} s, or once all have come"
+
     def spare_message(self, hosts: tuple[str, ...]) -> str:
         """The message when this node becomes a spare."""
         return (

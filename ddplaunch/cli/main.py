@@ -94,6 +94,7 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
         return _ps_or_kill(ps, kill, plan, options)
     if json and not plan:
         raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
+    _check_word(str(options["script"]))
     config = _to_config(**options)
     if not plan:
         return config
@@ -103,6 +104,15 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
     planned = plan_of(config)
     _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
     return 0
+
+
+_COMMANDS = ("check", "ps", "kill", "plan", "help", "version")
+
+
+def _check_word(script: str) -> None:
+    """Raise UsageError for a command that was typed without its dashes."""
+    if script in _COMMANDS and not os.path.exists(script):
+        raise UsageError(f"{script}: no such file", f"Did you mean --{script}?")
 
 
 def _check(is_combined: bool, options: dict[str, Any]) -> int:

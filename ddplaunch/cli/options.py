@@ -121,13 +121,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         ),
         Option(
             "--shutdown-timeout",
-            "S",
-            "Seconds from SIGTERM to SIGKILL; the whole stop takes at most about 10 s more. Default: 30.",
+            "TIME",
+            "Time from SIGTERM to SIGKILL, like 90, 90s or 5m; a stop takes at most about 10 s more. Default: 30 s.",
         ),
         Option(
             "--hang-timeout",
-            "S",
-            "The job counts as failed when no worker has written a line for S seconds. Default: never.",
+            "TIME",
+            "The job counts as failed when no worker has written a line for this time, like 90 or 5m. Default: never.",
             pet=False,
             short="the job fails if no worker writes a line for S s",
         ),
@@ -270,7 +270,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--ssh-identity", "FILE", "File of the private key, like ssh -i.", pet=False),
         Option("--ssh-config", "FILE", "SSH configuration file, like ssh -F.", pet=False),
         flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", pet=False),
-        Option("--connect-timeout", "S", "Seconds for one attempt to connect. Default: 15.", "15", pet=False),
+        Option("--connect-timeout", "TIME", "Time for one attempt to connect. Default: 15 s.", "15", pet=False),
     ),
     "Before a run": (
         flag(

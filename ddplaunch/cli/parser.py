@@ -258,9 +258,23 @@ def _is_torchruns(option: click.Option) -> bool:
     return isinstance(option, Option) and bool(option.pet_variable)
 
 
+_OF_OTHER_LAUNCHERS = {
+    **dict.fromkeys(("-n", "--np", "--num-gpus", "--num-processes", "--num-procs", "--ngpus"), "--nproc-per-node"),
+    **dict.fromkeys(("-N", "--num-nodes", "--num-machines"), "--nnodes"),
+    **dict.fromkeys(("-H", "-w", "--nodelist"), "--hosts"),
+    "--machine-rank": "--node-rank",
+    "--main-process-ip": "--master-addr",
+    "--main-process-port": "--master-port",
+}
+"""Options of mpirun, srun, accelerate and deepspeed, and what they are here."""
+
+
 def _unknown(typed: str, names: Mapping[str, click.Option]) -> UsageError:
     from difflib import get_close_matches
 
+    meant = _OF_OTHER_LAUNCHERS.get(typed.replace("_", "-"))
+    if meant in names:
+        return UsageError(f"no such option: {typed}", f"Did you mean {meant}?")
     shown = [name for name, option in names.items() if name.startswith("--") and not option.hidden]
     # Compare also beginnings of names: --nprocs resembles the beginning of --nproc-per-node.
     starts = {start: name for name in shown for start in (name[: len(typed)], name)}

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from ddplaunch.cli import values
 from ddplaunch.config import TimeoutConfig
 from ddplaunch.errors import OptionError
+from ddplaunch.text import seconds
 
 SEARCH_TIMEOUT_S = 60.0
 """Torchrun's default of ``read_timeout``: seconds to search for the serving node if no option says which it is."""
@@ -75,13 +76,19 @@ def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) 
         join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_s)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,
         last_call_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
-        lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _seconds(conf, "keep_alive_max_attempt", 3.0),
+        lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _number(conf, "keep_alive_max_attempt", 3.0),
         is_host=_flag(conf, "is_host"),
         ignored=_without_effect(conf, unused),
     )
 
 
 def _seconds(conf: dict[str, str], key: str, default: float, *, may_be_0: bool = False) -> float:
+    """A number of seconds, or a time with units."""
+    found_s = seconds(conf.get(key, ""))
+    return _number(conf if found_s is None else {key: str(found_s)}, key, default, may_be_0=may_be_0)
+
+
+def _number(conf: dict[str, str], key: str, default: float, *, may_be_0: bool = False) -> float:
     if key not in conf:
         return default
     try:

@@ -8,7 +8,7 @@ import signal
 
 from ddplaunch.config import Streams
 from ddplaunch.errors import OptionError
-from ddplaunch.text import DEVICE_ID, quote
+from ddplaunch.text import DEVICE_ID, quote, seconds
 
 MAX_RANK = 1_000_000
 
@@ -38,18 +38,20 @@ def parse_count(text: str, option: str) -> int:
 
 
 def parse_seconds(text: str, option: str) -> float:
-    """A time in seconds, of either sign.
+    """A time: a number of seconds, of either sign, or with units: ``90s``, ``5m``, ``1h30m``.
 
     Raises:
-        OptionError: not a number, or not a finite one.
+        OptionError: neither, or not finite.
     """
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not math.isfinite(seconds):
-        raise OptionError(option, text, "must be a number of seconds")
-    return seconds
+    found_s = seconds(text)
+    if found_s is None:
+        try:
+            found_s = float(text)
+        except ValueError:
+            found_s = math.nan
+    if not math.isfinite(found_s):
+        raise OptionError(option, text, "must be a number of seconds, or a time like 90s, 5m or 1h30m")
+    return found_s
 
 
 def parse_nproc(text: str | None) -> int | str | None:

@@ -163,6 +163,7 @@ def test_elastic_a_node_leaves_and_another_comes_without_using_up_restarts(port:
     conf = "last_call_timeout=1,keep_alive_interval=0.5"
     options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--rdzv-conf", conf)
     first = node(port, script, *options)
+    first.wait_for("1 of up to 2 nodes are here; the workers start within 1 s, or once all have come")
     first.wait_for(r"runs 0 1 0")
     second = node(port, script, *options)
     first.wait_for(r"runs 0 2 0")

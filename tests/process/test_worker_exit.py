@@ -152,7 +152,9 @@ def test_the_killed_rank_is_named_not_those_that_lost_their_peer() -> None:
     finished = run("--nproc-per-node", "3", "--max-restarts", "2", PROGRAMS / "allreduce.py", "200", "0:9,1:9,2:9")
     assert finished.returncode == 137
     for victim in range(2):
-        assert re.search(rf"rank {victim} on \S+ failed: SIGKILL.*; restart {victim + 1} of 2\n", finished.err), finished.err
+        assert re.search(rf"rank {victim} on \S+ failed: SIGKILL.*; restart {victim + 1} of 2\n", finished.err), (
+            finished.err
+        )
     assert (failure(finished)["rank"], failure(finished)["returncode"]) == (2, -9)
 
 

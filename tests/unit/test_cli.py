@@ -21,7 +21,7 @@ from ddplaunch.cli import main
 from ddplaunch.cli.parser import normalize
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
-from ddplaunch.errors import USAGE, LaunchError
+from ddplaunch.errors import USAGE, LaunchError, UsageError
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:
@@ -188,6 +188,27 @@ def test_every_option_has_an_effect_or_a_reason(
     for config in asked:
         assert (setting(config, field) == expected) if field else (config == default)
         assert field is None or setting(default, field) != expected
+
+
+@pytest.mark.parametrize(
+    ("argv", "meant"),
+    [
+        (["-n", "4", "x.py"], "--nproc-per-node"),
+        (["-np", "4", "x.py"], "--nproc-per-node"),
+        (["--num_gpus", "4", "x.py"], "--nproc-per-node"),
+        (["--num-processes=4", "x.py"], "--nproc-per-node"),
+        (["--num_machines", "2", "x.py"], "--nnodes"),
+        (["-H", "a,b", "x.py"], "--hosts"),
+        (["ps"], "--ps"),
+        (["kill", "job7"], "--kill"),
+        (["check"], "--check"),
+        (["help"], "--help"),
+    ],
+)
+def test_words_of_other_launchers_and_commands_get_what_was_meant(argv: list[str], meant: str) -> None:
+    with pytest.raises(UsageError) as refused:
+        main.command.main(argv, prog_name="ddplaunch", standalone_mode=False)
+    assert refused.value.hint == f"Did you mean {meant}?"
 
 
 @pytest.mark.parametrize(("task", "is_shown"), [(None, True), ("0", True), ("3", False)])

@@ -107,10 +107,17 @@ def test_a_whole_number_is_asked_for_by_the_options_name(text: str) -> None:
         values.parse_whole(text, "--max-restarts")
 
 
-@pytest.mark.parametrize("text", ["x", "", "nan", "inf", "-inf", "30s"])
+@pytest.mark.parametrize("text", ["x", "", "nan", "inf", "-inf", "30x", "5m x", "-5m"])
 def test_seconds_are_finite_numbers(text: str) -> None:
     with pytest.raises(UsageError, match=r"--shutdown-timeout .*number of seconds"):
         values.parse_seconds(text, "--shutdown-timeout")
+
+
+@pytest.mark.parametrize(
+    ("text", "time_s"), [("30", 30.0), ("-1", -1.0), ("90s", 90.0), ("5m", 300.0), ("1h30m", 5400.0), ("500ms", 0.5)]
+)
+def test_times_may_have_units(text: str, time_s: float) -> None:
+    assert values.parse_seconds(text, "--hang-timeout") == time_s
 
 
 @pytest.mark.parametrize(

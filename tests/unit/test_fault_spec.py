@@ -153,7 +153,7 @@ def test_an_exit_is_a_failure_unless_it_says_otherwise():
         ("kill rank=0 after=-1s", "after=-1s must be a time"),
         ("kill rank=0 after=1e3s", "after=1e3s must be a time"),
         ("kill rank=0 after=infs", "after=infs must be a time"),
-        ("kill rank=0 after=5h", "after=5h must be a time"),
+        ("kill rank=0 after=5x", "after=5x must be a time"),
         ("kill rank=0 after=999999999m", "at most 7 days"),
         ("partition node=0 for=0s", "for=0s must be longer"),
         ("slow rank=0 by=10", "by=10 must be like 10x"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.text import escape, fold_ints, is_device_id, plural, quote, ranks, table
+from ddplaunch.text import duration, escape, fold_ints, is_device_id, plural, quote, ranks, seconds, table
 
 EVIL = "\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
 
@@ -16,6 +16,16 @@ def test_control_characters_are_escaped_but_line_ends_and_tabs() -> None:
 def test_what_is_quoted_is_one_line_and_not_endless() -> None:
     assert quote(EVIL) == r"\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
     assert quote("x" * 100, 10) == "xxxxxxxxxx..."
+
+
+def test_times_have_units() -> None:
+    texts = ("500ms", "90s", "5m", "5min", "1h30m", "2d", "5", "", "5x", "5m ", "-5m")
+    assert [seconds(text) for text in texts] == [0.5, 90, 300, 300, 5400, 172800, None, None, None, None, None]
+
+
+def test_durations_have_two_units() -> None:
+    texts = ["0 s", "12 s", "1 min", "3 min 20 s", "1 h 3 min", "2 d 5 h"]
+    assert [duration(time_s) for time_s in (0.4, 12, 60, 200, 3800, 190_800)] == texts
 
 
 def test_plurals() -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.text import plural, quote
+from ddplaunch.text import duration, plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -134,6 +134,8 @@ class UserMessages:
             self.show(f"stopped; {leftovers}", Level.ALWAYS if is_unclean else Level.NORMAL)
         elif is_unclean:
             self.show(leftovers, Level.ALWAYS)
+        elif self._config.max_nodes > 1:
+            self.show(f"succeeded after {duration(result.duration_s)}", Level.NORMAL)
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
         """Wait until all output is written, or ``is_interrupted()``."""
