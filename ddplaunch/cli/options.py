@@ -129,7 +129,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "TIME",
             "The job counts as failed when no worker has written a line for this time, like 90 or 5m. Default: never.",
             pet=False,
-            short="the job fails if no worker writes a line for S s",
+            short="the job fails if no worker writes a line so long",
         ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(
