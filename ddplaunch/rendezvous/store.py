@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import signal
 import socket
+import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -25,7 +26,10 @@ def serve(listen_fd: int) -> None:
     """
     # Ctrl-C must not interrupt the store before the workers have exited.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    store = open_store(listen_fd)
+    try:
+        store = open_store(listen_fd)
+    except RuntimeError as error:  # No thread can be started: the limit of processes is reached.
+        sys.exit(f"ddplaunch: the workers' store cannot be served: {str(error).partition(chr(10))[0]}")
     while store:
         signal.pause()
 

@@ -9,13 +9,14 @@ import resource
 import signal
 import socket
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.cgroups import inside, limited
 from tests.support.processes import command_line
-from tests.support.runs import PROGRAMS, Finished, command, run, start
+from tests.support.runs import PROGRAMS, Finished, command, environment, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 SPAWN = ("--start-method", "spawn")
@@ -340,6 +341,15 @@ def test_few_processes_end_in_a_message(limit: int) -> None:
     assert finished.returncode in (NOT_READY, NODE_LOST), finished.err
     assert "bug in ddplaunch" not in finished.err
     assert "Traceback" not in finished.err
+
+
+def test_a_store_that_can_start_no_thread_says_so_in_one_line() -> None:
+    code = "import socket; from ddplaunch.rendezvous import store; s = socket.create_server(('127.0.0.1', 0))"
+    with limited("pids", max=1) as folder:
+        command = [*inside(folder), sys.executable, "-c", f"{code}; store.serve(s.detach())"]
+        done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 1
+    assert re.fullmatch(r"ddplaunch: the workers' store cannot be served at 127\.0\.0\.1:\d+: .*\n", done.stderr)
 
 
 _IN_A_FOLDER_THAT_GOES = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh")
