@@ -43,17 +43,24 @@ def check_flex_attention():
 def check_attention_of_sharded_tensors():
     mesh, few = init_device_mesh("cuda", (2,)), tokens()[:, :2]
     mask = torch.ones(8, 8, dtype=torch.bool, device="cuda").tril()
-    for options in ({}, {"is_causal": True}, {"attn_mask": mask}, {"is_causal": True, "enable_gqa": True}):
+    placements, choices = [Shard(0), Shard(1), Replicate()], [{}, {"is_causal": True}]
+    if is_recent := torch.__version__ >= "2.13":
+        # Torch 2.8 attends to the local part of the sequence alone, on GPUs too, and cannot shard a mask's operations.
+        placements.append(Shard(2))
+        choices += [{"attn_mask": mask}, {"is_causal": True, "enable_gqa": True}]
+    for options in choices:
 
         def attention(q, k, v, options=options):
             with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
                 return F.scaled_dot_product_attention(q, k, v, **options)
 
         expected = attend_and_differentiate(attention, tokens())
-        for placement in (Shard(0), Shard(1), Shard(2), Replicate()):
+        for placement in placements:
             sharded = distribute_tensor(tokens(), mesh, [placement])
             found = [each.full_tensor() for each in attend_and_differentiate(attention, sharded)]
             torch.testing.assert_close(found, list(expected))
+    if not is_recent:
+        return
     shared = F.scaled_dot_product_attention(tokens(), few, few, enable_gqa=True)
     query, few = (distribute_tensor(each, mesh, [Shard(1)]) for each in (tokens(), few))
     torch.testing.assert_close(F.scaled_dot_product_attention(query, few, few, enable_gqa=True).full_tensor(), shared)
