@@ -64,7 +64,7 @@ def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line(star
     options = dry("exit rank=1 code=7 after-line='attempt 0 of'", nodes="1", nproc=2)
     finished = run(*options, "--start-method", start_method, EXIT_WITH)
     assert finished.returncode == 7
-    assert "rank 1 (local_rank 1" in finished.err
+    assert "rank 1 on node0 failed: exit code 7\n" in finished.err
     assert "exit code 7" in finished.err
     assert "[node0:1] attempt 0 of" in finished.out
     assert returncodes(finished.report["attempts"][0]) == [-15, 7]
