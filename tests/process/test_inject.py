@@ -63,7 +63,7 @@ def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line() ->
     options = dry("exit rank=1 code=7 after-line='attempt 0 of'", nodes="1", nproc=2)
     finished = run(*options, EXIT_WITH)
     assert finished.returncode == 7
-    assert "\nrank 1 on " in finished.err
+    assert "rank 1 on node0 failed: exit code 7\n" in finished.err
     assert "exit code 7" in finished.err
     assert "[node0:1] attempt 0 of" in finished.out
     assert returncodes(finished.report["attempts"][0]) == [-15, 7]
