@@ -123,7 +123,7 @@ def test_a_failure_on_a_full_disk_still_has_its_page(disk: Disk) -> None:
     options = ("--nproc-per-node", "2")
     finished = disk.run("size=1m", *options, EXIT_WITH, "1=raise:the cause", prepare=fill)
     assert finished.returncode == 1
-    assert "rank 1 (local_rank 1, " in finished.err
+    assert "rank 1 on " in finished.err
     assert "  | RuntimeError: the cause\n" in finished.err
     assert 'Traceback (most recent call last):\n  File "<' not in finished.err
 

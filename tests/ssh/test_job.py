@@ -85,7 +85,7 @@ def test_the_failure_page_names_the_first_failing_rank_and_its_host(make_lab):
     lab = make_lab(2)
     finished = job(lab, "--nproc-per-node", "1", EXIT_WITH, "1=raise:no such luck").finish()
     assert finished.returncode == 1
-    assert "rank 1 (local_rank 0" in finished.err
+    assert "rank 1 on " in finished.err
     assert "on node2 failed: " in finished.err
     assert "RuntimeError: no such luck" in finished.err
     assert "stopped:  rank 0" in finished.err
