@@ -233,14 +233,18 @@ def test_the_store_is_there_before_the_workers_and_on_loopback_only(start_method
 
 
 @pytest.mark.torch
-def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method: str) -> None:
+@pytest.mark.parametrize(
+    ("start_method", "init_method"), [("forkserver", "env"), ("forkserver", "tcp"), ("spawn", "env")]
+)
+def test_torch_meets_by_every_init_method_and_knows_it_was_launched(start_method: str, init_method: str) -> None:
     """torchrun: test_run 15, 17."""
     options = ("--start-method", start_method, "--nproc-per-node", "2")
-    finished = run(*options, PROGRAMS / "init_groups.py", "env", "tcp")
+    finished = run(*options, PROGRAMS / "init_groups.py", init_method)
     assert finished.returncode == 0, finished.err
-    for rank, said in zip(range(2), said_by_each_rank(finished), strict=True):
-        known = f"elastic True local rank {rank}"
-        assert said == [f"env: sum 3 of rank {rank}/2", known, f"tcp: sum 3 of rank {rank}/2", known]
+    assert said_by_each_rank(finished) == [
+        ["sum 3 of rank 0/2", "elastic True local rank 0"],
+        ["sum 3 of rank 1/2", "elastic True local rank 1"],
+    ]
 
 
 SPAWNS = """
