@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
-Transport = Literal["local", "ssh", "srun"]
+TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 
-_MAX_TIMEOUT_S = 7 * 86400.0
+_MAX_S = 7 * 86400.0
 """A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
 
 _MIN_LOST_AFTER_S = 3.0
@@ -145,23 +145,23 @@ class TimeoutConfig:
     """Time limits of a run, in seconds.
 
     Attributes:
-        shutdown_s: from SIGTERM to SIGKILL when workers are stopped.
-        hang_s: time without output of any worker after which the job counts as hung; None: never.
-        join_s: limit of the rendezvous if one launcher starts all nodes; else ``RendezvousConfig.join_timeout_s``.
+        shutdown_timeout_s: from SIGTERM to SIGKILL when workers are stopped.
+        hang_timeout_s: time without output of any worker after which the job counts as hung; None: never.
+        join_timeout_s: rendezvous limit if one launcher starts all nodes; else ``RendezvousConfig.join_timeout_s``.
         lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.lost_after_s``.
     """
 
-    shutdown_s: float = 30.0
-    hang_s: float | None = None
-    join_s: float = 600.0
+    shutdown_timeout_s: float = 30.0
+    hang_timeout_s: float | None = None
+    join_timeout_s: float = 600.0
     lost_after_s: float = 5.0
 
     def validate(self) -> None:
         """Raise UsageError for an invalid value or combination."""
-        if not 0 <= self.shutdown_s <= _MAX_TIMEOUT_S:
-            raise OptionError("--shutdown-timeout", f"{self.shutdown_s:g}", f"must be 0 to {_MAX_TIMEOUT_S:g} s")
-        if self.hang_s is not None and not 1 <= self.hang_s <= _MAX_TIMEOUT_S:
-            raise OptionError("--hang-timeout", f"{self.hang_s:g}", f"must be 1 to {_MAX_TIMEOUT_S:g} s")
+        if not 0 <= self.shutdown_timeout_s <= _MAX_S:
+            raise OptionError("--shutdown-timeout", f"{self.shutdown_timeout_s:g}", f"must be 0 to {_MAX_S:g} s")
+        if self.hang_timeout_s is not None and not 1 <= self.hang_timeout_s <= _MAX_S:
+            raise OptionError("--hang-timeout", f"{self.hang_timeout_s:g}", f"must be 1 to {_MAX_S:g} s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,8 +172,8 @@ class RendezvousConfig:
         token: identifies the run at the endpoint; other runs at the same endpoint have other tokens.
         min_nodes: smallest number of nodes of an attempt.
         max_nodes: largest number of nodes of an attempt; further nodes are spares.
-        node_rank: number of this node, spares included; None: by the order of arrival.
-        hosts: names or addresses of the node that serves the rendezvous, best first; empty: it detects them.
+        node_index: number of this node, spares included; None: by the order of arrival.
+        server_addresses: names or addresses of the node that serves the rendezvous, best first; empty: it detects them.
         port: TCP port of the rendezvous.
         other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
@@ -183,7 +183,7 @@ class RendezvousConfig:
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
-        last_call_s: seconds to wait for further nodes after that, up to ``max_nodes``.
+        last_call_timeout_s: seconds to wait for further nodes after that, up to ``max_nodes``.
         search_timeout_s: seconds to wait for any answer at the endpoint; None: ``join_timeout_s``.
         lost_after_s: seconds without a heartbeat after which a node counts as lost.
         secret: common to all nodes; records in the store that are not signed with it are ignored. Empty: no signatures.
@@ -192,14 +192,14 @@ class RendezvousConfig:
     token: str
     min_nodes: int
     max_nodes: int
-    node_rank: int | None
-    hosts: tuple[str, ...]
+    node_index: int | None
+    server_addresses: tuple[str, ...]
     port: int
     is_server: bool | None
     local_addr: str | None
     interface: str | None
     join_timeout_s: float
-    last_call_s: float
+    last_call_timeout_s: float
     lost_after_s: float
     search_timeout_s: float | None = None
     participants: tuple[int, ...] = ()
@@ -272,7 +272,7 @@ class LaunchConfig:
         compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU.
         injections: faults to inject in a dry run.
         task: the only worker of this launcher, where a scheduler started a process for every worker.
-        job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
+        slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
         notices: messages about the configuration, shown at the start.
 
     Raises:
@@ -304,7 +304,7 @@ class LaunchConfig:
     compile_on_cpu: bool = False
     injections: tuple[FaultSpec, ...] = ()
     task: ScheduledTask | None = None
-    job: SlurmJob | None = None
+    slurm_job: SlurmJob | None = None
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -315,7 +315,7 @@ class LaunchConfig:
         self._check_combinations()
 
     @property
-    def transport(self) -> Transport:
+    def transport(self) -> TransportName:
         """How agents are started: as child processes, over SSH, or by ``srun``."""
         return "local" if self.dry_run or not self.hosts else "srun" if self.remote.by_srun else "ssh"
 
@@ -356,7 +356,7 @@ class LaunchConfig:
             raise UsageError(message, hint, ("--rdzv-conf",))
 
     def _check_combinations(self) -> None:
-        if self.timeouts.hang_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):
+        if self.timeouts.hang_timeout_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):
             hint = "Name all nodes with --hosts or --hostfile; in a SLURM job, start ddplaunch once, without srun."
             raise UsageError("--hang-timeout: needs one launcher for all nodes; here every node has a launcher", hint)
         for error in ineffective_options(self, "error"):

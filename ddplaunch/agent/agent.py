@@ -43,7 +43,7 @@ from ddplaunch.protocol.launcher_agent import (
     StopWorkers,
 )
 from ddplaunch.protocol.results import AttemptResult, Certainty, Outcome, Round, WorkerExit
-from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, WorkerSpec, WorkerStarted
+from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import limits, processes
 from ddplaunch.system.signals import SignalReceived
 
@@ -95,11 +95,11 @@ class Agent:
             return SingleNodeRendezvous(
                 self._spec, local_world_size, lambda: bool(self._stop_order or self._unkillable_pids)
             )
-        from ddplaunch.agent.elastic_rendezvous import ElasticRendezvous  # A single node starts faster without it.
+        from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous  # A single node starts faster without it.
 
         is_stopping = lambda: self._stop_order is not None  # noqa: E731
         callbacks = AgentCallbacks(self._wait, is_stopping, self._start_member, self._outbox.send, self._mailbox.post)
-        return ElasticRendezvous(self._spec, local_world_size, callbacks)
+        return MultiNodeRendezvous(self._spec, local_world_size, callbacks)
 
     def run(self) -> tuple[int, ...]:
         """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
@@ -113,7 +113,7 @@ class Agent:
             result = self._rendezvous.finish_round(self._run_attempt(*opened))
             self._outbox.drain(_DRAIN_S, self._handle_pending_events)
             self._outbox.send(AttemptEnded(result))
-            if not result.will_restart:
+            if not result.attempt_follows:
                 return self.close()
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
@@ -132,7 +132,7 @@ class Agent:
         started_at, oom_counters = time.monotonic(), OomCounters.read()
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
-        hangs = HangDetector(self._spec.timeouts.hang_s, group, self._outbox.send, self._mailbox.post)
+        hangs = HangDetector(self._spec.timeouts.hang_timeout_s, group, self._outbox.send, self._mailbox.post)
         self._group, self._hang_detector = group, hangs
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
@@ -226,7 +226,7 @@ class Agent:
         """Start this node's member of the rendezvous, after killing an earlier one."""
         self._kill_helper(MEMBER)
         self._await_forkserver()
-        self._forkserver.start(WorkerSpec(tag="member", how="member"), fds, MEMBER)
+        self._forkserver.start(ProcessSpec(tag="member", how="member"), fds, MEMBER)
         # Until the member's pid is known, a sweep would kill the member.
         self._wait(lambda: not self._forkserver.is_starting or self._stop_order is not None)
 
@@ -237,10 +237,10 @@ class Agent:
 
         On return all workers are reaped, except any in uninterruptible sleep.
         """
-        if not self._wait(lambda: not self._forkserver.is_starting, time.monotonic() + processes.SWEEP_S):
+        if not self._wait(lambda: not self._forkserver.is_starting, time.monotonic() + processes.UNKILLABLE_AFTER_S):
             self._forkserver.close_forkserver()  # The forkserver hangs; the sweep kills workers that it has started.
         if not group.all_ended:
-            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self._spec.timeouts.shutdown_s)
+            self._kill_deadline = min(self._kill_deadline, time.monotonic() + self._spec.timeouts.shutdown_timeout_s)
             group.stop(self._stop_order.signum if self._stop_order else signal.SIGTERM)
             self._wait(lambda: group.all_ended, lambda: self._kill_deadline)
         if not group.all_ended:
@@ -251,12 +251,12 @@ class Agent:
 
     def _kill_workers(self, group: WorkerGroup) -> None:
         group.kill()
-        self._wait(lambda: group.all_ended, time.monotonic() + processes.SWEEP_S)
+        self._wait(lambda: group.all_ended, time.monotonic() + processes.UNKILLABLE_AFTER_S)
 
     def _kill_helper(self, helper: int) -> None:
         if helper in self._helper_pids:
             processes.signal_process(self._helper_pids[helper], signal.SIGKILL)
-            self._wait(lambda: helper not in self._helper_pids, time.monotonic() + processes.SWEEP_S)
+            self._wait(lambda: helper not in self._helper_pids, time.monotonic() + processes.UNKILLABLE_AFTER_S)
 
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
@@ -283,7 +283,7 @@ class Agent:
 
     def _handle_event(self, event: object) -> None:
         match event:
-            case WorkerStarted():
+            case ProcessStarted():
                 self._on_started(event)
             case ChildExited(local_rank=local_rank) if local_rank < 0:
                 self._on_helper_exited(local_rank)
@@ -308,7 +308,7 @@ class Agent:
             case _:
                 self._rendezvous.handle_event(event)
 
-    def _on_started(self, event: WorkerStarted) -> None:
+    def _on_started(self, event: ProcessStarted) -> None:
         self._last_start_at = time.monotonic()
         local_rank = self._forkserver.on_started(event)
         if local_rank is None:  # The forkserver was closed meanwhile; the sweep kills the process.
@@ -345,7 +345,7 @@ class Agent:
     def _on_launcher_lost(self, event: LauncherLost) -> None:
         self._own_stop_reason = f"the agent on {self._spec.host} lost contact with the launcher"
         self._rendezvous.handle_event(event)
-        self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_s))
+        self._on_stop(StopWorkers(signal.SIGTERM, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_signal(self, signum: int) -> None:
         self._outbox.send(AgentSignalled(signum))
@@ -354,7 +354,7 @@ class Agent:
         self._own_stop_reason = (
             f"another process sent {first_failure.describe(-signum)} to the agent on {self._spec.host}"
         )
-        self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_s))
+        self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:
         self._stop_order = order

@@ -94,8 +94,8 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = start_plan.prepare_node(order)
-        if spec.sends_logs and spec.run_dir:
-            logs.prepare(Path(spec.run_dir), inbox.is_closed)
+        if spec.sends_logs and spec.node_dir:
+            logs.prepare(Path(spec.node_dir), inbox.is_closed)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox)
         unkillable = agent.run()
@@ -128,7 +128,7 @@ def _describe(error: Exception, host: str) -> AgentFailed:
 
 def _sweep_run(order: SweepRun) -> tuple[int, ...]:
     """Kill the run's cgroup first: that also ends processes without the run tag in their environment."""
-    in_cgroup = cgroup.kill_run(order.node_tag, time.monotonic() + 1)
+    in_cgroup = cgroup.kill_tagged(order.node_tag, time.monotonic() + 1)
     excluded = frozenset((*order.excluded_pids, os.getpid()))
     by_environment = processes.sweep_run(f"{environment.RUN_ID}={order.node_tag}", excluded)
     return tuple(sorted({*in_cgroup, *by_environment}))

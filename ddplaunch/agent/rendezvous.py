@@ -1,7 +1,7 @@
 """Interface between an agent and its rendezvous, and the rendezvous of a single node.
 
 A rendezvous opens one round per attempt and obtains the verdict of all nodes on it. Runs in the agent, main thread
-only. Must not start or stop workers, and must not import ``elastic_rendezvous``, which only several nodes need.
+only. Must not start or stop workers, and must not import ``multi_node_rendezvous``, which only several nodes need.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 class Rendezvous(Protocol):
-    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``will_restart``."""
+    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``."""
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         """Wait for the next round. None at the end of the run.
@@ -120,7 +120,7 @@ class SingleNodeRendezvous:
         has_restarts = result.attempt < self._spec.max_restarts
         may_restart = result.outcome == "failed" and has_restarts and not self._restart_forbidden()
         why_not = reason_not_to_restart(self._causes) if may_restart else ""
-        return replace(result, will_restart=may_restart and not why_not, reason=result.reason or why_not)
+        return replace(result, attempt_follows=may_restart and not why_not, reason=result.reason or why_not)
 
     @property
     def worker_environ(self) -> dict[str, str]:

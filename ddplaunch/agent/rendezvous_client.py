@@ -1,7 +1,7 @@
 """Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
 
 Runs in the agent, main thread only; a daemon thread posts the member's records, and its end, as FromMember events. Must
-not decide anything about rounds (see ``elastic_rendezvous``).
+not decide anything about rounds (see ``multi_node_rendezvous``).
 """
 
 from __future__ import annotations
@@ -153,7 +153,7 @@ class RendezvousClient:
     def last_call_message(self) -> str:
         """The message while there are enough nodes, and more could join."""
         here = f"{self.waiting_nodes.count} of up to {plural(self.config.max_nodes, 'node')} are here"
-        return f"{here}; the workers start within {self.config.last_call_s:g} s, or once all have come"
+        return f"{here}; the workers start within {self.config.last_call_timeout_s:g} s, or once all have come"
 
     def spare_message(self, hosts: tuple[str, ...]) -> str:
         """The message when this node becomes a spare."""
@@ -242,7 +242,7 @@ class RendezvousClient:
         config = self.config
         completed = replace(
             config,
-            hosts=self.addresses,
+            server_addresses=self.addresses,
             port=self.port,
             other_ports=() if self.is_server else config.other_ports,
             is_server=self.is_server,

@@ -214,7 +214,7 @@ def _end_run(order: EndRun, stream: BinaryIO) -> tuple[int, ...]:
         now = time.monotonic()
         first = _first_to_stop(found)
         if now >= grace_end + (EXTRA_S if first[0].kind in ("launcher", "agent") else 0):
-            return _kill_run(order.run_id, excluded)
+            return _kill_processes(order.run_id, excluded)
         for process in first:
             # At a second SIGTERM a launcher shortens its grace period, at a third it kills at once.
             if process not in signalled or now >= max(grace_end, signalled[process] + _REPEAT_S):
@@ -240,12 +240,12 @@ def _first_to_stop(found: tuple[RunProcess, ...]) -> tuple[RunProcess, ...]:
     return found
 
 
-def _kill_run(run_id: str, excluded: frozenset[int]) -> tuple[int, ...]:
-    deadline = time.monotonic() + processes.SWEEP_S
+def _kill_processes(run_id: str, excluded: frozenset[int]) -> tuple[int, ...]:
+    deadline = time.monotonic() + processes.UNKILLABLE_AFTER_S
     while found := _processes_of(run_id, excluded):
         for tag in {process.tag for process in found}:
             # A cgroup that contains an excluded process stays; its other processes are killed one by one below.
-            cgroup.kill_run(tag, time.monotonic() + _WAIT_S, excluded=excluded)
+            cgroup.kill_tagged(tag, time.monotonic() + _WAIT_S, excluded=excluded)
         for process in found:
             _signal(process, signal.SIGKILL)
         if time.monotonic() > deadline:

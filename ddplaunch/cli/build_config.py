@@ -73,7 +73,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         on_exit=options["on_exit"] or None,
         signals=(
             *values.parse_signals(options["signals_to_handle"]),
-            *(completed.job.requeue_on if completed.job else ()),
+            *(completed.slurm_job.requeue_on if completed.slurm_job else ()),
         ),
         workers=_workers(options),
         output=_output(options, environ),
@@ -89,7 +89,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         compile_on_cpu=options["rehearse_compile"],
         injections=_injections(options, max_nodes) if options["inject"] else (),
         task=completed.task,
-        job=completed.job,
+        slurm_job=completed.slurm_job,
         notices=(*completed.notices, *ignored),
     )
 
@@ -137,10 +137,10 @@ def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: Rdzv
     """``conf`` is None where every node has a launcher: ``RendezvousConfig`` then has these times."""
     hang = options["hang_timeout"]
     timeouts = TimeoutConfig(
-        shutdown_s=_shutdown_timeout_s(options, environ),
-        hang_s=None if hang is None else values.parse_seconds(hang, "--hang-timeout"),
+        shutdown_timeout_s=_shutdown_timeout_s(options, environ),
+        hang_timeout_s=None if hang is None else values.parse_seconds(hang, "--hang-timeout"),
     )
-    return replace(timeouts, join_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
+    return replace(timeouts, join_timeout_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
 
 
 def _local_addr(options: Mapping[str, Any]) -> str | None:
@@ -233,8 +233,8 @@ def _rendezvous(
         token=(scheduler.token if scheduler else None) or options["rdzv_id"] or "none",
         min_nodes=max_nodes if static else min_nodes,
         max_nodes=max_nodes,
-        node_rank=node_rank or 0 if static else node_rank,
-        hosts=(endpoint[0], *(scheduler.other_addresses if scheduler else ())),
+        node_index=node_rank or 0 if static else node_rank,
+        server_addresses=(endpoint[0], *(scheduler.other_addresses if scheduler else ())),
         port=endpoint[1],
         other_ports=scheduler.ports[1:] if scheduler else (),
         is_server=is_server,
@@ -242,7 +242,7 @@ def _rendezvous(
         interface=options["interface"],
         join_timeout_s=conf.join_timeout_s,
         search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
-        last_call_s=conf.last_call_s,
+        last_call_timeout_s=conf.last_call_timeout_s,
         lost_after_s=conf.lost_after_s,
         secret=_secret(environ),
     )
@@ -312,4 +312,4 @@ def _shutdown_timeout_s(options: Mapping[str, Any], environ: Mapping[str, str]) 
     if options["shutdown_timeout"] is not None:
         return values.parse_seconds(options["shutdown_timeout"], "--shutdown-timeout")
     name = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-    return values.parse_seconds(environ[name], name) if environ.get(name) else TimeoutConfig.shutdown_s
+    return values.parse_seconds(environ[name], name) if environ.get(name) else TimeoutConfig.shutdown_timeout_s

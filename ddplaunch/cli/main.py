@@ -219,10 +219,10 @@ def _run(argv: Sequence[str] | None) -> int:
             "warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported; "
             "--hang-timeout ends a job without output"
         )
-    if config.job and config.job.requeue_on:
+    if config.slurm_job and config.slurm_job.requeue_on:
         from ddplaunch.launcher import slurm_requeue
 
-        if problem := slurm_requeue.check_requeue(config.job):
+        if problem := slurm_requeue.check_requeue(config.slurm_job):
             _print(f"warning: {problem}")
     from ddplaunch.launcher.launch import launch
 

@@ -50,7 +50,7 @@ class RdzvConf:
 
     join_timeout_s: float
     search_timeout_s: float | None
-    last_call_s: float
+    last_call_timeout_s: float
     lost_after_s: float
     is_host: bool | None
     ignored: str
@@ -73,9 +73,9 @@ def parse_rdzv_conf(text: str, *, is_static: bool, launcher_starts_nodes: bool) 
         raise OptionError("--rdzv-conf", f"store_type={conf['store_type']}", "the nodes connect over TCP only", hint)
     unused = _LAUNCHER_ASSIGNS if launcher_starts_nodes else _STATIC_ASSIGNS if is_static else {}
     return RdzvConf(
-        join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_s)),
+        join_timeout_s=_seconds(conf, "join_timeout", _seconds(conf, "timeout", TimeoutConfig.join_timeout_s)),
         search_timeout_s=_seconds(conf, "read_timeout", 0.0) or None,
-        last_call_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
+        last_call_timeout_s=_seconds(conf, "last_call_timeout", 30.0, may_be_0=True),
         lost_after_s=_seconds(conf, "keep_alive_interval", 5 / 3) * _number(conf, "keep_alive_max_attempt", 3.0),
         is_host=_flag(conf, "is_host"),
         ignored=_without_effect(conf, unused),

@@ -42,7 +42,7 @@ class CompletedOptions:
         task: the only worker of this launcher, if the scheduler started a process for every worker.
         notices: the detected scheduler, and probable mistakes.
         by_srun: srun starts the agents on ``hosts``.
-        job: the SLURM job that contains this process, if any.
+        slurm_job: the SLURM job that contains this process, if any.
     """
 
     options: Mapping[str, Any]
@@ -51,7 +51,7 @@ class CompletedOptions:
     task: ScheduledTask | None = None
     notices: tuple[StartNotice, ...] = ()
     by_srun: bool = False
-    job: SlurmJob | None = None
+    slurm_job: SlurmJob | None = None
 
 
 def is_first_task(environ: Mapping[str, str]) -> bool:
@@ -113,7 +113,7 @@ def _with_job(
         times = plural(job.requeue_count, "time")
         notices += (StartNotice("info", f"SLURM has requeued this job {times} ({job.id})"),)
     job = replace(job, requeue_on=requeue_on, requests_requeue=bool(requeue_on) and is_first)
-    return replace(completed, job=job, notices=notices)
+    return replace(completed, slurm_job=job, notices=notices)
 
 
 def _complete(

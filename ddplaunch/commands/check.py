@@ -152,7 +152,7 @@ def _job(config: LaunchConfig, names: Sequence[str]) -> LaunchConfig:
         chdir=config.chdir,
         interface=config.interface,
         local_addr=config.local_addr,
-        timeouts=TimeoutConfig(shutdown_s=min(config.timeouts.shutdown_s, 5.0)),
+        timeouts=TimeoutConfig(shutdown_timeout_s=min(config.timeouts.shutdown_timeout_s, 5.0)),
         signals=config.signals,
         output=OutputConfig(
             log_dir=NO_LOGS,
@@ -231,7 +231,7 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
     console = Console(setup.console_style(config, None))
     transport = setup.transport_for(config, run_folder.new_run_id(), console.output, post)
     with contextlib.closing(transport), contextlib.closing(queries):
-        for index, host in enumerate(transport.hosts):
+        for index, host in enumerate(transport.node_names):
             deadline = first_deadline(is_remote=transport.is_remote)
             queries.nodes.append(_InspectedNode(host, transport.start(index), deadline=deadline))
             queries.nodes[index].handle.send(

@@ -98,7 +98,7 @@ def _without(env: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str
 
 
 def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
-    if config.rendezvous and config.rendezvous.node_rank is None:
+    if config.rendezvous and config.rendezvous.node_index is None:
         return "the order in which the nodes arrive"
     return "the number of GPUs of each node" if None in counts else ""
 
@@ -106,7 +106,7 @@ def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
 def _spec(config: LaunchConfig, hosts: Sequence[str], index: int) -> AgentSpec:
     """The agent's specification in a real run, with its log folder."""
     folder = None if config.output.log_dir == NO_LOGS else _folder(config, hosts[index], len(hosts))
-    return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], log_folder=folder)
+    return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], node_dir=folder)
 
 
 def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
@@ -128,7 +128,7 @@ def _node(
     gpus: tuple[str, ...] | None,
     firsts: Sequence[int | None],
 ) -> NodePlan:
-    node_rank = config.rendezvous.node_rank if config.rendezvous else index if index < len(firsts) else None
+    node_rank = config.rendezvous.node_index if config.rendezvous else index if index < len(firsts) else None
     first = None if node_rank is None else firsts[node_rank]
     node = NodePlan(
         host=spec.host,

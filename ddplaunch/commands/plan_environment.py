@@ -113,7 +113,7 @@ def _environ(
     config: LaunchConfig, spec: AgentSpec, node: NodePlan, shared: Mapping[str, str], round_: Round, local_rank: int
 ) -> dict[str, str]:
     """The variables that ddplaunch sets for this worker."""
-    error_file = f"{spec.run_dir}/attempt_0/{local_rank}/error.json" if spec.run_dir else ""
+    error_file = f"{spec.node_dir}/attempt_0/{local_rank}/error.json" if spec.node_dir else ""
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file)
     env[environment.RUN_ID] = env.pop(environment.RUN_ID)  # Shown last.
     if not round_.master_port:

@@ -26,7 +26,7 @@ from ddplaunch.system import run_tags
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import agent_process
 from ddplaunch.transport.failures import failures_table
-from ddplaunch.transport.handle import AgentLost, discard_output
+from ddplaunch.transport.handle import ChannelClosed, discard_output
 from ddplaunch.transport.local import LocalHandle
 from ddplaunch.transport.remote_start import RemoteStart
 
@@ -46,7 +46,7 @@ MAX_GRACE_S = 600.0
 
 
 @dataclass
-class _Machine(QueriedNode):
+class _QueriedHost(QueriedNode):
     """A machine with an agent; ``unkillable_pids`` is None until the agent has answered an EndRun."""
 
     runs: RunsFound | None = None
@@ -59,7 +59,7 @@ class _Machine(QueriedNode):
                 self.runs = event
             case AgentEnded(unkillable_pids=unkillable_pids):
                 self.unkillable_pids = unkillable_pids
-            case AgentLost() if self.runs and self.unkillable_pids is not None:
+            case ChannelClosed() if self.runs and self.unkillable_pids is not None:
                 pass  # The agent ends after its answer.
             case _:
                 super().handle_event(event, received_s)
@@ -138,7 +138,7 @@ def _unknown_run(run_id: str, known: Sequence[str]) -> UsageError:
     return UsageError(f"--kill {run_id}: no run of yours has this id on the hosts that were queried", hint)
 
 
-def _find_runs(queries: Queries[_Machine]) -> dict[str, RunsFound]:
+def _find_runs(queries: Queries[_QueriedHost]) -> dict[str, RunsFound]:
     """The runs on every machine by its name; a machine with two names is listed under the first."""
     queries.wait(queries.nodes, lambda machine: machine.runs is not None)
     found: dict[str, RunsFound] = {}
@@ -148,7 +148,7 @@ def _find_runs(queries: Queries[_Machine]) -> dict[str, RunsFound]:
     return found
 
 
-def _end_run(queries: Queries[_Machine], order: EndRun, names: Collection[str]) -> None:
+def _end_run(queries: Queries[_QueriedHost], order: EndRun, names: Collection[str]) -> None:
     """Have the machines of these names end a run, and wait for their answers."""
     machines = [machine for machine in queries.nodes if machine.name in names and not machine.failure]
     for machine in machines:
@@ -157,7 +157,7 @@ def _end_run(queries: Queries[_Machine], order: EndRun, names: Collection[str]) 
     queries.wait(machines, lambda machine: machine.unkillable_pids is not None)
 
 
-def _raise_failures(queries: Queries[_Machine]) -> None:
+def _raise_failures(queries: Queries[_QueriedHost]) -> None:
     """Raises LaunchError for machines without an answer."""
     failures = queries.failures()
     if failures:
@@ -165,9 +165,9 @@ def _raise_failures(queries: Queries[_Machine]) -> None:
 
 
 @contextlib.contextmanager
-def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Machine]]:
+def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_QueriedHost]]:
     """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block."""
-    queries: Queries[_Machine] = Queries()
+    queries: Queries[_QueriedHost] = Queries()
     with contextlib.ExitStack() as stack:
         starts: list[tuple[str, Callable[[Post], AgentHandle]]] = [(setup.local_host_name(), _start_here)]
         if hosts:
@@ -176,7 +176,7 @@ def _agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[_Ma
         stack.callback(queries.close)
         for index, (name, start) in enumerate(starts):
             deadline = first_deadline(is_remote=index > 0)
-            queries.nodes.append(_Machine(name, start(partial(queries.post, index)), deadline=deadline))
+            queries.nodes.append(_QueriedHost(name, start(partial(queries.post, index)), deadline=deadline))
             queries.nodes[index].handle.send(ListRuns())
         yield queries
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentFailed
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, AgentLost
+from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ class QueriedNode:
                 self.failure = event
             case AgentFailed(message=message, hint=hint):
                 self.failure = HostFailure(self.name, "start", message, hint)
-            case AgentLost():
+            case ChannelClosed():
                 self.failure = self.failure or HostFailure(self.name, "start", "the connection was closed")
 
 

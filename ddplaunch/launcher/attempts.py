@@ -44,14 +44,14 @@ class Attempts:
     @property
     def restart_count(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
-        still_open = sum(any(result.is_retried for result in opened.results) for opened in self._open.values())
-        return sum(result.is_retried for result in self.ended) + still_open
+        still_open = sum(any(result.restart_follows for result in opened.results) for opened in self._open.values())
+        return sum(result.restart_follows for result in self.ended) + still_open
 
     @property
     def outcome_is_known(self) -> bool:
         """Whether a node has reported that no further attempt follows."""
         results = [*self.ended, *(result for opened in self._open.values() for result in opened.results)]
-        return any(not result.will_restart for result in results)
+        return any(not result.attempt_follows for result in results)
 
     def on_started(self, node: int, number: int, participants: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
         """A node's workers run. The first value is whether this node is the first to report this attempt."""
@@ -105,15 +105,15 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         return parts[0]
     outcomes = {part.outcome for part in parts}
     outcome: Outcome = "failed" if "failed" in outcomes else "stopped" if "stopped" in outcomes else "succeeded"
-    restarts = all(part.will_restart for part in parts)
+    restarts = all(part.attempt_follows for part in parts)
     exits = sorted((exit_ for part in parts for exit_ in part.exits), key=lambda exit_: exit_.rank)
     return replace(
         parts[0],
         outcome=outcome,
         exits=tuple(exits),
         duration_s=max(part.duration_s for part in parts),
-        will_restart=restarts,
-        reason=next((part.reason for part in parts if part.reason and part.will_restart == restarts), ""),
+        attempt_follows=restarts,
+        reason=next((part.reason for part in parts if part.reason and part.attempt_follows == restarts), ""),
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),
         lost_rendezvous=any(part.lost_rendezvous for part in parts),

@@ -19,13 +19,13 @@ from ddplaunch.fault_spec import FaultSpec
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, FaultInjected, InjectFault
 from ddplaunch.protocol.results import Injected
-from ddplaunch.transport.handle import AgentLost
+from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.local import LineSeen
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from ddplaunch.launcher.heartbeats import Heartbeats
+    from ddplaunch.launcher.pings import Pings
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _NEVER = float("inf")
@@ -68,13 +68,11 @@ class Fault:
 class Injector:
     """All faults of a run."""
 
-    def __init__(
-        self, specs: Sequence[FaultSpec], signal_node: Callable[[int, int], int], heartbeats: Heartbeats
-    ) -> None:
+    def __init__(self, specs: Sequence[FaultSpec], signal_node: Callable[[int, int], int], pings: Pings) -> None:
         """``signal_node(index, signum)`` sends a signal to every process of a node and returns their number."""
         self._faults = [Fault(spec) for spec in specs]
         self._signal_node = signal_node
-        self._heartbeats = heartbeats
+        self._pings = pings
         self._attempt_starts: dict[int, float] = {}
 
     def check(self, local_world_sizes: Sequence[int]) -> None:
@@ -99,7 +97,7 @@ class Injector:
                 self._on_line_seen(self._faults[number], node)
             case FaultInjected(number=number, happened=True):
                 self._faults[number].set_injected()
-            case AgentLost():
+            case ChannelClosed():
                 self._disarm(node, None)
 
     def _arm(self, fault: Fault, node: Node, first_rank: int) -> None:
@@ -144,7 +142,7 @@ class Injector:
                 self._freeze(node.index)
                 fault.heal_at = time.monotonic() + (_NEVER if spec.for_s is None else spec.for_s)
                 # In a dry run only partitioned nodes get pings: on a busy laptop other nodes would count as lost.
-                self._heartbeats.watch(node, time.monotonic())
+                self._pings.watch(node, time.monotonic())
                 fault.set_injected()
             case "slow":
                 node.handle.send(InjectFault(number, spec.attempt, fault.local_rank, factor=spec.by))

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import AgentEnded, RendezvousUnreachable
+from ddplaunch.protocol.launcher_agent import AgentEnded, NodeLostRendezvous
 from ddplaunch.transport.failures import HostFailure, failures_table
-from ddplaunch.transport.handle import AgentHandle, AgentLost, Transport
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.remote_start import NodeFacts
 
 if TYPE_CHECKING:
@@ -172,14 +172,14 @@ class Nodes:
         Raises:
             LaunchError: an agent cannot be started.
         """
-        for _ in range(min(self._max_nodes, len(self._transport.hosts))):
+        for _ in range(min(self._max_nodes, len(self._transport.node_names))):
             node = self._start_next()
             self.participants.append(node.index)
             yield node
 
     def _start_next(self) -> Node:
         index = len(self.all)
-        node = Node(index, self._transport.hosts[index], self._transport.start(index))
+        node = Node(index, self._transport.node_names[index], self._transport.start(index))
         for nodes in (self.all, self._maybe_connecting, self._maybe_unfinished):
             nodes.append(node)
         if not self._transport.is_remote:
@@ -235,7 +235,7 @@ class Nodes:
         failures = check_torch_versions({host: facts for host, (_, facts) in by_host.items() if facts})
         return [(by_host[failure.host][0], failure) for failure in failures]
 
-    def relocate_rendezvous(self, node: Node, event: RendezvousUnreachable) -> None:
+    def relocate_rendezvous(self, node: Node, event: NodeLostRendezvous) -> None:
         """``node`` cannot reach the rendezvous any more: start another one, on another node.
 
         Raises:
@@ -258,7 +258,7 @@ class Nodes:
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether the run has enough nodes, spares included, if the participant ``node`` is removed."""
-        spares = len(self._transport.hosts) - len(self.all)
+        spares = len(self._transport.node_names) - len(self.all)
         remaining = len(self.participants) - 1 + spares
         return bool(self.rendezvous) and node.index in self.participants and remaining >= self._min_nodes
 
@@ -279,7 +279,7 @@ class Nodes:
             LaunchError: too few hosts can be used.
         """
         position = self.participants.index(node.index)
-        if len(self.all) < len(self._transport.hosts):
+        if len(self.all) < len(self._transport.node_names):
             self.participants[position : position + 1] = [self._start_next().index]
             self._show(f"{self.all[-1].host} replaces {node.host}", Level.NORMAL)
         else:
@@ -304,10 +304,10 @@ class Nodes:
         self._sweep_deadline = min(self._sweep_deadline, node.sweep_deadline)
 
     def on_sweep_event(self, node: Node, event: object) -> None:
-        """Handle an event of the agent that sweeps; AgentLost or HostFailure is the last one."""
+        """Handle an event of the agent that sweeps; ChannelClosed or HostFailure is the last one."""
         if isinstance(event, AgentEnded):
             node.unkillable_pids = event.unkillable_pids
-        elif isinstance(event, (AgentLost, HostFailure)):
+        elif isinstance(event, (ChannelClosed, HostFailure)):
             _end_sweep(node)
 
     def run_due(self, now: float) -> float:

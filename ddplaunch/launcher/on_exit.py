@@ -40,7 +40,7 @@ def run(
 
     Where every node has a launcher, only that of node rank 0 runs it, and every one if no ranks were given.
     """
-    if not config.on_exit or (config.rendezvous and config.rendezvous.node_rank):
+    if not config.on_exit or (config.rendezvous and config.rendezvous.node_index):
         return
     environ = {**os.environ, **variables(result, error)}
     try:

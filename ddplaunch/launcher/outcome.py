@@ -59,7 +59,7 @@ def result(
         run_dir=run_dir,
         unkillable_pids=unkillable_pids,
         unreachable_hosts=unreachable_hosts,
-        job=job,
+        slurm_job=job,
         will_requeue=requeues,
     )
     return replace(ended, injections=describe_injections(ended))
@@ -71,7 +71,7 @@ def _outcome(
     """The outcome, and the worker's failure that explains it if one does."""
     if error:
         return "failed", (last.cause or first_failure.first_failure(last.exits)) if last else None
-    if last is None or last.will_restart:
+    if last is None or last.attempt_follows:
         return "stopped", None
     first = (last.cause or first_failure.first_failure(last.exits)) if last.outcome == "failed" else None
     if last.outcome == "failed" and signals and (first is None or first_failure.is_consequence(first)):

@@ -60,7 +60,7 @@ class RendezvousManager:
         config = replace(
             self._settings,
             token=self.token,
-            node_rank=index,
+            node_index=index,
             is_server=index == self._server,
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
             participants=tuple(participants) if index == self._server else (),
@@ -68,7 +68,7 @@ class RendezvousManager:
             restart_count=self._restart_count,
         )
         if self._endpoint:
-            config = replace(config, hosts=self._endpoint.addresses, port=self._endpoint.port)
+            config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)
         return JoinRendezvous(config)
 
     def on_endpoint_open(self, event: EndpointOpen) -> None:

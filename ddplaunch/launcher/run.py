@@ -23,9 +23,9 @@ from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
-from ddplaunch.launcher.heartbeats import Heartbeats
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
+from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timers
 from ddplaunch.mailbox import Mailbox
@@ -39,9 +39,9 @@ from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     AttemptStarted,
     EndpointOpen,
+    NodeLostRendezvous,
     Notice,
     Pong,
-    RendezvousUnreachable,
     WorkerActivity,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
@@ -50,7 +50,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote, ranks
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, FromSweep, LogData
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
 from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
@@ -114,17 +114,17 @@ class Run:
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
-        spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.hosts)
+        spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
         self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
         self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
-        self._heartbeats = Heartbeats(config.timeouts.lost_after_s, self._nodes, mailbox, self._on_node_unresponsive)
-        signal_one = partial(signal_node, run_tag, transport.hosts)
-        self._injector = Injector(config.injections, signal_one, self._heartbeats)
+        self._pings = Pings(config.timeouts.lost_after_s, self._nodes, mailbox, self._on_node_unresponsive)
+        signal_one = partial(signal_node, run_tag, transport.node_names)
+        self._injector = Injector(config.injections, signal_one, self._pings)
         self._logs = LogCollector(setup.logs_folder(config, self._folder), self._nodes, self._messages)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._activity: dict[int, WorkerActivity] = {}
         parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
-        self._timers = Timers(self._heartbeats, parts, mailbox)
+        self._timers = Timers(self._pings, parts, mailbox)
 
     # The loop.
 
@@ -144,7 +144,7 @@ class Run:
                     with self._errors_stop_the_run():
                         self._on_event(event)
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
-            close_s += self._config.timeouts.shutdown_s + AGENT_OVERTIME_S
+            close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
         finally:
             self._nodes.close(close_s)
@@ -165,7 +165,7 @@ class Run:
     def _on_event(self, event: object) -> None:
         match event:
             case SignalReceived(signum=signal.SIGTSTP):
-                self._heartbeats.suspend(time.monotonic())
+                self._pings.suspend(time.monotonic())
             case SignalReceived(signum=signum):
                 self._shutdown.on_signal(signum)
             case FromNode(index=index, event=node_event):
@@ -196,13 +196,13 @@ class Run:
                 self._report_attempts(self._attempts.on_ended(node.index, result, participants))
             case WorkerActivity():
                 self._on_activity(node, event)
-            case RendezvousUnreachable():
+            case NodeLostRendezvous():
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signum, node)
             case Pong():
-                self._heartbeats.on_pong(node, time.monotonic())
+                self._pings.on_pong(node, time.monotonic())
             case Notice(text=text, level=level):
                 self._show(quote(text, _MAX_NOTICE), level)
             case LogsFound():
@@ -212,7 +212,7 @@ class Run:
                 self._logs.on_record(node, event)
             case AgentFailed():
                 self._on_agent_failed(node, event)
-            case AgentLost():
+            case ChannelClosed():
                 self._on_channel_closed(node)
 
     # The start.
@@ -237,7 +237,7 @@ class Run:
 
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
-        self._heartbeats.watch(node, time.monotonic(), setup.SLOW_START_S)
+        self._pings.watch(node, time.monotonic(), setup.SLOW_START_S)
         self._nodes.on_changed()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
@@ -292,12 +292,12 @@ class Run:
             self._on_node_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
 
     def _on_node_unresponsive(self, node: Node) -> None:
-        """The machine is frozen or disconnected. Called by the heartbeats."""
+        """The machine is frozen or disconnected. Called by the pings."""
         node.handle.kill()
-        if node.state is NodeState.SENDING_LOGS:  # All its records for the outcome have arrived; AgentLost follows.
-            self._heartbeats.unwatch(node)
+        if node.state is NodeState.SENDING_LOGS:  # All its records for the outcome have arrived; ChannelClosed follows.
+            self._pings.unwatch(node)
         else:
-            self._on_node_lost(node, f"{node.host} has not answered for {self._heartbeats.lost_after_s:g} s")
+            self._on_node_lost(node, f"{node.host} has not answered for {self._pings.lost_after_s:g} s")
 
     def _on_node_done(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
@@ -350,7 +350,7 @@ class Run:
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
-            job=self._config.job,
+            job=self._config.slurm_job,
         )
         count = len(self._shutdown.signals)
         self._logs.close()

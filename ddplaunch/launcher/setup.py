@@ -55,14 +55,14 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
         token=token,
         min_nodes=config.min_nodes,
         max_nodes=config.max_nodes,
-        node_rank=None,
-        hosts=(_LOOPBACK,) if config.dry_run else (),
+        node_index=None,
+        server_addresses=(_LOOPBACK,) if config.dry_run else (),
         port=0,
         is_server=None,
         local_addr=None if config.dry_run else config.local_addr,
         interface=None if config.dry_run else config.interface,
-        join_timeout_s=config.timeouts.join_s,
-        last_call_s=0.0,
+        join_timeout_s=config.timeouts.join_timeout_s,
+        last_call_timeout_s=0.0,
         lost_after_s=config.timeouts.lost_after_s,
         secret=os.urandom(32).hex(),
     )
@@ -97,8 +97,8 @@ def console_style(config: LaunchConfig, folder: Path | None) -> Style:
 
     def log_hint(header: Output) -> str:
         node = f"/{header.host}" if nodes > 1 else ""
-        log_folder = f"{header.host}:<run folder>" if config.transport != "local" else f"{folder}{node}"
-        logs = f"{log_folder}/attempt_*/{header.local_rank}/{header.stream}.log"
+        node_dir = f"{header.host}:<run folder>" if config.transport != "local" else f"{folder}{node}"
+        logs = f"{node_dir}/attempt_*/{header.local_rank}/{header.stream}.log"
         return logs if folder else "no log (none is kept)"
 
     return Style(
@@ -121,7 +121,7 @@ def agent_spec(
     index: int,
     host: str,
     *,
-    log_folder: str | None,
+    node_dir: str | None,
     inherited_fds: Mapping[str, int] | None = None,
 ) -> AgentSpec:
     """The AgentSpec of node ``index``, whose display name is ``host``.
@@ -140,7 +140,7 @@ def agent_spec(
         output=config.output,
         timeouts=config.timeouts,
         max_restarts=config.max_restarts,
-        run_dir=log_folder,
+        node_dir=node_dir,
         master_addr=config.master_addr or config.local_addr,
         master_port=config.master_port,
         rendezvous=config.rendezvous,
@@ -167,10 +167,10 @@ def agent_spec_of_run(
     this name there.
     """
     if config.transport == "local":
-        log_folder = folder / hosts[index] if folder and len(hosts) > 1 else folder
-        path = str(log_folder) if log_folder else None
-        return agent_spec(config, run_id, index, hosts[index], log_folder=path, inherited_fds=inherited_fds)
-    spec = agent_spec(config, run_id, index, hosts[index], log_folder=None)
+        node_dir = folder / hosts[index] if folder and len(hosts) > 1 else folder
+        path = str(node_dir) if node_dir else None
+        return agent_spec(config, run_id, index, hosts[index], node_dir=path, inherited_fds=inherited_fds)
+    spec = agent_spec(config, run_id, index, hosts[index], node_dir=None)
     return replace(spec, run_dir_name=folder.name if folder else run_id, sends_logs=config.output.collect_logs)
 
 

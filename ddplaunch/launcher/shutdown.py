@@ -67,7 +67,7 @@ class Shutdown:
         to requeue the job counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the
         node whose agent received the signal instead of this process; that agent stops its workers without an order.
         """
-        name, job = signal.Signals(signum).name, self._config.job
+        name, job = signal.Signals(signum).name, self._config.slurm_job
         requeues = job is not None and name in job.requeue_on
         if not requeues and (node or name not in self._config.signals):
             if name in PASSED_TO_WORKERS:
@@ -78,7 +78,9 @@ class Shutdown:
     def _stop_by_signal(self, signum: int, remark: str) -> None:
         self.signals.append(signum)
         count = min(len(self.signals), 3)
-        graces_s = [min(grace_s, self._config.timeouts.shutdown_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)]
+        graces_s = [
+            min(grace_s, self._config.timeouts.shutdown_timeout_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)
+        ]
         self._stop_workers(signum if count == 1 else signal.SIGTERM, graces_s[count - 1])
         name = signal.Signals(signum).name
         by = " by SIGTERM" if count == 2 and signum != signal.SIGTERM else ""
@@ -93,12 +95,12 @@ class Shutdown:
             self.error = error
             # The agent of a single real node ends by itself: every such error comes from it, or means its loss.
             if self._config.launcher_assigns_rendezvous or self._config.dry_run:
-                self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
+                self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
 
     def on_node_ended(self) -> None:
         """A node has ended, so the run is over: stop the other nodes."""
         self.node_ended = True
-        self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_s)
+        self._stop_workers(signal.SIGTERM, self._config.timeouts.shutdown_timeout_s)
 
     def _stop_workers(self, signum: int, grace_s: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s + AGENT_OVERTIME_S)

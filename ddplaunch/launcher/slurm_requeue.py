@@ -53,7 +53,7 @@ def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
     SLURM then ends the remaining processes of the job by SIGTERM, this one included. A cancelled job is not requeued,
     although scancel sends SIGTERM as preemption does.
     """
-    job = result.job
+    job = result.slurm_job
     if job is None or not (result.will_requeue and job.requests_requeue):
         return
     code, output = _scontrol(_SHOW_S, "show", "job", "--oneliner", job.id)

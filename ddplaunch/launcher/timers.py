@@ -30,13 +30,13 @@ class Timers:
     """Runs the parts of a run that are due, also under an uninterrupted stream of events.
 
     After a suspension (SIGSTOP, Ctrl-Z, a suspended laptop), deadlines have passed although the events before them may
-    wait in the mailbox. The launcher handles these events first, for up to ``_CATCH_UP_S``. Only the heartbeats run
+    wait in the mailbox. The launcher handles these events first, for up to ``_CATCH_UP_S``. Only the pings run
     meanwhile: agents that receive no pings stop.
     """
 
-    def __init__(self, heartbeats: Timed, parts: Sequence[Timed], mailbox: Mailbox[object]) -> None:
-        """``parts`` run in this order, after the heartbeats, which may suspend this process."""
-        self._heartbeats = heartbeats
+    def __init__(self, pings: Timed, parts: Sequence[Timed], mailbox: Mailbox[object]) -> None:
+        """``parts`` run in this order, after the pings, which may suspend this process."""
+        self._pings = pings
         self._parts = parts
         self._mailbox = mailbox
         self._deadline = float("inf")
@@ -44,7 +44,7 @@ class Timers:
 
     def run_due(self) -> float:
         """Run the parts that are due. Returns the time until which the loop may wait for an event."""
-        beat_at = self._heartbeats.run_due(time.monotonic())
+        beat_at = self._pings.run_due(time.monotonic())
         now = time.monotonic()
         if now - self._deadline > _FROZEN_S:
             self._catch_up_by = self._deadline = now + _CATCH_UP_S

@@ -121,7 +121,7 @@ class EndpointOpen:
 
 
 @dataclass(frozen=True)
-class RendezvousUnreachable:
+class NodeLostRendezvous:
     """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous."""
 
     token: str
@@ -163,7 +163,7 @@ class Output:
 class WorkerActivity:
     """Agent to launcher, at every change: whether the workers of ``attempt`` write output.
 
-    ``idle``: no worker has written output for ``timeouts.hang_s`` seconds; ``active``: a worker has written
+    ``idle``: no worker has written output for ``timeouts.hang_timeout_s`` seconds; ``active``: a worker has written
     output again; ``finished``: the attempt ends.
     """
 
@@ -242,7 +242,7 @@ FROM_AGENT = (
     EndpointOpen,
     AttemptStarted,
     AttemptEnded,
-    RendezvousUnreachable,
+    NodeLostRendezvous,
     FaultInjected,
     RunsFound,
     NodeReport,

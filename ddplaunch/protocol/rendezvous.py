@@ -32,8 +32,8 @@ class NodeJoined:
 
 
 @dataclass(frozen=True)
-class StoreListens:
-    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForStore."""
+class WorkersStoreListens:
+    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForWorkersStore."""
 
     attempt: Count
     address: OneLine
@@ -41,7 +41,7 @@ class StoreListens:
 
 
 @dataclass(frozen=True)
-class WorkerFailed:
+class NodeStops:
     """Node to coordinator, at once: this node stops its workers of round ``attempt``; the other nodes must too.
 
     A worker failed, the node could not run its workers, or somebody stopped the node.
@@ -52,7 +52,7 @@ class WorkerFailed:
 
 
 @dataclass(frozen=True)
-class NodeEnded:
+class WorkersEnded:
     """Node to coordinator, after every round: all workers of the node have ended.
 
     Attributes:
@@ -93,17 +93,17 @@ class WaitingNodes:
 
 
 @dataclass(frozen=True)
-class NoFreeSlot:
+class NoFreePlace:
     """Coordinator to a spare node: ``hosts`` are all nodes of the run; the node waits until one of them is lost."""
 
     hosts: tuple[OneLine, ...]
 
 
 @dataclass(frozen=True)
-class ListenForStore:
+class ListenForWorkersStore:
     """Coordinator to the first node of round ``attempt``: bind the socket of the workers' store.
 
-    Answered by StoreListens. ``address`` is the one at which other nodes have connected to that node; empty if
+    Answered by WorkersStoreListens. ``address`` is the one at which other nodes have connected to that node; empty if
     none has.
     """
 
@@ -130,14 +130,14 @@ class RoundVerdict:
     """Coordinator to every node, once all have stopped: the verdict on a round.
 
     Attributes:
-        will_restart: another round follows.
+        attempt_follows: another round follows.
         stopped: somebody stopped a node, and no worker failed.
         reason: why the round ended if no worker failed, or why there is no restart after a failure.
         cause: the first failure of a worker on any node; None if none failed.
     """
 
     attempt: Count
-    will_restart: bool
+    attempt_follows: bool
     failed: bool
     stopped: bool = False
     reason: OneLine = ""
@@ -157,8 +157,8 @@ class MemberSpec:
     """Agent to member, first: how the node takes part in the rendezvous.
 
     Attributes:
-        rendezvous: completed by the agent: ``hosts`` are addresses, ``port`` is the first port to try,
-            ``is_server`` is not None. ``node_rank`` None requests the next free index.
+        rendezvous: completed by the agent: ``server_addresses`` are addresses, ``port`` is the first port to try,
+            ``is_server`` is not None. ``node_index`` None requests the next free index.
         node_id: text that no other node has.
         max_restarts: limit of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
@@ -180,7 +180,7 @@ class MemberReady:
 
 
 @dataclass(frozen=True)
-class StoreNotFound:
+class RendezvousNotFound:
     """Member to agent, once: no rendezvous of this run has been found so far, for ``reason``; the search continues."""
 
     reason: str
@@ -204,6 +204,6 @@ class RendezvousLost:
     refused_hint: str = ""
 
 
-FROM_NODE = (NodeJoined, StoreListens, WorkerFailed, NodeEnded, NodeLeft, SetParticipants)
-TO_NODE = (WaitingNodes, NoFreeSlot, ListenForStore, RoundFormed, StopRound, RoundVerdict, AllNodesLeft)
-FROM_MEMBER = (MemberReady, StoreNotFound, RecordsRejected, RendezvousLost, *TO_NODE)
+FROM_NODE = (NodeJoined, WorkersStoreListens, NodeStops, WorkersEnded, NodeLeft, SetParticipants)
+TO_NODE = (WaitingNodes, NoFreePlace, ListenForWorkersStore, RoundFormed, StopRound, RoundVerdict, AllNodesLeft)
+FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, *TO_NODE)

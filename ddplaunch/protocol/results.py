@@ -100,10 +100,10 @@ class AttemptResult:
 
     Attributes:
         exits: ends of the workers, in rank order; sent for one node only.
-        will_restart: another attempt follows.
+        attempt_follows: another attempt follows.
         reason: why the attempt ended, if no worker's failure ended it, or why no restart follows; empty otherwise.
         cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.
-        hung: the attempt was ended because no worker wrote output for ``timeouts.hang_s``.
+        hung: the attempt was ended because no worker wrote output for ``timeouts.hang_timeout_s``.
         lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
             the first failure.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
@@ -113,7 +113,7 @@ class AttemptResult:
     outcome: Outcome
     exits: Annotated[tuple[WorkerExit, ...], at_most(MAX_SLOTS_PER_HOST)]
     duration_s: Seconds
-    will_restart: bool = False
+    attempt_follows: bool = False
     reason: str = ""
     cause: WorkerExit | None = None
     hung: bool = False
@@ -121,9 +121,9 @@ class AttemptResult:
     restart_count: int = 0
 
     @property
-    def is_retried(self) -> bool:
+    def restart_follows(self) -> bool:
         """Whether a restart follows because the attempt failed, not because nodes joined or left."""
-        return self.will_restart and (self.outcome == "failed" or self.cause is not None)
+        return self.attempt_follows and (self.outcome == "failed" or self.cause is not None)
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class RunResult:
         signal: name of the signal that stopped the run, or None.
         unkillable_pids: processes that could not be ended; normally empty.
         unreachable_hosts: hosts of lost nodes that could not be searched for remaining processes.
-        job: the SLURM job of the run, if there is one.
+        slurm_job: the SLURM job of the run, if there is one.
         will_requeue: the run ended so that SLURM starts it again.
     """
 
@@ -165,5 +165,5 @@ class RunResult:
     unkillable_pids: tuple[int, ...] = ()
     unreachable_hosts: tuple[str, ...] = ()
     injections: tuple[Injected, ...] = ()
-    job: SlurmJob | None = None
+    slurm_job: SlurmJob | None = None
     will_requeue: bool = False

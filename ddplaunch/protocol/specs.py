@@ -33,9 +33,9 @@ class AgentSpec:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
         workers: settings of this node; the number of workers and the devices may differ from other nodes'.
-        run_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
+        node_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
             files are kept.
-        run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``run_dir``.
+        run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``node_dir``.
         sends_logs: the agent sends the files of its run folder at the end, if the launcher grants it.
         master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
         master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
@@ -56,7 +56,7 @@ class AgentSpec:
     output: OutputConfig = field(default_factory=OutputConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     max_restarts: int = 0
-    run_dir: str | None = None
+    node_dir: str | None = None
     run_dir_name: str = ""
     sends_logs: bool = False
     master_addr: str | None = None
@@ -93,11 +93,11 @@ class ForkserverSpec:
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorkerSpec:
+class ProcessSpec:
     """Agent to forkserver: start one process. The record carries its stdin, stdout and stderr (SCM_RIGHTS).
 
     Attributes:
-        tag: chosen by the agent, returned in WorkerStarted.
+        tag: chosen by the agent, returned in ProcessStarted.
         how: ``script`` and ``module`` run in a fork of the forkserver, ``exec`` replaces the fork, ``store`` serves the
             workers' c10d store on a fourth descriptor, ``member`` is the node's member of the rendezvous.
         argv: for ``exec`` the command; otherwise ``sys.argv``, script or module first.
@@ -139,8 +139,8 @@ class ImportFailed:
 
 
 @dataclass(frozen=True)
-class WorkerStarted:
-    """Forkserver to agent, in answer to WorkerSpec ``tag``: ``pid`` runs as a child of the agent.
+class ProcessStarted:
+    """Forkserver to agent, in answer to ProcessSpec ``tag``: ``pid`` runs as a child of the agent.
 
     If the fork failed, ``pid`` is 0 and ``error`` is the reason.
     """
@@ -150,4 +150,4 @@ class WorkerStarted:
     error: str = ""
 
 
-FROM_FORKSERVER = (ForkserverReady, ImportFailed, WorkerStarted)
+FROM_FORKSERVER = (ForkserverReady, ImportFailed, ProcessStarted)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.environment import SECRET
-from ddplaunch.protocol.rendezvous import StoreNotFound
+from ddplaunch.protocol.rendezvous import RendezvousNotFound
 from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
@@ -48,7 +48,7 @@ class Refused(Exception):
         self.hint = hint
 
 
-def connect(spec: MemberSpec, listen_fd: int, report: Callable[[StoreNotFound], None]) -> _Found:
+def connect(spec: MemberSpec, listen_fd: int, report: Callable[[RendezvousNotFound], None]) -> _Found:
     """Serve the store, or connect to it at one of the hosts and ports of ``spec``.
 
     If that takes long, calls ``report`` once.
@@ -63,7 +63,7 @@ def connect(spec: MemberSpec, listen_fd: int, report: Callable[[StoreNotFound], 
     if not settings.is_server:
         return _Search(spec).find_store(report)
     store = open_store(listen_fd, timedelta(seconds=max(1.0, settings.join_timeout_s)))
-    return store, settings.hosts[0], settings.port
+    return store, settings.server_addresses[0], settings.port
 
 
 class _Search:
@@ -77,7 +77,7 @@ class _Search:
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
 
-    def find_store(self, report: Callable[[StoreNotFound], None]) -> _Found:
+    def find_store(self, report: Callable[[RendezvousNotFound], None]) -> _Found:
         # One thread per port: torch blocks for ever on a port where another kind of server listens.
         for port in self._ports:
             threading.Thread(target=self._search_port, args=(port,), name=f"port {port}", daemon=True).start()
@@ -86,7 +86,7 @@ class _Search:
         try:
             found = self._found.get(began + min(_REPORT_AFTER_S, limit_s / 2))
             if found is None:
-                report(StoreNotFound(self._reason))
+                report(RendezvousNotFound(self._reason))
                 found = self._found.get(began + limit_s)
             if found is None:
                 raise RuntimeError(f"{self._reason}, after {limit_s:g} s")
@@ -99,10 +99,10 @@ class _Search:
         if len(self._ports) == 1:
             return self._port_reason
         ports = ", ".join(map(str, self._ports))
-        return f"no rendezvous of this run at any of the ports {ports} of {self._settings.hosts[0]}"
+        return f"no rendezvous of this run at any of the ports {ports} of {self._settings.server_addresses[0]}"
 
     def _search_port(self, port: int) -> None:
-        hosts, pause_s = self._settings.hosts, _FIRST_PAUSE_S
+        hosts, pause_s = self._settings.server_addresses, _FIRST_PAUSE_S
         while not self._is_over.is_set():
             answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
             self._port_reason = (
@@ -236,7 +236,7 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
         Refused: the node rank is taken.
         RuntimeError: the store does not answer any more.
     """
-    index = spec.rendezvous.node_rank
+    index = spec.rendezvous.node_index
     if spec.launcher_assigns_rendezvous and index is not None:
         return index
     if index is None:

@@ -13,17 +13,17 @@ from enum import Enum, auto
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
-    ListenForStore,
-    NodeEnded,
+    ListenForWorkersStore,
     NodeJoined,
     NodeLeft,
-    NoFreeSlot,
+    NodeStops,
+    NoFreePlace,
     RoundFormed,
     RoundVerdict,
     StopRound,
-    StoreListens,
     WaitingNodes,
-    WorkerFailed,
+    WorkersEnded,
+    WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
 from ddplaunch.protocol.results import SetParticipants, WorkerExit
@@ -92,12 +92,12 @@ class Coordinator:
         match record:
             case NodeJoined():
                 return self._on_joined(record)
-            case StoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
+            case WorkersStoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
                 return self._start(record)
-            case WorkerFailed(node_index=index, attempt=attempt) if self._is_running(index, attempt):
+            case NodeStops(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 self._reports.stopping_nodes.append(index)
                 return self._stop("")
-            case NodeEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
+            case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
                 return self._on_left(index)
@@ -140,7 +140,7 @@ class Coordinator:
         self._lost.discard(index)
         if self.phase is Phase.FINISHED:
             reason = "the run had ended when this node joined"
-            return [Outgoing(index, RoundVerdict(self.attempt, will_restart=False, failed=True, reason=reason))]
+            return [Outgoing(index, RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason))]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -149,7 +149,7 @@ class Coordinator:
             return self._stop(f"{record.host} joins")
         if not self.assigned and index not in self.participants:
             if not has_room:
-                return [Outgoing(index, NoFreeSlot(tuple(self._hosts[other] for other in self.participants)))]
+                return [Outgoing(index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))]
             if self.phase is Phase.STARTING:  # No worker has started: the node can still take part.
                 self.participants.append(index)
         return []
@@ -168,7 +168,7 @@ class Coordinator:
         )
         self.phase = Phase.STARTING
         self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.participants))
-        return [Outgoing(self.participants[0], ListenForStore(self.attempt, self._first_address()))]
+        return [Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))]
 
     def _first_address(self) -> str:
         """Address at which most other nodes have connected to the first node.
@@ -180,7 +180,7 @@ class Coordinator:
         addresses = Counter(self._waiting[index].server_address for index in self.participants[1:])
         return addresses.most_common(1)[0][0] if addresses else ""
 
-    def _start(self, store: StoreListens) -> list[Outgoing]:
+    def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
         rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
@@ -194,7 +194,7 @@ class Coordinator:
         self.phase, self._reports.reason = Phase.STOPPING, reason
         return [Outgoing(index, StopRound(self.attempt)) for index in self.participants if index in self._running]
 
-    def _on_ended(self, record: NodeEnded) -> list[Outgoing]:
+    def _on_ended(self, record: WorkersEnded) -> list[Outgoing]:
         self._running.discard(record.node_index)
         self._reports.ended_nodes.append(record)
         if record.stopped and not self._reports.stop_reason:
@@ -224,15 +224,15 @@ class Coordinator:
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
         verdict = self._verdict()
-        receivers = list(dict.fromkeys([*self.participants, *([] if verdict.will_restart else self._waiting)]))
-        if verdict.will_restart:
+        receivers = list(dict.fromkeys([*self.participants, *([] if verdict.attempt_follows else self._waiting)]))
+        if verdict.attempt_follows:
             self.phase = Phase.WAITING
             self.attempt += 1
             self.restart_count += verdict.failed
         else:
             self.phase = Phase.FINISHED
             self._leaving = set(receivers) - self._lost - {self.server}
-        all_left = [] if verdict.will_restart or self._leaving else [Outgoing(self.server, AllNodesLeft())]
+        all_left = [] if verdict.attempt_follows or self._leaving else [Outgoing(self.server, AllNodesLeft())]
         # The cause can be large, and a launcher of all nodes needs only one copy.
         brief = replace(verdict, cause=None) if self.assigned else verdict
         return [*(Outgoing(index, verdict if index == self.server else brief) for index in receivers), *all_left]
@@ -244,5 +244,5 @@ class Coordinator:
             may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
         )
         self._causes = (*self._causes, None if self._reports.node_lost else verdict.cause)[-MAX_IDENTICAL_FAILURES:]
-        reason = reason_not_to_restart(self._causes) if verdict.will_restart else ""
-        return replace(verdict, will_restart=False, reason=reason) if reason else verdict
+        reason = reason_not_to_restart(self._causes) if verdict.attempt_follows else ""
+        return replace(verdict, attempt_follows=False, reason=reason) if reason else verdict

@@ -101,7 +101,7 @@ class Member:
         self._ready = ready
         self._index = ready.node_index
         settings = spec.rendezvous
-        self._last_call_s, self._lost_after_s = settings.last_call_s, settings.lost_after_s
+        self._last_call_s, self._lost_after_s = settings.last_call_timeout_s, settings.lost_after_s
         self._store, self._signer = store, signer
         self._reader = reader
         self._send_to_agent = send_to_agent

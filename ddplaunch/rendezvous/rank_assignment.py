@@ -13,7 +13,7 @@ from ddplaunch.protocol.results import Round
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from ddplaunch.protocol.rendezvous import StoreListens
+    from ddplaunch.protocol.rendezvous import WorkersStoreListens
 
 
 def in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]:
@@ -33,7 +33,7 @@ def in_rank_order(previous: Sequence[int], waiting: Iterable[int]) -> list[int]:
     return [*order, *newcomers]
 
 
-def rounds_by_node(attempt: int, restarts: int, sizes: Sequence[int], store: StoreListens) -> Iterator[Round]:
+def rounds_by_node(attempt: int, restarts: int, sizes: Sequence[int], store: WorkersStoreListens) -> Iterator[Round]:
     """The Round of each node, in rank order; ``sizes`` are the nodes' numbers of workers."""
     world_size = sum(sizes)
     for node_rank, (size, end) in enumerate(zip(sizes, accumulate(sizes), strict=True)):

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.rendezvous import NodeEnded, RoundVerdict
+from ddplaunch.protocol.rendezvous import RoundVerdict, WorkersEnded
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
@@ -23,7 +23,7 @@ class RoundReports:
         reason: why the round ended, if no worker's failure ended it.
         node_lost: a node was lost.
         node_joined: a node has joined, and the next round includes it.
-        stopping_nodes: nodes that stop by themselves (WorkerFailed), in the order of arrival.
+        stopping_nodes: nodes that stop by themselves (NodeStops), in the order of arrival.
         ended_nodes: records of the nodes that have ended, in the order of arrival.
         stop_reason: why a user or another process stopped a node, for the first such node; empty if none was stopped.
     """
@@ -32,7 +32,7 @@ class RoundReports:
     node_lost: bool = False
     node_joined: bool = False
     stopping_nodes: list[int] = field(default_factory=list)
-    ended_nodes: list[NodeEnded] = field(default_factory=list)
+    ended_nodes: list[WorkersEnded] = field(default_factory=list)
     stop_reason: str = ""
 
     def verdict(self, attempt: int, *, restart_allowed: bool, may_shrink: bool) -> RoundVerdict:
@@ -45,24 +45,26 @@ class RoundReports:
         """
         is_incomplete = self.node_lost or bool(self.stop_reason)
         if any(node.failed and not (is_incomplete and _is_consequence(node)) for node in self.ended_nodes):
-            will_restart = restart_allowed and not self.stop_reason
+            attempt_follows = restart_allowed and not self.stop_reason
             cause = self._cause()
-            return RoundVerdict(attempt, will_restart=will_restart, failed=True, reason=self.reason, cause=cause)
+            return RoundVerdict(attempt, attempt_follows=attempt_follows, failed=True, reason=self.reason, cause=cause)
         if self.stop_reason:
             reason = self.reason or self.stop_reason
-            return RoundVerdict(attempt, will_restart=False, failed=False, stopped=True, reason=reason)
+            return RoundVerdict(attempt, attempt_follows=False, failed=False, stopped=True, reason=reason)
         changed = self.node_lost or self.node_joined
-        will_restart = changed and (may_shrink or not self.node_lost)
-        return RoundVerdict(attempt, will_restart=will_restart, failed=changed and not will_restart, reason=self.reason)
+        attempt_follows = changed and (may_shrink or not self.node_lost)
+        return RoundVerdict(
+            attempt, attempt_follows=attempt_follows, failed=changed and not attempt_follows, reason=self.reason
+        )
 
     def _cause(self) -> WorkerExit | None:
-        """The first failure, by the order of the nodes' WorkerFailed: clocks of different hosts are never compared."""
+        """The first failure, by the order of the nodes' NodeStops: clocks of different hosts are never compared."""
         order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]
         return min(causes, key=first_failure.is_consequence, default=None)
 
 
-def _is_consequence(node: NodeEnded) -> bool:
+def _is_consequence(node: WorkersEnded) -> bool:
     """Whether the node's workers failed only because they lost their connections to another node's workers."""
     return node.cause is not None and first_failure.is_consequence(node.cause)

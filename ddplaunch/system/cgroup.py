@@ -55,7 +55,7 @@ def remove(cgroup: Path, deadline: float) -> bool:
     return not os.path.exists(cgroup)
 
 
-def kill_run(tag: str, deadline: float, root: str = "/", excluded: frozenset[int] = frozenset()) -> tuple[int, ...]:
+def kill_tagged(tag: str, deadline: float, root: str = "/", excluded: frozenset[int] = frozenset()) -> tuple[int, ...]:
     """Kill and remove the remaining cgroups of lost agents of the node with this tag, under any login.
 
     A cgroup that contains a process of ``excluded`` stays. Returns the pids that still exist at ``deadline``.

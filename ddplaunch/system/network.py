@@ -64,21 +64,21 @@ def bind_endpoint(host: str, rendezvous: RendezvousConfig) -> tuple[socket.socke
         LaunchError: the settings make this node serve the endpoint, and it cannot.
     """
     if rendezvous.is_server is False:
-        return None, rendezvous.hosts
-    if not rendezvous.hosts:
+        return None, rendezvous.server_addresses
+    if not rendezvous.server_addresses:
         addresses = (rendezvous.local_addr,) if rendezvous.local_addr else own_addresses(os.environ)
         if not addresses:
             raise LaunchError(f"{host} has no address but loopback", "Give one with --local-addr.", RENDEZVOUS)
         return _first_free(host, addresses[0] if len(addresses) == 1 else any_address(), rendezvous), addresses
     try:
-        address = bindable(rendezvous.hosts[0]) if len(rendezvous.hosts) == 1 else any_address()
-        return _first_free(host, address, rendezvous), rendezvous.hosts
+        address = bindable(rendezvous.server_addresses[0]) if len(rendezvous.server_addresses) == 1 else any_address()
+        return _first_free(host, address, rendezvous), rendezvous.server_addresses
     except LaunchError as error:
         if rendezvous.is_server:
             addresses_here = ", ".join(own_addresses(os.environ)) or "loopback only"
             hint = "The endpoint must be an address of the node that serves it (node rank 0), with a free port."
             raise LaunchError(f"{error.message}; its addresses: {addresses_here}", hint, RENDEZVOUS) from None
-        return None, rendezvous.hosts
+        return None, rendezvous.server_addresses
 
 
 def _first_free(host: str, address: str, rendezvous: RendezvousConfig) -> socket.socket:

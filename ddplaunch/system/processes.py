@@ -20,7 +20,7 @@ from ddplaunch.system import procfs
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-SWEEP_S = 5.0
+UNKILLABLE_AFTER_S = 5.0
 """Seconds after SIGKILL after which a process that still exists counts as unkillable (uninterruptible sleep)."""
 
 
@@ -93,9 +93,9 @@ def sweep(excluded: frozenset[int]) -> tuple[int, ...]:
     This ends all descendants, because orphans become children. Main thread only.
 
     Returns:
-        Pids that still exist after ``SWEEP_S``: processes in uninterruptible sleep.
+        Pids that still exist after ``UNKILLABLE_AFTER_S``: processes in uninterruptible sleep.
     """
-    deadline = time.monotonic() + SWEEP_S
+    deadline = time.monotonic() + UNKILLABLE_AFTER_S
     unkillable: tuple[int, ...] = ()
     while True:
         found = tuple(pid for pid in _children() if pid not in excluded and not _is_reaped(pid))
@@ -147,9 +147,9 @@ def _wait_any(pids: tuple[int, ...], timeout_s: float) -> None:
 def sweep_run(variable: str, excluded: frozenset[int]) -> tuple[int, ...]:
     """SIGKILL every process of this machine whose environment holds ``variable`` (``NAME=value``), except ``excluded``.
 
-    For a node whose agent is lost. Returns the pids that still exist after ``SWEEP_S``.
+    For a node whose agent is lost. Returns the pids that still exist after ``UNKILLABLE_AFTER_S``.
     """
-    deadline = time.monotonic() + SWEEP_S
+    deadline = time.monotonic() + UNKILLABLE_AFTER_S
     while True:
         found = procfs.signal_all(variable, signal.SIGKILL, excluded)
         if not found or time.monotonic() > deadline:

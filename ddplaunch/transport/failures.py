@@ -48,7 +48,7 @@ class HostFailure:
     hint: str = ""
 
 
-class Unreachable(Exception):
+class ConnectFailed(Exception):
     """A connection to a host failed; becomes a HostFailure.
 
     Attributes:

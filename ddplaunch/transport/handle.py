@@ -36,7 +36,7 @@ WriteOutput = Callable[[Output, bytes], None]
 class AgentHandle(abc.ABC):
     """One agent and its channel. The main thread calls the methods; the agent's events are posted by other threads.
 
-    The agent's records are posted as they arrive, ``AgentLost`` when the channel has closed.
+    The agent's records are posted as they arrive, ``ChannelClosed`` when the channel has closed.
 
     Attributes:
         inherited_fds: descriptors that the agent has inherited from the launcher, by stream name; empty on other
@@ -55,7 +55,7 @@ class AgentHandle(abc.ABC):
         """Records to send; None ends the agent's input."""
 
     def send(self, record: object) -> None:
-        """Queue a record; never blocks. A closed channel is reported by ``AgentLost``."""
+        """Queue a record; never blocks. A closed channel is reported by ``ChannelClosed``."""
         self._outgoing.put(record)
 
     def end_input(self) -> None:
@@ -106,7 +106,7 @@ class Transport(abc.ABC):
     """Starts the agents of one run on one kind of nodes: on this machine, over SSH, or by srun. Main thread only.
 
     Attributes:
-        hosts: display names of all nodes, the spares last.
+        node_names: display names of all nodes, the spares last.
         is_remote: each agent has to be connected to first: its handle posts AgentConnected or a HostFailure.
     """
 
@@ -116,7 +116,7 @@ class Transport(abc.ABC):
         self, config: LaunchConfig, hosts: tuple[str, ...], run_tag: str, output: WriteOutput, post: Post
     ) -> None:
         """``run_tag`` must be unique to this run: a sweep kills all processes that carry it."""
-        self.hosts = hosts
+        self.node_names = hosts
         self._config = config
         self._run_tag = run_tag
         self._output = output
@@ -131,7 +131,9 @@ class Transport(abc.ABC):
         try:
             return self._start_agent(index, post_as(FromNode, index, self._post), self._output, for_sweep=False)
         except (OSError, RuntimeError) as error:
-            raise LaunchError(f"the agent on {self.hosts[index]} cannot be started: {error}", NO_ROOM_HINT) from None
+            raise LaunchError(
+                f"the agent on {self.node_names[index]} cannot be started: {error}", NO_ROOM_HINT
+            ) from None
 
     def sweep(self, index: int) -> AgentHandle | None:
         """Start an agent that kills all processes of the lost node ``index``; its events are posted as ``FromSweep``.
@@ -161,7 +163,7 @@ class Transport(abc.ABC):
         """
 
     def _node_tag(self, index: int) -> str:
-        return node_tag(self._run_tag, self.hosts, index)
+        return node_tag(self._run_tag, self.node_names, index)
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ class LogData:
 
 
 @dataclass(frozen=True)
-class AgentLost:
+class ChannelClosed:
     """The channel from the agent has closed; expected after AgentEnded, otherwise the agent is lost."""
 
 

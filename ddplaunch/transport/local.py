@@ -65,7 +65,7 @@ class LocalTransport(Transport):
             return LocalHandle(agent_process.start(os.environ), post, output)
         chdir = self._config.chdir
         if chdir and not os.path.isdir(chdir):
-            raise LaunchError(f"--chdir {chdir}: no such folder on {self.hosts[index]}", "", errors.NODE_NOT_READY)
+            raise LaunchError(f"--chdir {chdir}: no such folder on {self.node_names[index]}", "", errors.NODE_NOT_READY)
         output = with_line_search(self._config.injections, output, post)
         agent = self._early_agent or agent_process.start_node(self._config, self._node_tag(index), is_first=index == 0)
         return LocalHandle(agent, post, output)

@@ -13,7 +13,7 @@ import threading
 from typing import TYPE_CHECKING, BinaryIO, cast
 
 from ddplaunch.protocol import wire
-from ddplaunch.transport.handle import AgentHandle, AgentLost
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -87,4 +87,4 @@ class PopenHandle(AgentHandle):
         with self._stdout:
             if not self._deliver_records(self._stdout):
                 self.kill()
-        self._post(AgentLost())
+        self._post(ChannelClosed())

@@ -172,7 +172,7 @@ class SrunTransport(Transport):
         start = remote_start.agent_start(self._config, self._node_tag(index), for_sweep=for_sweep)
         env = {**os.environ, **dict(self._config.remote.environ)}
         try:
-            return SrunHandle(self.hosts[index], start, env, post, output)
+            return SrunHandle(self.node_names[index], start, env, post, output)
         except OSError as error:
             raise LaunchError(
                 f"srun cannot be run here: {error.strerror}",

@@ -21,7 +21,7 @@ from typing import Any, Literal
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
-from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, WorkerSpec, WorkerStarted
+from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
 from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload
 
@@ -111,12 +111,12 @@ def _link(fd: str) -> str:
 
 def _serve(sock: socket.socket, server: ForkserverSpec) -> Continuation:
     while True:
-        received = _receive(sock, (WorkerSpec,))
+        received = _receive(sock, (ProcessSpec,))
         if received is None:
             return lambda: None
         spec, fds = received
         started = _fork(spec, fds, server)
-        if not isinstance(started, WorkerStarted):
+        if not isinstance(started, ProcessStarted):
             sock.detach()  # The socket is not closed: its number may soon be a file of the worker.
             return started
         for fd in fds:
@@ -124,7 +124,7 @@ def _serve(sock: socket.socket, server: ForkserverSpec) -> Continuation:
         _send(sock, started)
 
 
-def _fork(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> WorkerStarted | Continuation:
+def _fork(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> ProcessStarted | Continuation:
     """Start one process.
 
     Returns:
@@ -137,7 +137,7 @@ def _fork(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> WorkerSta
     except OSError as error:
         for fd in (gate, opener, reader, writer):
             os.close(fd)
-        return WorkerStarted(spec.tag, error=str(error))
+        return ProcessStarted(spec.tag, error=str(error))
     if intermediate == 0:
         return _fork_again(spec, fds, server, gate, opener, writer)
     os.close(gate)
@@ -146,11 +146,11 @@ def _fork(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> WorkerSta
     os.close(reader)
     os.waitpid(intermediate, 0)
     os.close(opener)
-    return WorkerStarted(spec.tag, pid=int(answer)) if answer.isdigit() else WorkerStarted(spec.tag, error=answer)
+    return ProcessStarted(spec.tag, pid=int(answer)) if answer.isdigit() else ProcessStarted(spec.tag, error=answer)
 
 
 def _fork_again(
-    spec: WorkerSpec, fds: list[int], server: ForkserverSpec, gate: int, opener: int, writer: int
+    spec: ProcessSpec, fds: list[int], server: ForkserverSpec, gate: int, opener: int, writer: int
 ) -> Continuation:
     try:
         pid = _quiet_fork()
@@ -173,7 +173,7 @@ def _quiet_fork() -> int:
         return os.fork()
 
 
-def _become(spec: WorkerSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
+def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
     """Set up the new process: cgroup, session, descriptors, environment, CPUs; close all other descriptors."""
     if spec.cgroup:
         # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds

@@ -24,12 +24,12 @@ from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     FROM_MEMBER,
-    ListenForStore,
+    ListenForWorkersStore,
     MemberReady,
     MemberSpec,
     NodeJoined,
     RoundFormed,
-    StoreListens,
+    WorkersStoreListens,
 )
 from ddplaunch.rendezvous import member
 
@@ -126,14 +126,14 @@ class Agent:
                 token="bench",
                 min_nodes=NODES,
                 max_nodes=NODES,
-                node_rank=self._number,
-                hosts=("127.0.0.1",),
+                node_index=self._number,
+                server_addresses=("127.0.0.1",),
                 port=port,
                 is_server=self._number == 0,
                 local_addr=None,
                 interface=None,
                 join_timeout_s=GIVE_UP_S,
-                last_call_s=0.0,
+                last_call_timeout_s=0.0,
                 lost_after_s=30.0,
                 participants=tuple(range(NODES)) if self._number == 0 else (),
                 secret="sixteen letters!",
@@ -156,8 +156,8 @@ class Agent:
             match record:
                 case MemberReady(server_address=server_address):
                     self._send(NodeJoined(self._number, f"node{self._number}", 8, server_address))
-                case ListenForStore(attempt=attempt):
-                    self._send(StoreListens(attempt, "127.0.0.1", 1234))
+                case ListenForWorkersStore(attempt=attempt):
+                    self._send(WorkersStoreListens(attempt, "127.0.0.1", 1234))
         return any(isinstance(record, RoundFormed) for record in records)
 
     def _send(self, record: object) -> None:

@@ -35,12 +35,19 @@ from ddplaunch.protocol.launcher_agent import (
     Ping,
     Pong,
 )
-from ddplaunch.protocol.rendezvous import ListenForStore, NodeEnded, NodeJoined, NodeLeft, StoreListens, WorkerFailed
+from ddplaunch.protocol.rendezvous import (
+    ListenForWorkersStore,
+    NodeJoined,
+    NodeLeft,
+    NodeStops,
+    WorkersEnded,
+    WorkersStoreListens,
+)
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.handle import AgentConnected, AgentLost, FromNode, discard_output
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
 from ddplaunch.transport.ssh.handle import SshTransport
 
 if TYPE_CHECKING:
@@ -177,7 +184,7 @@ class ScriptedMailbox(Mailbox[object]):
         yield
         for index in range(self._agents.count):
             self.nodes.post(index, self._agents.ended)
-            self.nodes.post(index, AgentLost())
+            self.nodes.post(index, ChannelClosed())
 
 
 @dataclass(frozen=True)
@@ -253,12 +260,12 @@ def coordinator_cost(count: int) -> CoordinatorCost:
     started_s = time.process_time()
     joined = [each for node in range(count) for each in receive(NodeJoined(node, host_name(node), WORKERS, "10.0.0.1"))]
     joined_s = time.process_time()
-    assert isinstance(joined[-1].record, ListenForStore)
-    receive(StoreListens(0, "10.0.0.1", 1234))
-    receive(WorkerFailed(FAILING_NODE, 0))
+    assert isinstance(joined[-1].record, ListenForWorkersStore)
+    receive(WorkersStoreListens(0, "10.0.0.1", 1234))
+    receive(NodeStops(FAILING_NODE, 0))
     for node in range(count):
         cause = worker_exit(node, 2) if node == FAILING_NODE else None
-        receive(NodeEnded(node, 0, failed=bool(cause), cause=cause))
+        receive(WorkersEnded(node, 0, failed=bool(cause), cause=cause))
     for node in range(1, count):
         receive(NodeLeft(node))
     round_s = time.process_time() - joined_s

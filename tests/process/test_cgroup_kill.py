@@ -185,7 +185,7 @@ others = [
     agent("session-4.scope", tag[:-1]),
     agent("session-5.scope", f"{tag}-1-2"),
 ]
-left = cgroup.kill_run(tag, soon())
+left = cgroup.kill_tagged(tag, soon())
 tell(left, [path.exists() for path in lost], [len(pids(path)) for path in others])
 for path in others:
     cgroup.kill(path)
@@ -206,7 +206,7 @@ if (agent := os.fork()) == 0:
 os.waitpid(agent, 0)
 real = [pid for pid in pids(home) if pid != os.getpid()]
 kill, cgroup.kill = cgroup.kill, lambda _: None  # As if all were in uninterruptible sleep.
-tell(sorted(cgroup.kill_run(tag, time.monotonic())), sorted(real))
+tell(sorted(cgroup.kill_tagged(tag, time.monotonic())), sorted(real))
 kill(*home.glob(f"ddplaunch-{tag}-*"))
 """
     )
@@ -309,7 +309,7 @@ done
 exec "$@"
 """
     made, reason, left = lab.run(
-        "tell(str(cgroup.create(tag)[0]), cgroup.create(tag)[1], cgroup.kill_run(tag, soon()))",
+        "tell(str(cgroup.create(tag)[0]), cgroup.create(tag)[1], cgroup.kill_tagged(tag, soon()))",
         *("sh", "-c", read_only, "sh"),
     )
     assert (made, left) == ("None", [])

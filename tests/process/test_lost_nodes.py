@@ -56,7 +56,7 @@ def test_the_world_shrinks_when_a_node_is_lost(job: Job) -> None:
     finished = job.running.finish()
     assert finished.returncode == 0, finished.err
     assert "the agent on node1 was killed by SIGKILL; the job goes on" in finished.err
-    assert [attempt["will_restart"] for attempt in finished.report["attempts"]] == [True, False]
+    assert [attempt["attempt_follows"] for attempt in finished.report["attempts"]] == [True, False]
 
 
 @pytest.mark.torch
@@ -200,4 +200,4 @@ def test_a_silent_member_does_not_keep_nodes_from_meeting_again_and_one_of_a_los
     job.end()
     finished = job.running.finish()
     assert finished.returncode == 0, finished.err
-    assert [attempt["will_restart"] for attempt in finished.report["attempts"]] == [True, True, False]
+    assert [attempt["attempt_follows"] for attempt in finished.report["attempts"]] == [True, True, False]

@@ -24,8 +24,8 @@ def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
     """In each attempt but the last, one of two ranks died of a signal; the last succeeded."""
     assert finished.returncode == 0, finished.err
     *failed, last = finished.report["attempts"]
-    assert [(attempt["outcome"], attempt["will_restart"]) for attempt in failed] == [("failed", True)] * len(deaths)
-    assert (last["outcome"], last["will_restart"]) == ("succeeded", False)
+    assert [(attempt["outcome"], attempt["attempt_follows"]) for attempt in failed] == [("failed", True)] * len(deaths)
+    assert (last["outcome"], last["attempt_follows"]) == ("succeeded", False)
     for attempt, (victim, signum) in zip(failed, deaths, strict=True):
         assert [exit_["rank"] for exit_ in attempt["exits"] if exit_["returncode"] == -signum] == [victim]
     assert finished.out.count(f"sum 3 in attempt {len(deaths)}") == 2
@@ -82,7 +82,7 @@ def test_the_budget_is_used_up_exactly_and_the_last_end_is_the_runs() -> None:
     assert not list(finished.run_dir.rglob("error.json")), "sys.exit is no exception"
     attempts = finished.report["attempts"]
     assert [attempt["exits"][0]["returncode"] for attempt in attempts] == [3, 4, 5]
-    assert [attempt["will_restart"] for attempt in attempts] == [True, True, False]
+    assert [attempt["attempt_follows"] for attempt in attempts] == [True, True, False]
     for number, code in enumerate((3, 4, 5)):
         assert re.search(rf"attempt {number}: rank 0 on \S+ failed: exit code {code}\n", finished.err)
 

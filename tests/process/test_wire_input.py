@@ -36,7 +36,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.rendezvous import FROM_MEMBER, RendezvousLost
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport import agent_process, local
-from ddplaunch.transport.handle import AgentLost
+from ddplaunch.transport.handle import ChannelClosed
 from tests.support.processes import pids_with
 from tests.support.runs import PROGRAMS, ROOT, run, start
 
@@ -153,7 +153,7 @@ def heard_from(data: bytes, tmp_path: Path) -> list[Any]:
             agent_process.start(os.environ), posted.put, lambda header, data: posted.put((header, data))
         )
     heard = [posted.get(timeout=60)]
-    while not isinstance(heard[-1], AgentLost):
+    while not isinstance(heard[-1], ChannelClosed):
         heard.append(posted.get(timeout=60))
     handle.close()
     return heard
@@ -185,7 +185,7 @@ def test_a_launcher_gives_up_an_agent_that_it_does_not_understand(garbage: bytes
     "garbage", [CUT_OFF, wire.encode(Output("here", 0, 0, "stdout", 1000)) + b"short\n"], ids=["record", "output"]
 )
 def test_a_launcher_takes_what_is_cut_off_for_the_end(garbage: bytes, folder: Path) -> None:
-    assert heard_from(wire.encode(Pong()) + garbage, folder) == [Pong(), AgentLost()]
+    assert heard_from(wire.encode(Pong()) + garbage, folder) == [Pong(), ChannelClosed()]
 
 
 @settings(max_examples=25)
@@ -193,7 +193,7 @@ def test_a_launcher_takes_what_is_cut_off_for_the_end(garbage: bytes, folder: Pa
 def test_a_launcher_survives_any_damage_to_what_an_agent_says(damage: bytes, place: int, folder: Path) -> None:
     whole = wire.encode(Output("here", 0, 0, "stdout", 6)) + b"hello\n" + wire.encode(Notice("x"))
     damaged = whole[:place] + damage + whole[place + len(damage) :]
-    assert heard_from(damaged, folder)[-1] == AgentLost()
+    assert heard_from(damaged, folder)[-1] == ChannelClosed()
 
 
 IN_PLACE_OF_AN_AGENT = """

@@ -61,7 +61,10 @@ def test_a_job_that_is_warned_saves_and_is_run_again(slurm: Slurm, tmp_path: Pat
         logs = [(folder / host / "attempt_0" / "0" / "stdout.log").read_text() for folder in folders]
         assert logs == [f"runs {rank}\nsaved {rank}\n", f"runs {rank}\n"]
     reports = [json.loads((folder / "report.json").read_text()) for folder in folders]
-    assert [(report["job"]["requeue_count"], report["will_requeue"]) for report in reports] == [(0, True), (1, False)]
+    assert [(report["slurm_job"]["requeue_count"], report["will_requeue"]) for report in reports] == [
+        (0, True),
+        (1, False),
+    ]
 
 
 def test_with_a_task_per_node_one_of_them_asks_when_all_have_saved(slurm: Slurm, tmp_path: Path):
@@ -73,7 +76,7 @@ def test_with_a_task_per_node_one_of_them_asks_when_all_have_saved(slurm: Slurm,
     assert job.field("Restarts") == "1"
     assert job.text.count(REQUEUED) == 1
     reports = [folder / "report.json" for folder in (tmp_path / "logs").iterdir()]
-    asked = next(report for report in reports if json.loads(report.read_text())["job"]["requests_requeue"])
+    asked = next(report for report in reports if json.loads(report.read_text())["slurm_job"]["requests_requeue"])
     assert all((tmp_path / rank).stat().st_mtime <= asked.stat().st_mtime for rank in ("0", "1"))
     assert sorted(json.loads(report.read_text())["exit_code"] for report in reports) == [0, 128 + signal.SIGUSR1]
 

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.protocol.launcher_agent import AgentEnded, Notice, SweepRun
 from ddplaunch.transport.failures import failures_table
-from tests.support.connecting import AgentLost, connecting
+from tests.support.connecting import ChannelClosed, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
 from tests.support.processes import wait_until
 
@@ -37,7 +37,7 @@ def test_eight_hosts_are_connected_at_once_and_answer_what_they_are_sent(make_la
         for handle in them.handles.values():
             codes.append(handle.close())
         assert codes == [7] * 8
-        assert len(them.wait_for(AgentLost, 8)) == 8
+        assert len(them.wait_for(ChannelClosed, 8)) == 8
 
 
 def test_a_real_agent_runs_over_ssh(make_lab):
@@ -46,7 +46,7 @@ def test_a_real_agent_runs_over_ssh(make_lab):
         them.settle()
         them.handles["node1"].send(SweepRun("no such run", ()))
         assert them.wait_for(AgentEnded) == [AgentEnded(())]
-        them.wait_for(AgentLost)
+        them.wait_for(ChannelClosed)
         assert them.handles["node1"].close() == 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.protocol.launcher_agent import Notice, SweepRun
 from ddplaunch.transport.failures import HostFailure
-from tests.support.connecting import AgentLost, connecting
+from tests.support.connecting import ChannelClosed, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
 from tests.support.processes import state, wait_until
 from tests.support.runs import PROGRAMS, ROOT, environment
@@ -93,7 +93,7 @@ def test_an_agent_that_is_stopped_can_be_woken_and_killed(make_lab):
         them.wait_for(Notice, 2)
         os.kill(pid, signal.SIGSTOP)
         handle.kill()
-        them.wait_for(AgentLost)
+        them.wait_for(ChannelClosed)
         wait_until(lambda: not _agents(lab))
         assert handle.close() is None
 
@@ -108,7 +108,7 @@ def test_a_process_that_is_not_the_agent_is_not_killed(make_lab, tmp_path):
         (connected,), _ = them.settle()
         assert connected.facts.pid == foreign.pid
         them.handles["node1"].kill()
-        them.wait_for(AgentLost)
+        them.wait_for(ChannelClosed)
         wait_until(lambda: not _agents(lab))
         assert foreign.poll() is None
         foreign.kill()
@@ -123,9 +123,9 @@ def test_kill_and_close_do_not_wait_for_a_node_that_is_cut_off(make_lab):
             node.unplug()
         started_s = time.monotonic()
         them.handles["node1"].kill()
-        them.wait_for(AgentLost, host="node1")
+        them.wait_for(ChannelClosed, host="node1")
         assert them.handles["node2"].close(0.5) is None
-        them.wait_for(AgentLost, host="node2")
+        them.wait_for(ChannelClosed, host="node2")
         assert time.monotonic() - started_s < 15
     for node in lab.nodes:
         node.crash()
@@ -152,7 +152,7 @@ def test_a_node_that_crashes_is_lost_at_once(make_lab):
         them.start()
         them.settle()
         lab["node1"].crash()
-        them.wait_for(AgentLost, timeout_s=10)
+        them.wait_for(ChannelClosed, timeout_s=10)
         them.handles["node2"].send(SweepRun("still there", ()))
         them.wait_for(Notice, 2, host="node2")
 
@@ -185,5 +185,5 @@ def test_jump_hosts_end_with_the_run(make_lab):
         them.start("node2")
         them.settle()
         lab["node1"].crash()
-        them.wait_for(AgentLost)
+        them.wait_for(ChannelClosed)
     wait_until(lambda: not _agents(lab))

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Notice, Output, Pong, StopWorkers
-from tests.support.connecting import AgentLost, connecting
+from tests.support.connecting import ChannelClosed, connecting
 from tests.support.processes import wait_until
 
 pytestmark = pytest.mark.ssh
@@ -31,7 +31,7 @@ def test_what_is_no_record_ends_the_connection_and_is_told(make_lab):
         for name, data in NONSENSE.items():
             garbage = (wire.encode(Pong()) + data).hex()
             them.start(name, entry="tests.support.programs.garbage_agent", env={"GARBAGE": garbage})
-        them.wait_for(AgentLost, len(NONSENSE))
+        them.wait_for(ChannelClosed, len(NONSENSE))
         for name in NONSENSE:
             assert them.of(Pong, name) == [Pong()]
             (notice,) = them.of(Notice, name)

@@ -15,7 +15,7 @@ from ddplaunch.config import RemoteConfig
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentLost
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed
 from ddplaunch.transport.remote_start import RemoteStart
 from ddplaunch.transport.ssh.connections import Connections
 from ddplaunch.transport.ssh.handle import SshHandle
@@ -98,4 +98,4 @@ def connecting(lab: Lab, **settings: Any) -> Iterator[Connecting]:
             connections.close()
 
 
-__all__ = ["AgentLost", "Connecting", "connecting", "echo_start"]
+__all__ = ["ChannelClosed", "Connecting", "connecting", "echo_start"]

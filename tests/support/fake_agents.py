@@ -35,7 +35,7 @@ class FakeTransport:
     is_remote = True
 
     def __init__(self, *hosts: str) -> None:
-        self.hosts = hosts
+        self.node_names = hosts
 
     def start(self, index: int) -> FakeHandle:
         return FakeHandle()

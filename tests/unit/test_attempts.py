@@ -29,10 +29,10 @@ def test_one_result_of_all_nodes_in_the_order_of_ranks():
 
 def test_a_failure_on_one_node_is_the_attempts():
     attempts = Attempts()
-    failed = result(0, rank=1, outcome="failed", will_restart=True, cause=exit_(1, 7))
-    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True, reason="told to"), [0, 1])
+    failed = result(0, rank=1, outcome="failed", attempt_follows=True, cause=exit_(1, 7))
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True, reason="told to"), [0, 1])
     [whole] = attempts.on_ended(1, failed, [0, 1])
-    assert (whole.outcome, whole.will_restart, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
+    assert (whole.outcome, whole.attempt_follows, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
     assert attempts.restart_count == 1
 
 
@@ -47,7 +47,7 @@ def test_whoever_is_in_the_next_attempt_has_left_the_last():
     """As when a node that was lost before the attempt began was counted among those that take part."""
     attempts = Attempts()
     attempts.on_started(0, 0, [0, 7])
-    attempts.on_ended(0, result(0, rank=0, will_restart=True, outcome="stopped"), [0, 7])
+    attempts.on_ended(0, result(0, rank=0, attempt_follows=True, outcome="stopped"), [0, 7])
     is_first, completed = attempts.on_started(0, 1, [0, 2])
     assert is_first
     assert [each.attempt for each in completed] == [0]
@@ -58,9 +58,9 @@ def test_whoever_is_in_the_next_attempt_has_left_the_last():
 def test_a_report_that_another_node_overtakes_still_counts():
     attempts = Attempts()
     attempts.on_started(0, 0, [0, 1])
-    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0, 1])
     assert attempts.on_started(0, 1, [0, 1]) == (True, [])
-    [whole] = attempts.on_ended(1, result(0, rank=1, outcome="failed", will_restart=True), [0, 1])
+    [whole] = attempts.on_ended(1, result(0, rank=1, outcome="failed", attempt_follows=True), [0, 1])
     assert ([each.rank for each in whole.exits], whole.outcome) == ([0, 1], "failed")
 
 
@@ -68,15 +68,15 @@ def test_a_node_in_the_next_attempt_has_nothing_left_to_report_of_the_last():
     """As one that was to take part in the last attempt, and joined too late for it."""
     attempts = Attempts()
     attempts.on_started(0, 0, [0, 1])
-    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0, 1])
     assert [each.attempt for each in attempts.on_started(1, 1, [0, 1])[1]] == [0]
 
 
 def test_a_round_that_ended_because_a_node_joined_is_no_restart():
     attempts = Attempts()
-    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0])
     assert attempts.restart_count == 0
-    attempts.on_ended(0, result(1, rank=0, outcome="failed", will_restart=True), [0])
+    attempts.on_ended(0, result(1, rank=0, outcome="failed", attempt_follows=True), [0])
     attempts.on_ended(0, result(2, rank=0, outcome="failed"), [0])
     assert attempts.restart_count == 1
 
@@ -84,9 +84,9 @@ def test_a_round_that_ended_because_a_node_joined_is_no_restart():
 def test_a_restart_counts_whichever_node_tells_of_it_first():
     """Only one node may tell the cause, and those that were told to stop have not failed."""
     attempts = Attempts()
-    attempts.on_ended(0, result(0, rank=0, outcome="stopped", will_restart=True), [0, 1, 2])
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0, 1, 2])
     assert attempts.restart_count == 0
-    attempts.on_ended(1, result(0, rank=1, outcome="failed", will_restart=True), [0, 1, 2])
+    attempts.on_ended(1, result(0, rank=1, outcome="failed", attempt_follows=True), [0, 1, 2])
     assert attempts.restart_count == 1
 
 
@@ -109,7 +109,7 @@ def test_a_lone_nodes_result_is_its_own():
 
 def test_one_node_that_tells_of_the_end_decides():
     attempts = Attempts()
-    attempts.on_ended(0, result(0, rank=0, will_restart=True), [0, 1])
+    attempts.on_ended(0, result(0, rank=0, attempt_follows=True), [0, 1])
     assert not attempts.outcome_is_known
     attempts.on_ended(0, result(1, rank=0), [0, 1])
     assert attempts.outcome_is_known
@@ -120,10 +120,10 @@ def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_hea
     attempts, seats = Attempts(), [0, 1]
     attempts.on_started(0, 0, seats)
     attempts.on_ended(
-        1, result(0, rank=1, outcome="stopped", will_restart=True, reason="the rendezvous is lost"), seats
+        1, result(0, rank=1, outcome="stopped", attempt_follows=True, reason="the rendezvous is lost"), seats
     )
     attempts.on_ended(0, result(0, rank=0, outcome="failed", cause=exit_(0, 7)), seats)
     (ended,) = attempts.ended
-    assert (ended.outcome, ended.will_restart, ended.reason) == ("failed", False, "")
+    assert (ended.outcome, ended.attempt_follows, ended.reason) == ("failed", False, "")
     assert ended.cause == exit_(0, 7)
     assert attempts.restart_count == 0

@@ -28,15 +28,15 @@ def test_one_node_meets_nobody():
 def test_c10d_meets_at_the_endpoint_whoever_owns_it():
     """torchrun: rendezvous 6."""
     found = meeting("--nnodes", "1:3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "node1", "--rdzv-id", "job")
-    assert (found.hosts, found.port, found.is_server, found.node_rank) == (("node1",), 29400, None, None)
+    assert (found.server_addresses, found.port, found.is_server, found.node_index) == (("node1",), 29400, None, None)
     assert (found.min_nodes, found.max_nodes, found.token) == (1, 3, "job")
 
 
 def test_static_meets_at_node_rank_0_with_all_nodes():
     argv = ("--nnodes", "1:2", "--master-addr", "node1", "--master-port", "1234")
     first, second = meeting(*argv), meeting(*argv, "--node-rank", "1")
-    assert (first.hosts, first.port, first.is_server, first.node_rank) == (("node1",), 1234, True, 0)
-    assert (second.is_server, second.node_rank) == (False, 1)
+    assert (first.server_addresses, first.port, first.is_server, first.node_index) == (("node1",), 1234, True, 0)
+    assert (second.is_server, second.node_index) == (False, 1)
     assert (first.min_nodes, first.max_nodes) == (2, 2)
 
 
@@ -49,7 +49,7 @@ def test_the_settings_of_the_rendezvous_count():
     """torchrun: rendezvous 1, 5."""
     conf = "timeout=9,last_call_timeout=3,keep_alive_interval=2,keep_alive_max_attempt=4,is_host=true"
     found = meeting("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1", "--rdzv-conf", conf)
-    assert (found.join_timeout_s, found.last_call_s, found.lost_after_s, found.is_server) == (9, 3, 8, True)
+    assert (found.join_timeout_s, found.last_call_timeout_s, found.lost_after_s, found.is_server) == (9, 3, 8, True)
 
 
 C10D = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1")

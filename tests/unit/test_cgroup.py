@@ -69,14 +69,14 @@ def test_without_a_hierarchy_that_shows_this_process_there_is_a_reason(tmp_path:
     made, reason = cgroup.create("run", str(tmp_path))
     assert made is None
     assert "no cgroup v2" in reason
-    assert cgroup.kill_run("run", 0, str(tmp_path)) == ()
+    assert cgroup.kill_tagged("run", 0, str(tmp_path)) == ()
 
 
 def test_without_proc_there_is_a_reason(tmp_path: Path) -> None:
     made, reason = cgroup.create("run", str(tmp_path))
     assert made is None
     assert "proc/self/cgroup" in reason
-    assert cgroup.kill_run("run", 0, str(tmp_path)) == ()
+    assert cgroup.kill_tagged("run", 0, str(tmp_path)) == ()
 
 
 def test_a_kernel_that_cannot_kill_a_cgroup_keeps_none(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_only_the_runs_own_cgroups_are_killed_wherever_they_are(tmp_path: Path) 
         machine.write(f"sys/fs/cgroup/{name}/cgroup.kill", "")
         machine.write(f"sys/fs/cgroup/{name}/cgroup.procs", "4242\n")
         machine.write(f"sys/fs/cgroup/{name}/cgroup.events", "populated 1\nfrozen 0\n")
-    left = cgroup.kill_run("a.b", 0, str(tmp_path))
+    left = cgroup.kill_tagged("a.b", 0, str(tmp_path))
     killed = [name for name in (*lost, *others) if (tmp_path / "sys/fs/cgroup" / name / "cgroup.kill").read_text()]
     assert sorted(killed) == sorted(lost)
     assert left == (4242, 4242, 4242)
@@ -110,5 +110,5 @@ def test_the_cgroup_that_holds_a_process_to_spare_is_left_alone(tmp_path: Path) 
         machine.write(f"{folder}/{name}", text)
     assert [(made.name, mark) for made, mark in cgroup.of_runs(str(tmp_path))] == [(machine.name("a", 7), "a")]
     assert sorted(cgroup.members(tmp_path / folder)) == [41, 42]
-    assert cgroup.kill_run("a", 0, str(tmp_path), excluded=frozenset({42})) == ()
+    assert cgroup.kill_tagged("a", 0, str(tmp_path), excluded=frozenset({42})) == ()
     assert not (tmp_path / folder / "cgroup.kill").read_text()

@@ -100,8 +100,8 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "virtual_local_rank": (None, "virtual_local_rank", True),
     "numa_binding": ("socket", "numa_binding", "socket"),
     "max_restarts": ("3", "max_restarts", 3),
-    "shutdown_timeout": ("5", "shutdown_s", 5.0),
-    "hang_timeout": ("600", "hang_s", 600.0),
+    "shutdown_timeout": ("5", "shutdown_timeout_s", 5.0),
+    "hang_timeout": ("600", "hang_timeout_s", 600.0),
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
     "on_exit": ("date", "on_exit", "date"),
     "monitor_interval": ("5", None, "nothing polls"),
@@ -163,8 +163,8 @@ FROM_ELSEWHERE = {
     "max_nodes": "--nnodes, tests/unit/test_options.py",
     "rendezvous": "--nnodes and --rdzv-*, tests/unit/test_options.py",
     "master_addr": "--master-addr, --rdzv-endpoint",
-    **dict.fromkeys(("join_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
-    **dict.fromkeys(("task", "job", "notices"), "tests/unit/test_cluster_options.py"),
+    **dict.fromkeys(("join_timeout_s", "lost_after_s"), "--rdzv-conf, tests/unit/test_host_options.py"),
+    **dict.fromkeys(("task", "slurm_job", "notices"), "tests/unit/test_cluster_options.py"),
 }
 
 
@@ -521,7 +521,7 @@ def test_the_shutdown_timeout_is_the_options_then_the_environments_then_30(
     """torchrun: shutdown_timeout_test 1."""
     if env is not None:
         monkeypatch.setenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", env)
-    assert config_of(*argv).timeouts.shutdown_s == seconds
+    assert config_of(*argv).timeouts.shutdown_timeout_s == seconds
 
 
 def test_a_wrong_shutdown_timeout_in_the_environment_is_named(

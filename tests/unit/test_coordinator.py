@@ -7,17 +7,17 @@ from dataclasses import replace
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
-    ListenForStore,
-    NodeEnded,
+    ListenForWorkersStore,
     NodeJoined,
     NodeLeft,
-    NoFreeSlot,
+    NodeStops,
+    NoFreePlace,
     RoundFormed,
     RoundVerdict,
     StopRound,
-    StoreListens,
     WaitingNodes,
-    WorkerFailed,
+    WorkersEnded,
+    WorkersStoreListens,
 )
 from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
@@ -39,12 +39,12 @@ def records(sent: list[Outgoing], kind: type) -> dict[int, object]:
 def started(coordinator: Coordinator, *indices: int) -> list[Outgoing]:
     """Let nodes join and the first of them listen."""
     sent = [message for index in indices for message in coordinator.receive(join(index))]
-    first = next(message for message in sent if isinstance(message.record, ListenForStore))
+    first = next(message for message in sent if isinstance(message.record, ListenForWorkersStore))
     assert first.node_index == coordinator.participants[0]
-    return coordinator.receive(StoreListens(coordinator.attempt, "10.0.0.1", 1234))
+    return coordinator.receive(WorkersStoreListens(coordinator.attempt, "10.0.0.1", 1234))
 
 
-def ended(coordinator: Coordinator, *ends: NodeEnded) -> list[Outgoing]:
+def ended(coordinator: Coordinator, *ends: WorkersEnded) -> list[Outgoing]:
     return [message for end in ends for message in coordinator.receive(end)]
 
 
@@ -68,7 +68,7 @@ def test_only_the_node_that_serves_tells_one_launcher_of_all_the_cause():
     coordinator = with_launcher(5, 2)
     started(coordinator, 5, 2)
     cause = exit_(0)
-    over = records(ended(coordinator, NodeEnded(5, 0), NodeEnded(2, 0, failed=True, cause=cause)), RoundVerdict)
+    over = records(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0, failed=True, cause=cause)), RoundVerdict)
     assert {index: verdict.cause for index, verdict in over.items()} == {5: cause, 2: None}
 
 
@@ -83,7 +83,7 @@ def test_different_worker_counts_give_contiguous_ranks():
     coordinator, sizes = Coordinator(0, 5, 5, 0), (4, 1, 2, 3, 5)
     for index, size in enumerate(sizes):
         coordinator.receive(join(index, size))
-    rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
     given = [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()]
     assert given == [(0, 4, 15), (4, 1, 15), (5, 2, 15), (7, 3, 15), (10, 5, 15)]
 
@@ -92,9 +92,9 @@ def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
     """torchrun: test_run 14; local_elastic_agent_test 17."""
     coordinator = Coordinator(0, 2, 2, 0)
     started(coordinator, 0, 1)
-    assert ended(coordinator, NodeEnded(0, 0)) == []
-    assert ended(coordinator, NodeEnded(1, 0)) == [
-        Outgoing(i, RoundVerdict(0, will_restart=False, failed=False)) for i in (0, 1)
+    assert ended(coordinator, WorkersEnded(0, 0)) == []
+    assert ended(coordinator, WorkersEnded(1, 0)) == [
+        Outgoing(i, RoundVerdict(0, attempt_follows=False, failed=False)) for i in (0, 1)
     ]
     assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
@@ -102,28 +102,28 @@ def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
 def test_a_failure_stops_every_node_at_once_and_ends_the_run():
     coordinator = Coordinator(0, 2, 2, 0)
     started(coordinator, 0, 1)
-    assert set(records(coordinator.receive(WorkerFailed(1, 0)), StopRound)) == {0, 1}
+    assert set(records(coordinator.receive(NodeStops(1, 0)), StopRound)) == {0, 1}
     cause = exit_(2)
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
-    assert over == {i: RoundVerdict(0, will_restart=False, failed=True, cause=cause) for i in (0, 1)}
+    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
+    assert over == {i: RoundVerdict(0, attempt_follows=False, failed=True, cause=cause) for i in (0, 1)}
 
 
 def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_all():
     coordinator = Coordinator(0, 2, 2, 1)
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0)), RoundVerdict)
-    assert all(record.will_restart for record in over.values())
+    over = records(ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0)), RoundVerdict)
+    assert all(record.attempt_follows for record in over.values())
     rounds = records(started(coordinator, 1, 0), RoundFormed)
     assert {(r.round.attempt, r.round.restart_count) for r in rounds.values()} == {(1, 1)}
-    over = records(ended(coordinator, NodeEnded(0, 1, failed=True), NodeEnded(1, 1)), RoundVerdict)
-    assert not any(record.will_restart for record in over.values())
+    over = records(ended(coordinator, WorkersEnded(0, 1, failed=True), WorkersEnded(1, 1)), RoundVerdict)
+    assert not any(record.attempt_follows for record in over.values())
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
     coordinator, cause = Coordinator(0, 2, 2, 5), exit_(1, "SyntaxError: invalid syntax")
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
-    assert not any(record.will_restart for record in over.values())
+    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
+    assert not any(record.attempt_follows for record in over.values())
     assert {record.reason for record in over.values()} == {"not restarted: the script cannot be parsed"}
 
 
@@ -134,11 +134,11 @@ def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None)
         if node == lost:
             coordinator.receive(NodeLeft(1 - node))
         attempt = coordinator.attempt
-        coordinator.receive(WorkerFailed(node, attempt))
+        coordinator.receive(NodeStops(node, attempt))
         lost_peer = replace(exit_(1 - node, "RuntimeError: Connection closed by peer [10.0.0.1]"), time_s=-1.0)
         ends = (
-            NodeEnded(node, attempt, failed=True, cause=failing(node)),
-            NodeEnded(1 - node, attempt, True, cause=lost_peer),
+            WorkersEnded(node, attempt, failed=True, cause=failing(node)),
+            WorkersEnded(1 - node, attempt, True, cause=lost_peer),
         )
         over = records(ended(coordinator, *ends), RoundVerdict)[node]
     return over
@@ -153,34 +153,34 @@ def failing(rank: int) -> WorkerExit:
 def test_the_same_error_ends_the_run_whichever_node_comes_to_it_first():
     """resilience 3.2 #22."""
     coordinator = Coordinator(0, 2, 2, 9)
-    assert fail_in_turn(coordinator, 0, 1).will_restart
+    assert fail_in_turn(coordinator, 0, 1).attempt_follows
     over = fail_in_turn(coordinator, 1)
-    assert (over.will_restart, over.failed, over.cause) == (False, True, failing(1))
+    assert (over.attempt_follows, over.failed, over.cause) == (False, True, failing(1))
     assert over.reason.startswith("not restarted again: 3 attempts in a row ended by the same exception")
 
 
 def test_the_last_of_all_restarts_is_not_said_to_be_given_up():
     over = fail_in_turn(Coordinator(0, 2, 2, 2), 0, 0, 0)
-    assert (over.will_restart, over.reason) == (False, "")
+    assert (over.attempt_follows, over.reason) == (False, "")
 
 
 def test_a_round_that_lost_a_node_is_none_of_those_that_ended_alike():
     coordinator = Coordinator(0, 1, 2, 9)
-    assert fail_in_turn(coordinator, 0, 0).will_restart
-    assert fail_in_turn(coordinator, 0, lost=0).will_restart
-    assert fail_in_turn(coordinator, 0, 0).will_restart
-    assert not fail_in_turn(coordinator, 0).will_restart
+    assert fail_in_turn(coordinator, 0, 0).attempt_follows
+    assert fail_in_turn(coordinator, 0, lost=0).attempt_follows
+    assert fail_in_turn(coordinator, 0, 0).attempt_follows
+    assert not fail_in_turn(coordinator, 0).attempt_follows
 
 
 def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():
     coordinator = Coordinator(0, 3, 3, 0)
     started(coordinator, 0, 1, 2)
     for index in (2, 0, 1):
-        coordinator.receive(WorkerFailed(index, 0))
+        coordinator.receive(NodeStops(index, 0))
     ends = [
-        NodeEnded(1, 0, failed=True, cause=exit_(1)),
-        NodeEnded(0, 0, failed=True, cause=exit_(0)),
-        NodeEnded(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
+        WorkersEnded(1, 0, failed=True, cause=exit_(1)),
+        WorkersEnded(0, 0, failed=True, cause=exit_(0)),
+        WorkersEnded(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
     ]
     over = records(ended(coordinator, *ends), RoundVerdict)
     assert over[0].cause.rank == 0
@@ -190,9 +190,9 @@ def test_a_lost_node_ends_a_run_of_fixed_size_and_is_named():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
     assert set(records(coordinator.receive(NodeLeft(1)), StopRound)) == {0}
-    sent = ended(coordinator, NodeEnded(0, 0))
+    sent = ended(coordinator, WorkersEnded(0, 0))
     assert records(sent, RoundVerdict)[0] == RoundVerdict(
-        0, will_restart=False, failed=True, reason="host1 (node 1) is lost"
+        0, attempt_follows=False, failed=True, reason="host1 (node 1) is lost"
     )
     assert Outgoing(0, AllNodesLeft()) in sent
 
@@ -202,11 +202,11 @@ def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
     coordinator.receive(NodeLeft(1))
-    assert records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0].will_restart
+    assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
     assert (rounds[0].round.restart_count, rounds[0].round.world_size) == (0, 2)
 
 
@@ -214,7 +214,7 @@ def test_a_replacement_takes_the_lost_nodes_rank_and_the_others_keep_theirs():
     coordinator = Coordinator(0, 2, 3, 0)
     started(coordinator, 0, 1, 2)
     coordinator.receive(NodeLeft(1))
-    ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0))
+    ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0))
     rounds = records(started(coordinator, 2, 0, 7), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 7: 1, 2: 2}
 
@@ -223,25 +223,25 @@ def test_a_node_that_comes_later_starts_a_larger_round():
     coordinator = Coordinator(0, 1, 2, 0)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
-    coordinator.receive(StoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, "a", 1))
     assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
-    assert records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0].will_restart
+    assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
-    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
 
 
 def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
     coordinator = Coordinator(0, 1, 3, 0)
     coordinator.receive(join(0))
-    assert records(coordinator.last_call_expired(), ListenForStore)
+    assert records(coordinator.last_call_expired(), ListenForWorkersStore)
     coordinator.receive(join(1))
-    rounds = records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
     assert {index: (formed.round.node_rank, formed.round.world_size) for index, formed in rounds.items()} == {
         0: (0, 4),
         1: (1, 4),
     }
-    assert coordinator.receive(StoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
 
 
 def test_it_may_go_again_before_that():
@@ -250,20 +250,20 @@ def test_it_may_go_again_before_that():
     coordinator.last_call_expired()
     coordinator.receive(join(1))
     coordinator.receive(NodeLeft(1))
-    assert coordinator.receive(StoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    assert records(coordinator.receive(StoreListens(0, "a", 1)), RoundFormed).keys() == {0}
+    assert records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed).keys() == {0}
 
 
 def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
-    assert coordinator.receive(join(2)) == [Outgoing(2, NoFreeSlot(("host0", "host1")))]
+    assert coordinator.receive(join(2)) == [Outgoing(2, NoFreePlace(("host0", "host1")))]
     coordinator.receive(NodeLeft(1))
-    ended(coordinator, NodeEnded(0, 0))
-    assert records(coordinator.receive(join(0)), ListenForStore)
-    rounds = records(coordinator.receive(StoreListens(1, "a", 1)), RoundFormed)
+    ended(coordinator, WorkersEnded(0, 0))
+    assert records(coordinator.receive(join(0)), ListenForWorkersStore)
+    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 2: 1}
 
 
@@ -271,9 +271,9 @@ def test_it_takes_no_place_from_one_that_comes_again_a_little_later():
     coordinator = Coordinator(0, 1, 2, 1)
     started(coordinator, 0, 1)
     coordinator.receive(join(2))
-    ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0))
-    assert not records(coordinator.receive(join(0)), ListenForStore)
-    assert records(coordinator.receive(join(1)), ListenForStore)
+    ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0))
+    assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
+    assert records(coordinator.receive(join(1)), ListenForWorkersStore)
     assert coordinator.participants == [0, 1]
 
 
@@ -281,8 +281,8 @@ def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
     coordinator = Coordinator(0, 1, 2, 0)
     started(coordinator, 0, 1)
     coordinator.receive(join(2))
-    sent = ended(coordinator, NodeEnded(0, 0), NodeEnded(1, 0))
-    assert sent == [Outgoing(i, RoundVerdict(0, will_restart=False, failed=False)) for i in (0, 1, 2)]
+    sent = ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0))
+    assert sent == [Outgoing(i, RoundVerdict(0, attempt_follows=False, failed=False)) for i in (0, 1, 2)]
     assert coordinator.receive(NodeLeft(2)) == []
     assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
@@ -290,26 +290,26 @@ def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
 def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
     coordinator = Coordinator(0, 1, 2, 3)
     started(coordinator, 0, 1)
-    assert records(coordinator.receive(NodeEnded(1, 0, stopped=True)), StopRound)
-    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0]
-    assert (over.will_restart, over.stopped, over.reason) == (False, True, "host1 was stopped")
+    assert records(coordinator.receive(WorkersEnded(1, 0, stopped=True)), StopRound)
+    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0]
+    assert (over.attempt_follows, over.stopped, over.reason) == (False, True, "host1 was stopped")
 
 
 def test_all_nodes_get_the_reason_that_the_stopped_node_knows():
     coordinator = Coordinator(0, 1, 2, 3)
     started(coordinator, 0, 1)
-    coordinator.receive(NodeEnded(1, 0, stopped=True, reason="another process sent SIGTERM"))
-    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict).values()
+    coordinator.receive(WorkersEnded(1, 0, stopped=True, reason="another process sent SIGTERM"))
+    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict).values()
     assert {verdict.reason for verdict in over} == {"another process sent SIGTERM"}
 
 
 def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
-    coordinator.receive(WorkerFailed(0, 0))
-    missing = NodeEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
-    over = records(ended(coordinator, missing, NodeEnded(1, 0, stopped=True)), RoundVerdict)[0]
-    assert over == RoundVerdict(0, will_restart=False, failed=False, stopped=True, reason="host1 was stopped")
+    coordinator.receive(NodeStops(0, 0))
+    missing = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
+    over = records(ended(coordinator, missing, WorkersEnded(1, 0, stopped=True)), RoundVerdict)[0]
+    assert over == RoundVerdict(0, attempt_follows=False, failed=False, stopped=True, reason="host1 was stopped")
 
 
 def test_a_failure_stays_one_though_somebody_stops_the_run_then():
@@ -317,9 +317,9 @@ def test_a_failure_stays_one_though_somebody_stops_the_run_then():
     started(coordinator, 0, 1)
     cause = exit_(0, "ValueError: no")
     over = records(
-        ended(coordinator, NodeEnded(0, 0, failed=True, cause=cause), NodeEnded(1, 0, stopped=True)), RoundVerdict
+        ended(coordinator, WorkersEnded(0, 0, failed=True, cause=cause), WorkersEnded(1, 0, stopped=True)), RoundVerdict
     )[0]
-    assert (over.will_restart, over.failed, over.stopped, over.cause) == (False, True, False, cause)
+    assert (over.attempt_follows, over.failed, over.stopped, over.cause) == (False, True, False, cause)
 
 
 def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others():
@@ -334,18 +334,18 @@ def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others
 def test_late_messages_of_an_earlier_round_change_nothing():
     coordinator = Coordinator(0, 2, 2, 1)
     started(coordinator, 0, 1)
-    ended(coordinator, NodeEnded(0, 0, failed=True), NodeEnded(1, 0))
+    ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0))
     started(coordinator, 0, 1)
-    assert coordinator.receive(WorkerFailed(1, 0)) == []
-    assert coordinator.receive(NodeEnded(1, 0, failed=True)) == []
-    assert coordinator.receive(StoreListens(0, "old", 1)) == []
+    assert coordinator.receive(NodeStops(1, 0)) == []
+    assert coordinator.receive(WorkersEnded(1, 0, failed=True)) == []
+    assert coordinator.receive(WorkersStoreListens(0, "old", 1)) == []
 
 
 def test_a_node_that_comes_after_the_end_is_told_so():
     """torchrun: rendezvous 16."""
     coordinator = Coordinator(0, 1, 1, 0)
     started(coordinator, 0)
-    ended(coordinator, NodeEnded(0, 0))
+    ended(coordinator, WorkersEnded(0, 0))
     (sent,) = coordinator.receive(join(5))
     assert "had ended" in sent.record.reason
 
@@ -363,7 +363,7 @@ def test_a_round_forms_when_all_that_are_expected_have_come_in_the_order_of_thei
     coordinator.receive(join(0))
     assert not coordinator.has_enough, "no last call: the launcher knows who comes"
     sent = coordinator.receive(join(5))
-    assert records(sent, ListenForStore)
+    assert records(sent, ListenForWorkersStore)
     assert coordinator.participants == [0, 5, 2]
 
 
@@ -372,37 +372,37 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
     coordinator.receive(join(0))
     for index in (1, 2):
         sent = coordinator.receive(NodeJoined(index, f"host{index}", 1, server_address="10.1.0.1"))
-    assert records(sent, ListenForStore) == {0: ListenForStore(0, "10.1.0.1")}
+    assert records(sent, ListenForWorkersStore) == {0: ListenForWorkersStore(0, "10.1.0.1")}
 
 
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
     assert records(coordinator.receive(SetParticipants((0, 2))), StopRound).keys() == {0, 2}
-    over = records(ended(coordinator, NodeEnded(0, 0), NodeEnded(2, 0)), RoundVerdict)
-    assert {(verdict.will_restart, verdict.failed) for verdict in over.values()} == {(True, False)}
+    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
+    assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
-    assert records(sent, ListenForStore)
+    assert records(sent, ListenForWorkersStore)
 
 
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
     coordinator.receive(SetParticipants((0, 7)))
-    ended(coordinator, NodeEnded(0, 0))
-    assert not records(coordinator.receive(join(0)), ListenForStore)
-    assert records(coordinator.receive(join(7)), ListenForStore)
+    ended(coordinator, WorkersEnded(0, 0))
+    assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
+    assert records(coordinator.receive(join(7)), ListenForWorkersStore)
     assert coordinator.participants == [0, 7]
 
 
 def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(WorkerFailed(0, 0))
+    coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
-    coordinator.receive(NodeEnded(0, 0, failed=True, cause=cause))
+    coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
     over = records(coordinator.receive(SetParticipants((0,))), RoundVerdict)
-    assert over[0].will_restart
+    assert over[0].attempt_follows
     assert not over[0].failed
 
 
@@ -412,16 +412,16 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator.receive(join(0))
     coordinator.receive(SetParticipants((0, 2)))
     sent = coordinator.receive(join(2))
-    assert records(sent, ListenForStore)
-    assert records(coordinator.receive(StoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+    assert records(sent, ListenForWorkersStore)
+    assert records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
 
 
 def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
     coordinator = Coordinator(0, 2, 2, 0, assigned=(0, 1), attempt=1)
     coordinator.receive(join(0))
     [sent] = coordinator.receive(replace(join(1), attempt=3))
-    assert sent == Outgoing(0, ListenForStore(3, ""))
-    rounds = records(coordinator.receive(StoreListens(3, "a", 1)), RoundFormed)
+    assert sent == Outgoing(0, ListenForWorkersStore(3, ""))
+    rounds = records(coordinator.receive(WorkersStoreListens(3, "a", 1)), RoundFormed)
     assert {formed.round.attempt for formed in rounds.values()} == {3}
 
 
@@ -429,14 +429,14 @@ def test_a_host_is_lost_whatever_it_is_called():
     coordinator = Coordinator(0, 2, 2, 3)
     started(coordinator, 0, 1)
     coordinator.receive(NodeLeft(1))
-    over = records(ended(coordinator, NodeEnded(0, 0)), RoundVerdict)[0]
+    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0]
     named = Coordinator(0, 2, 2, 3)
     for index, host in ((0, "a"), (1, "joins")):
         named.receive(NodeJoined(index, host, 2))
-    named.receive(StoreListens(0, "a", 1))
+    named.receive(WorkersStoreListens(0, "a", 1))
     named.receive(NodeLeft(1))
-    same = records(ended(named, NodeEnded(0, 0)), RoundVerdict)[0]
-    assert (same.will_restart, same.failed) == (over.will_restart, over.failed) == (False, True)
+    same = records(ended(named, WorkersEnded(0, 0)), RoundVerdict)[0]
+    assert (same.attempt_follows, same.failed) == (over.attempt_follows, over.failed) == (False, True)
 
 
 def test_a_node_that_is_assigned_twice_takes_part_once():

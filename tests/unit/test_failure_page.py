@@ -198,7 +198,7 @@ def test_equal_attempts_are_told_in_one_line() -> None:
 
 def test_earlier_attempts_are_told_in_a_line_each() -> None:
     attempts = tuple(
-        AttemptResult(number, "failed", (ended(number, 1, error=RAISED),), 5.0, will_restart=number < 2)
+        AttemptResult(number, "failed", (ended(number, 1, error=RAISED),), 5.0, attempt_follows=number < 2)
         for number in range(3)
     )
     text = failure_page.page(failed(ended(2, 1), attempts=attempts))

@@ -14,7 +14,7 @@ from ddplaunch.transport.local import LineSeen, with_line_search
 def result(exit_code: int, *outcomes: Outcome, signal: str | None = None) -> RunResult:
     """A run whose attempts ended like this after 2 s each."""
     last = len(outcomes) - 1
-    attempts = tuple(AttemptResult(i, each, (), 2.0, will_restart=i < last) for i, each in enumerate(outcomes))
+    attempts = tuple(AttemptResult(i, each, (), 2.0, attempt_follows=i < last) for i, each in enumerate(outcomes))
     outcome: Outcome = "stopped" if signal else "failed" if exit_code else "succeeded"
     return RunResult("r1", exit_code, outcome, 9.0, attempts, signal=signal)
 

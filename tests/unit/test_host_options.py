@@ -118,7 +118,7 @@ def test_an_env_file_that_cannot_be_read_is_named(tmp_path: Path):
 def test_how_long_a_node_may_be_silent_can_be_said_for_hosts_too():
     conf = "keep_alive_interval=10,keep_alive_max_attempt=3,timeout=90,is_host=1"
     found = config("--hosts", "a,b", "--rdzv-conf", conf)
-    assert (found.timeouts.lost_after_s, found.timeouts.join_s) == (30.0, 90.0)
+    assert (found.timeouts.lost_after_s, found.timeouts.join_timeout_s) == (30.0, 90.0)
     assert any("is_host (the launcher starts all nodes" in notice.text for notice in found.notices)
     with pytest.raises(UsageError, match="1 s without an answer are too few"):
         config("--hosts", "a,b", "--rdzv-conf", "keep_alive_interval=1,keep_alive_max_attempt=1")

@@ -16,14 +16,14 @@ def meeting(host: str, port: int = 0, is_server: bool | None = None) -> Rendezvo
         token="x",
         min_nodes=2,
         max_nodes=2,
-        node_rank=None,
-        hosts=(host,),
+        node_index=None,
+        server_addresses=(host,),
         port=port,
         is_server=is_server,
         local_addr=None,
         interface=None,
         join_timeout_s=1.0,
-        last_call_s=1.0,
+        last_call_timeout_s=1.0,
         lost_after_s=1.0,
     )
 

@@ -7,7 +7,7 @@ import pytest
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
-from ddplaunch.transport.handle import AgentLost
+from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import FakeTransport
 
@@ -71,7 +71,7 @@ def test_the_run_is_over_when_all_nodes_are_whatever_their_order():
         assert not nodes.all_finished
         node.state = NodeState.DONE
     assert not nodes.all_finished, "a sweep goes on"
-    nodes.on_sweep_event(nodes.all[1], AgentLost())
+    nodes.on_sweep_event(nodes.all[1], ChannelClosed())
     assert nodes.all_finished
 
 

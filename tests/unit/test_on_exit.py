@@ -18,7 +18,7 @@ FAILED = RunResult("job7", 84, "failed", 61.7, (AttemptResult(0, "failed", (), 6
 
 def messages(command: str | None, node_rank: int | None = None, interrupted: bool = False) -> list[tuple[str, int]]:
     shown: list[tuple[str, int]] = []
-    rendezvous = None if node_rank is None else SimpleNamespace(node_rank=node_rank)
+    rendezvous = None if node_rank is None else SimpleNamespace(node_index=node_rank)
     config: Any = SimpleNamespace(on_exit=command, rendezvous=rendezvous)
     on_exit.run(config, FAILED, None, lambda *message: shown.append(message), lambda: interrupted)
     return shown

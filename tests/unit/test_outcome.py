@@ -77,7 +77,7 @@ def stopped(job: SlurmJob, *signals: int) -> RunResult:
 def test_a_job_is_requeued_after_the_signals_that_ask_for_it():
     job = SlurmJob("7", 0, ("SIGUSR1",), requests_requeue=True)
     told = stopped(job, signal.SIGUSR1, signal.SIGTERM)
-    assert (told.will_requeue, told.exit_code, told.job) == (True, 128 + signal.SIGUSR1, job)
+    assert (told.will_requeue, told.exit_code, told.slurm_job) == (True, 128 + signal.SIGUSR1, job)
     assert not stopped(job, signal.SIGTERM).will_requeue
     assert not stopped(SlurmJob("7"), signal.SIGUSR1).will_requeue
 

@@ -45,15 +45,15 @@ def dry_run(nodes: int, **fields: Any) -> LaunchConfig:
 
 def meeting(**fields: Any) -> RendezvousConfig:
     places: dict[str, Any] = {
-        "hosts": ("node1",),
+        "server_addresses": ("node1",),
         "port": 29400,
         "is_server": None,
         "local_addr": None,
         "interface": None,
     }
-    times: dict[str, Any] = {"join_timeout_s": 600.0, "last_call_s": 30.0, "lost_after_s": 5.0}
+    times: dict[str, Any] = {"join_timeout_s": 600.0, "last_call_timeout_s": 30.0, "lost_after_s": 5.0}
     return RendezvousConfig(
-        **{"token": "x", "min_nodes": 2, "max_nodes": 2, "node_rank": None, **places, **times, **fields}
+        **{"token": "x", "min_nodes": 2, "max_nodes": 2, "node_index": None, **places, **times, **fields}
     )
 
 
@@ -142,7 +142,7 @@ def test_nodes_of_an_allocation_are_started_through_srun():
 
 
 def test_one_of_several_nodes_knows_its_own_ranks_if_it_has_a_number():
-    found = plan(config(rendezvous=meeting(node_rank=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
+    found = plan(config(rendezvous=meeting(node_index=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.nodes[0].ranks, found.starts) == (8, (4, 7), "this node of several")
     assert every(found, "RANK") == ["4", "5", "6", "7"]
 

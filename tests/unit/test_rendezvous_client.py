@@ -15,14 +15,14 @@ def client() -> RendezvousClient:
         token="job7",
         min_nodes=2,
         max_nodes=2,
-        node_rank=None,
-        hosts=("127.0.0.1",),
+        node_index=None,
+        server_addresses=("127.0.0.1",),
         port=29400,
         is_server=False,
         local_addr=None,
         interface=None,
         join_timeout_s=600.0,
-        last_call_s=30.0,
+        last_call_timeout_s=30.0,
         lost_after_s=5.0,
     )
     return RendezvousClient("gpu1", config)

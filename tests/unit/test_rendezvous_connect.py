@@ -19,14 +19,14 @@ CONFIG = RendezvousConfig(
     token="job7",
     min_nodes=2,
     max_nodes=2,
-    node_rank=1,
-    hosts=("node1",),
+    node_index=1,
+    server_addresses=("node1",),
     port=0,
     is_server=False,
     local_addr=None,
     interface=None,
     join_timeout_s=1.0,
-    last_call_s=1.0,
+    last_call_timeout_s=1.0,
     lost_after_s=1.0,
 )
 BY_LAUNCHER = MemberSpec(rendezvous=CONFIG, node_id="node2 x", max_restarts=0, launcher_assigns_rendezvous=True)

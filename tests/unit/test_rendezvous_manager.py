@@ -15,14 +15,14 @@ COMMON = RendezvousConfig(
     token="run",
     min_nodes=2,
     max_nodes=3,
-    node_rank=None,
-    hosts=(),
+    node_index=None,
+    server_addresses=(),
     port=0,
     is_server=None,
     local_addr=None,
     interface=None,
     join_timeout_s=60.0,
-    last_call_s=0.0,
+    last_call_timeout_s=0.0,
     lost_after_s=5.0,
 )
 
@@ -61,9 +61,13 @@ def opened(place: RendezvousManager, sent: Sent, seats: list[int]) -> dict[int, 
 
 def test_the_first_node_serves_and_the_others_hear_where(sent: Sent):
     told = opened(RendezvousManager(COMMON), sent, [0, 1, 2])
-    assert [(told[index].is_server, told[index].node_rank) for index in range(3)] == [(True, 0), (False, 1), (False, 2)]
-    assert told[0].hosts == ()
-    assert (told[2].hosts, told[2].port) == (("10.0.0.1", "10.1.0.1"), 4321)
+    assert [(told[index].is_server, told[index].node_index) for index in range(3)] == [
+        (True, 0),
+        (False, 1),
+        (False, 2),
+    ]
+    assert told[0].server_addresses == ()
+    assert (told[2].server_addresses, told[2].port) == (("10.0.0.1", "10.1.0.1"), 4321)
     assert (told[0].participants, told[2].participants) == ((0, 1, 2), ()), "one of thousands need not know all"
 
 

@@ -20,7 +20,7 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, StopWorkers
 from ddplaunch.system import run_folder
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.transport.handle import AgentLost, FromNode
+from ddplaunch.transport.handle import ChannelClosed, FromNode
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport
 from tests.support.processes import wait_until
@@ -44,7 +44,7 @@ class StoppableHandle(FakeHandle):
         super().send(record)
         if isinstance(record, StopWorkers):
             self._post(AgentEnded())
-            self._post(AgentLost())
+            self._post(ChannelClosed())
 
 
 class CountingTransport(FakeTransport):
@@ -100,8 +100,8 @@ def test_a_run_that_cannot_be_prepared_leaves_no_lock_and_no_thread(
         raise LaunchError("too few open files")
 
     monkeypatch.setattr(setup, "transport_for", fail)
-    before = set(threading.enumerate())
+    before, held = set(threading.enumerate()), dict(run_folder._held)
     with pytest.raises(LaunchError, match="too few open files"):
         run_module.run(launch_config(script="x.py", log_dir=str(tmp_path)), "r1", "r1", None, 1)
-    assert not run_folder._held
+    assert run_folder._held == held
     wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "console" in thread.name])

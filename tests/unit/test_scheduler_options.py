@@ -41,8 +41,8 @@ def test_a_step_with_a_task_per_node_meets_where_slurm_says(config_of):
     config = config_of(step(node_id=1))
     found = meeting(config)
     ports = candidate_ports("slurm-77.0.0")
-    assert (found.hosts, found.port, found.other_ports) == (("gpu1",), ports[0], ports[1:])
-    assert (found.node_rank, found.min_nodes, found.max_nodes, found.is_server) == (1, 4, 4, False)
+    assert (found.server_addresses, found.port, found.other_ports) == (("gpu1",), ports[0], ports[1:])
+    assert (found.node_index, found.min_nodes, found.max_nodes, found.is_server) == (1, 4, 4, False)
     assert (found.token, config.run_id, config.task) == ("slurm-77.0.0", "slurm-77.0.0", None)
     assert (config.max_nodes, config.workers.nproc_per_node, config.launcher_assigns_rendezvous) == (4, None, False)
     assert "SLURM job 77, step 0: node 1 of 4" in told(config, 1)
@@ -72,7 +72,7 @@ def test_a_task_per_worker_is_that_worker(config_of):
     found = meeting(config)
     assert config.task is not None
     assert (config.task.rank, config.task.local_rank, config.workers.nproc_per_node) == (6, 2, 1)
-    assert (found.node_rank, found.min_nodes, found.max_nodes, found.is_server) == (6, 12, 12, False)
+    assert (found.node_index, found.min_nodes, found.max_nodes, found.is_server) == (6, 12, 12, False)
 
 
 def test_tasks_that_cannot_be_the_workers_asked_for_are_refused(config_of):
@@ -94,7 +94,7 @@ def test_tasks_that_cannot_be_the_workers_asked_for_are_refused(config_of):
 )
 def test_who_says_where_to_meet_is_obeyed(config_of, argv: tuple[str, ...]):
     found = meeting(config_of(step(), *argv))
-    assert (found.hosts, found.port, found.max_nodes, found.other_ports) == (("a",), 1, 2, ())
+    assert (found.server_addresses, found.port, found.max_nodes, found.other_ports) == (("a",), 1, 2, ())
 
 
 @pytest.mark.parametrize("argv", [("--standalone",), ("--dry-run",), ("--cluster", "none"), ("--hosts", "b1")])
@@ -128,19 +128,19 @@ def test_mpi_needs_a_place_where_it_says_none(config_of):
     with pytest.raises(UsageError, match="without the host of their rendezvous"):
         config_of(MPICH)
     found = meeting(config_of(MPICH | {"MASTER_ADDR": "fd00::1", "MASTER_PORT": "29500"}))
-    assert (found.hosts, found.port, found.token) == (("fd00::1",), 29500, "none")
+    assert (found.server_addresses, found.port, found.token) == (("fd00::1",), 29500, "none")
 
 
 def test_mpi_on_one_node_needs_none(config_of):
     config = config_of(open_mpi(1, 4, 1, 4, PMIX_NAMESPACE="a@1"))
-    assert (meeting(config).hosts, config.run_id) == (("127.0.0.1",), "mpi-a@1")
+    assert (meeting(config).server_addresses, config.run_id) == (("127.0.0.1",), "mpi-a@1")
 
 
 def test_kubernetes_counts_only_with_nnodes(config_of):
     pod = {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "job-0.job", "MASTER_PORT": "29500"}
     assert config_of(pod).rendezvous is None
     found = meeting(config_of(pod, "--nnodes", "2"))
-    assert (found.hosts, found.port, found.node_rank, found.is_server) == (("job-0.job",), 29500, 1, False)
+    assert (found.server_addresses, found.port, found.node_index, found.is_server) == (("job-0.job",), 29500, 1, False)
 
 
 def test_the_hosts_of_pbs_and_lsf_are_reached_over_ssh(config_of, tmp_path: Path):
@@ -167,15 +167,15 @@ def test_the_nodes_of_an_allocation_are_reached_through_srun(config_of):
 
 
 def job(config: LaunchConfig) -> SlurmJob:
-    assert config.job is not None
-    return config.job
+    assert config.slurm_job is not None
+    return config.slurm_job
 
 
 def test_a_job_of_slurm_is_known_however_it_was_started(config_of):
-    assert config_of({}).job is None
+    assert config_of({}).slurm_job is None
     assert job(config_of(BATCH)) == job(config_of(step())) == SlurmJob("77")
     assert job(config_of(BATCH, "--standalone")) == SlurmJob("77")
-    assert config_of(BATCH, "--cluster", "none").job is None
+    assert config_of(BATCH, "--cluster", "none").slurm_job is None
     # Its own number may be that of the whole array.
     array = BATCH | {"SLURM_ARRAY_JOB_ID": "76", "SLURM_ARRAY_TASK_ID": "3"}
     assert job(config_of(array)).id == "76_3"

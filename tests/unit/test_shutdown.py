@@ -51,4 +51,4 @@ def test_nodes_that_fail_alike_are_told_to_stop_once_and_the_first_counts():
         stopping.fail(LaunchError(f"{host}: no such script", "", 82))
     assert stopping.error
     assert stopping.error.message == "a: no such script"
-    assert nodes.sent == [StopWorkers(15, config.timeouts.shutdown_s)]
+    assert nodes.sent == [StopWorkers(15, config.timeouts.shutdown_timeout_s)]

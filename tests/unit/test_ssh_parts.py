@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
-from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh import config
 from ddplaunch.transport.ssh.config import ConfigError, parse_jumps, resolve
 from ddplaunch.transport.ssh.connections import LoginLimiter
@@ -108,11 +108,11 @@ def test_a_shared_value_is_made_once_and_so_is_its_failure():
 
     def fail() -> int:
         made.append(1)
-        raise Unreachable("TCP", "no")
+        raise ConnectFailed("TCP", "no")
 
     before = len(made)
     for _ in range(3):
-        with pytest.raises(Unreachable):
+        with pytest.raises(ConnectFailed):
             shared.get("b", fail)
     assert len(made) == before + 1
 
@@ -141,10 +141,10 @@ def test_the_gate_lets_in_fewer_when_servers_hang_up_and_more_again_when_all_is_
 
     def hang_up() -> None:
         with gate:
-            raise Unreachable("TCP", "hung up", is_overload=True)
+            raise ConnectFailed("TCP", "hung up", is_overload=True)
 
     for _ in range(5):
-        with pytest.raises(Unreachable):
+        with pytest.raises(ConnectFailed):
             hang_up()
     assert count() <= 5
     for _ in range(20):

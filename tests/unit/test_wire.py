@@ -31,7 +31,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
-from ddplaunch.protocol.specs import WorkerSpec
+from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
 
 RECORDS: tuple[type, ...] = tuple(
@@ -123,17 +123,17 @@ def test_a_record_survives_the_wire(record: Any) -> None:
 
 def test_a_text_that_is_not_utf8_survives() -> None:
     argument = os.fsdecode(b"\xff\x00\n\r\x1b[31m\xc3\xa9\xf0\x9f\x92\xa5\xed\xa0\x80")
-    spec = WorkerSpec(tag="0", how="exec", argv=(argument,), env={argument: argument})
-    again = decode(encode(spec), (WorkerSpec,))
+    spec = ProcessSpec(tag="0", how="exec", argv=(argument,), env={argument: argument})
+    again = decode(encode(spec), (ProcessSpec,))
     assert os.fsencode(again.argv[0]) == os.fsencode(argument)
     assert again.env == {argument: argument}
 
 
 def test_what_an_environment_may_hold_fits_into_a_line() -> None:
     env = {f"NAME_{number}": "\udcff" * 100_000 for number in range(40)}
-    line = encode(WorkerSpec(tag="0", how="exec", argv=(), env=env))
+    line = encode(ProcessSpec(tag="0", how="exec", argv=(), env=env))
     assert len(line) < wire.MAX_LINE_BYTES
-    assert decode(line, (WorkerSpec,)).env == env
+    assert decode(line, (ProcessSpec,)).env == env
 
 
 EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
@@ -170,11 +170,11 @@ def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
 @settings(deadline=None)
 @given(st.text(st.characters(exclude_categories=()) | st.characters(categories=["Cs"]), max_size=8))
 def test_the_reader_accepts_every_text_that_can_be_sent(text: str) -> None:
-    spec = WorkerSpec(tag=text, how="exec", argv=(text,), env={text: text})
-    again = decode(encode(spec), (WorkerSpec,))
+    spec = ProcessSpec(tag=text, how="exec", argv=(text,), env={text: text})
+    again = decode(encode(spec), (ProcessSpec,))
     assert again.tag == again.argv[0] == again.env[again.tag]
     assert list(again.env) == [again.tag]
-    assert decode(encode(again), (WorkerSpec,)) == again
+    assert decode(encode(again), (ProcessSpec,)) == again
     again.tag.encode("utf-8", "surrogateescape")
 
 
@@ -250,7 +250,7 @@ def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any,
         ({"record": "Nothing"}, "not a record"),
         ({"record": ["StopWorkers"]}, "not a record"),
         ({"record": None}, "not a record"),
-        ({"record": "WorkerSpec"}, "not a record"),
+        ({"record": "ProcessSpec"}, "not a record"),
     ],
 )
 def test_a_wrong_field_is_refused_and_named(change: dict[str, Any], complaint: str) -> None:
@@ -285,9 +285,9 @@ def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
     ],
 )
 def test_what_is_inside_a_field_is_checked_too(field: str, value: Any) -> None:
-    body = json.loads(encode(WorkerSpec(tag="0", how="exec")))
+    body = json.loads(encode(ProcessSpec(tag="0", how="exec")))
     with pytest.raises(ProtocolError):
-        decode(as_line({**body, field: value}), (WorkerSpec,))
+        decode(as_line({**body, field: value}), (ProcessSpec,))
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ from ddplaunch.protocol.specs import (
     ForkserverReady,
     ForkserverSpec,
     ImportFailed,
-    WorkerSpec,
-    WorkerStarted,
+    ProcessSpec,
+    ProcessStarted,
 )
 from ddplaunch.system import cgroup, processes
 
@@ -98,7 +98,7 @@ class ForkserverClient:
         """Whether a requested process has not been reported as started."""
         return bool(self._pending)
 
-    def start(self, spec: WorkerSpec, fds: Sequence[int], local_rank: int) -> None:
+    def start(self, spec: ProcessSpec, fds: Sequence[int], local_rank: int) -> None:
         """Request a worker, or a helper (STORE, MEMBER). Closes ``fds``, so that a pipe can end."""
         if self._forkserver:
             self._pending[spec.tag] = local_rank
@@ -110,9 +110,9 @@ class ForkserverClient:
     def start_store(self, round_: Round, listener: socket.socket) -> None:
         """Request the process that serves the workers' store on ``listener``."""
         fds = [os.open(os.devnull, os.O_RDWR), os.dup(2), os.dup(2), os.dup(listener.fileno())]
-        self.start(WorkerSpec(tag=f"{round_.attempt}/store", how="store"), fds, STORE)
+        self.start(ProcessSpec(tag=f"{round_.attempt}/store", how="store"), fds, STORE)
 
-    def on_started(self, event: WorkerStarted) -> int | None:
+    def on_started(self, event: ProcessStarted) -> int | None:
         """The local rank or helper that has started; None if its request was dropped by ``close_forkserver``."""
         return self._pending.pop(event.tag, None)
 
@@ -161,7 +161,7 @@ class ForkserverClient:
         self.close_forkserver()
         unkillable = self.sweep(frozenset())
         if self._cgroup:
-            cgroup.remove(self._cgroup, time.monotonic() + (0 if unkillable else processes.SWEEP_S))
+            cgroup.remove(self._cgroup, time.monotonic() + (0 if unkillable else processes.UNKILLABLE_AFTER_S))
         return unkillable
 
 
@@ -195,12 +195,12 @@ class ForkserverProcess:
         self._socket.close()
         self._process.kill()
         try:
-            return self._process.wait(processes.SWEEP_S)
+            return self._process.wait(processes.UNKILLABLE_AFTER_S)
         except subprocess.TimeoutExpired:  # In uninterruptible sleep; the next sweep reports its pid.
             return -signal.SIGKILL
 
     def send(self, record: object, fds: Sequence[int]) -> None:
-        """Send a ForkserverSpec or a WorkerSpec with its descriptors, which the caller may close after the call."""
+        """Send a ForkserverSpec or a ProcessSpec with its descriptors, which the caller may close after the call."""
         body = wire.encode(record)
         # A forkserver that has ended is reported by ForkserverExited.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):

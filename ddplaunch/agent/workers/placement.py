@@ -14,7 +14,7 @@ from ddplaunch.agent.workers.start_plan import StartPlan, worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment, stack_dump
-from ddplaunch.protocol.specs import WorkerSpec
+from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.system import devices, numa
 
 if TYPE_CHECKING:
@@ -123,18 +123,18 @@ def worker_spec(
     round_: Round,
     worker: Worker,
     defaults: Mapping[str, str],
-) -> WorkerSpec:
-    """The WorkerSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
+) -> ProcessSpec:
+    """The ProcessSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     env = environment.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
-    if spec.timeouts.hang_s is not None and plan.bootstrap:
+    if spec.timeouts.hang_timeout_s is not None and plan.bootstrap:
         env[stack_dump.VARIABLE] = str(worker.stacks_file or "/dev/stderr")
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:
         env[placement.device_variable] = ",".join(placement.devices[local_rank])
-    return WorkerSpec(
+    return ProcessSpec(
         tag=f"{round_.attempt}/{local_rank}",
         how=plan.how,
         argv=worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank, placement.fake_gpus),

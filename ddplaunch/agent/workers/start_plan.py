@@ -58,7 +58,7 @@ def prepare_node(spec: AgentSpec) -> AgentSpec:
     base = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
     if log_dir is None:
         run_retention.prune(base, spec.output.keep_runs)
-    return replace(spec, run_dir=str(run_folder.share(base, spec.run_dir_name, spec.host)))
+    return replace(spec, node_dir=str(run_folder.share(base, spec.run_dir_name, spec.host)))
 
 
 def check_program(program: Program, host: str, path_variable: str) -> None:
@@ -138,7 +138,7 @@ def _is_plain_script(path: str) -> bool:
 
 
 def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: FakeGpuConfig | None) -> tuple[str, ...]:
-    """The worker's ``WorkerSpec.argv`` for ``plan.how``."""
+    """The worker's ``ProcessSpec.argv`` for ``plan.how``."""
     program = spec.program
     local_rank_argument = (f"--local-rank={local_rank}",) if spec.workers.pass_local_rank else ()
     script = (program.path, *local_rank_argument, *program.args)

@@ -74,7 +74,7 @@ class Worker:
 
     rank: int
     local_rank: int
-    log_dir: Path | None
+    worker_dir: Path | None
     pumps: list[Pump] = field(default_factory=list)
     pid: int = 0
     started_at: float = 0.0
@@ -92,12 +92,12 @@ class Worker:
 
     @property
     def error_file(self) -> Path | None:
-        return self.log_dir / "error.json" if self.log_dir else None
+        return self.worker_dir / "error.json" if self.worker_dir else None
 
     @property
     def stacks_file(self) -> Path | None:
         """File that gets the Python stacks when the job hangs; None means the worker's stderr."""
-        return self.log_dir / stack_dump.FILE if self.log_dir else None
+        return self.worker_dir / stack_dump.FILE if self.worker_dir else None
 
     # A job that hangs.
 

@@ -45,19 +45,19 @@ class WorkerGroup:
         self._stopped_time_s = 0.0
         self._copies: dict[StreamName, LogFile] = {}
         self._warned = threading.Lock()
-        self._attempt_dir = Path(spec.run_dir) / f"attempt_{round_.attempt}" if spec.run_dir else None
+        self._attempt_dir = Path(spec.node_dir) / f"attempt_{round_.attempt}" if spec.node_dir else None
         self.workers = [self._worker(local_rank) for local_rank in range(round_.local_world_size)]
 
     def _worker(self, local_rank: int) -> Worker:
-        log_dir = self._attempt_dir / str(local_rank) if self._attempt_dir else None
-        if log_dir:
+        worker_dir = self._attempt_dir / str(local_rank) if self._attempt_dir else None
+        if worker_dir:
             try:
-                for folder in (log_dir.parent.parent, log_dir.parent, log_dir):
+                for folder in (worker_dir.parent.parent, worker_dir.parent, worker_dir):
                     folder.mkdir(exist_ok=True, mode=0o700)
             except OSError as error:
-                self._warn_once(f"{log_dir}: {error.strerror}")
-                log_dir = None
-        return Worker(self._round.first_rank + local_rank, local_rank, log_dir)
+                self._warn_once(f"{worker_dir}: {error.strerror}")
+                worker_dir = None
+        return Worker(self._round.first_rank + local_rank, local_rank, worker_dir)
 
     def _warn_once(self, text: str) -> None:
         """Warn once for the whole group: a full disk affects every file."""
@@ -83,7 +83,7 @@ class WorkerGroup:
         stream = Stream(
             header=Output(self._spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
             send=self._outbox.send_output if self._is_shown(worker, name) else None,
-            log=LogFile(worker.log_dir / f"{name}.log", self._warn_once) if worker.log_dir else None,
+            log=LogFile(worker.worker_dir / f"{name}.log", self._warn_once) if worker.worker_dir else None,
             filters=tuple(os.fsencode(text) for text in filters),
             copy=self._copy(name) if filters else None,
             copy_prefix=f"[{self._spec.workers.role}{worker.local_rank}]:".encode(),
@@ -241,7 +241,7 @@ class WorkerGroup:
             out_of_memory=out_of_memory if killed_by_others else "no",
             ended_by_stop=killed_by_stop and error is not None and not stopped,
             tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
-            log_file=main_log(worker.log_dir, tails),
+            log_file=main_log(worker.worker_dir, tails),
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
             stacks=worker.stacks()[-_MAX_STACKS_CHARS:] if self._spec.run_dir_name else "",

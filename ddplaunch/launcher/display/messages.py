@@ -94,10 +94,10 @@ class UserMessages:
                 self._console.show(line)
         if is_shutting_down:
             return
-        if result.is_retried:
+        if result.restart_follows:
             restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
             self.show(f"{failure_page.attempt_line(result)}; {restart}", Level.NORMAL)
-        elif result.will_restart:
+        elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 
     def run_ended(self, result: RunResult, *, is_explained: bool) -> None:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import RemoteConfig
 from ddplaunch.protocol import first_failure
-from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh import session, sockets
 from ddplaunch.transport.ssh.config import ConfigError, HostConfig, resolve
 from ddplaunch.transport.ssh.keys import KeyRing
@@ -53,7 +53,7 @@ class LoginLimiter:
     def __exit__(self, _type: type[BaseException] | None, error: BaseException | None, _tb: object) -> None:
         with self._changed:
             self._active -= 1
-            if isinstance(error, Unreachable) and error.is_overload:
+            if isinstance(error, ConnectFailed) and error.is_overload:
                 self._limit = max(min(_MIN_LIMIT, self._max_limit), self._limit / 2)
             elif error is None:
                 self._limit = min(self._max_limit, self._limit + 0.5)
@@ -82,7 +82,7 @@ class Connections:
         """A logged-in connection to ``host``, which the caller closes. Blocks while too many logins are in progress.
 
         Raises:
-            Unreachable: after ``Unreachable.max_attempts`` attempts.
+            ConnectFailed: after ``ConnectFailed.max_attempts`` attempts.
         """
         with self._limiter:
             config = _resolved(host, self.settings)
@@ -106,7 +106,7 @@ class Connections:
             try:
                 with limiter or contextlib.nullcontext():
                     return self._try(config, chain)
-            except Unreachable as error:
+            except ConnectFailed as error:
                 if attempt >= error.max_attempts or self._closed.is_set():
                     raise
             self._closed.wait(wait_s * random.uniform(0.5, 1.0))
@@ -115,7 +115,7 @@ class Connections:
 
     def _try(self, config: HostConfig, chain: tuple[HostConfig, ...]) -> paramiko.Transport:
         if self._closed.is_set():
-            raise Unreachable("start", "cancelled")
+            raise ConnectFailed("start", "cancelled")
         known = self._known_hosts(config)
         jump = self._jump_transport(chain) if chain else None
         deadline = time.monotonic() + self.settings.connect_timeout_s
@@ -133,11 +133,11 @@ class Connections:
         self._proxies.append(process)
         try:
             return session.connect(stream, config, known, self._keys, deadline)
-        except Unreachable as error:
+        except ConnectFailed as error:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 if error.is_overload and process.wait(_PROXY_END_S):
                     ended = first_failure.ended(process.returncode)
-                    raise Unreachable("jump", f"its ProxyCommand {ended}", max_attempts=_PROXY_TRIES) from None
+                    raise ConnectFailed("jump", f"its ProxyCommand {ended}", max_attempts=_PROXY_TRIES) from None
             raise
 
     def _known_hosts(self, config: HostConfig) -> KnownHosts:
@@ -145,14 +145,14 @@ class Connections:
         try:
             return self._known.get(files, lambda: KnownHosts(*files))
         except OSError as error:
-            raise Unreachable("host key", f"{error.filename} cannot be read: {error.strerror}") from None
+            raise ConnectFailed("host key", f"{error.filename} cannot be read: {error.strerror}") from None
         except ValueError as error:
-            raise Unreachable("host key", str(error), "Convert it to a text file of public keys.") from None
+            raise ConnectFailed("host key", str(error), "Convert it to a text file of public keys.") from None
 
     def _chain(self, config: HostConfig, depth: int) -> tuple[HostConfig, ...]:
         """The jump hosts in the order of the connections; the first one's own jump hosts come before it."""
         if depth > _MAX_JUMPS:
-            raise Unreachable("configuration", "its ProxyJump goes in a circle")
+            raise ConnectFailed("configuration", "its ProxyJump goes in a circle")
         chain: tuple[HostConfig, ...] = ()
         for number, host in enumerate(config.jumps):
             jump = self._jump_configs.get(host, functools.partial(_resolved, host, self._jump_settings))
@@ -165,9 +165,9 @@ class Connections:
         """The shared connection to the last jump host of the chain."""
         try:
             return self._jumps.get(chain, lambda: self._connect_jump_transport(chain))
-        except Unreachable as error:
+        except ConnectFailed as error:
             message = error.message if error.cause == "jump" else f"jump host {chain[-1].name}: {error.message}"
-            raise Unreachable("jump", message, error.hint) from None
+            raise ConnectFailed("jump", message, error.hint) from None
 
     def _connect_jump_transport(self, chain: tuple[HostConfig, ...]) -> paramiko.Transport:
         transport = self._retry(chain[-1], chain[:-1])
@@ -179,4 +179,4 @@ def _resolved(host: Host, settings: RemoteConfig) -> HostConfig:
     try:
         return resolve(host, settings)
     except ConfigError as error:
-        raise Unreachable("configuration", str(error), f"`ssh -G {host.name}` must work.") from None
+        raise ConnectFailed("configuration", str(error), f"`ssh -G {host.name}` must work.") from None

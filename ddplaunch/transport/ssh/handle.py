@@ -18,8 +18,8 @@ from ddplaunch.system import limits
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.failures import HostFailure, Unreachable
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, AgentLost, Transport
+from ddplaunch.transport.failures import ConnectFailed, HostFailure
+from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.ssh.connections import Connections
 from ddplaunch.transport.ssh.session import close_now, transport_deadline
 from ddplaunch.transport.ssh.stream import BUFFER_BYTES, AgentStream, send_all
@@ -43,7 +43,7 @@ _WINDOW_BYTES = 128 << 10
 class SshHandle(AgentHandle):
     """One agent on another machine.
 
-    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; AgentLost when the
+    Posts AgentConnected and then the agent's records, or a HostFailure and no other event; ChannelClosed when the
     channel has closed. It has three threads: one connects and sends, one reads, and paramiko decrypts in the third.
     """
 
@@ -96,19 +96,21 @@ class SshHandle(AgentHandle):
         try:
             self._transport = self._connections.connect(self.host)
             if self._is_closed:
-                raise Unreachable("start", "cancelled")
+                raise ConnectFailed("start", "cancelled")
             channel, reader = self._start_agent(self._transport)
             threading.Thread(target=self._receive, args=(reader,), name=f"from {self.host}", daemon=True).start()
-        except Unreachable as error:
+        except ConnectFailed as error:
             self._fail(error)
         except RuntimeError as error:
-            self._fail(Unreachable("start", f"the launcher's machine has no room for a thread: {error}", NO_ROOM_HINT))
+            self._fail(
+                ConnectFailed("start", f"the launcher's machine has no room for a thread: {error}", NO_ROOM_HINT)
+            )
         except Exception as error:  # Without an event of this host the launcher would wait forever.
-            self._fail(Unreachable("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
+            self._fail(ConnectFailed("start", f"a bug in ddplaunch: {type(error).__name__}: {error}"))
         else:
             self._send_records(channel)
 
-    def _fail(self, error: Unreachable) -> None:
+    def _fail(self, error: ConnectFailed) -> None:
         self._close_now()
         self._post(HostFailure(str(self.host), error.cause, error.message, error.hint))
 
@@ -116,7 +118,7 @@ class SshHandle(AgentHandle):
         """Start the agent and wait for its facts.
 
         Raises:
-            Unreachable: it does not start, or its node cannot take part.
+            ConnectFailed: it does not start, or its node cannot take part.
         """
         deadline = time.monotonic() + self._connections.settings.start_timeout_s
         is_late = threading.Event()
@@ -137,21 +139,21 @@ class SshHandle(AgentHandle):
             raise self._not_started(is_late.is_set(), reason, lines) from None
         failure = remote_start.check_facts(str(self.host), facts, self._start, tuple(lines))
         if failure:
-            raise Unreachable(failure.cause, failure.message, failure.hint)
+            raise ConnectFailed(failure.cause, failure.message, failure.hint)
         self._pid = facts.pid
         self._is_connected = True
         stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
         self._post(AgentConnected(facts))
         return channel, reader
 
-    def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> Unreachable:
+    def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> ConnectFailed:
         printed = [line for line in lines if line]
         last = f"; its last output: {printed[-1]}" if printed else ""
         if is_late:
             timeout_s = self._connections.settings.start_timeout_s
             hint = "A slow file system or --remote-setup? `ssh HOST true` shows how long a login takes."
-            return Unreachable("start", f"the agent did not start within {timeout_s:g} s{last}", hint)
-        return Unreachable("start", reason + last, "Does `ssh HOST true` work?")
+            return ConnectFailed("start", f"the agent did not start within {timeout_s:g} s{last}", hint)
+        return ConnectFailed("start", reason + last, "Does `ssh HOST true` work?")
 
     def _send_records(self, channel: paramiko.Channel) -> None:
         with contextlib.suppress(OSError, EOFError):
@@ -166,7 +168,7 @@ class SshHandle(AgentHandle):
             self._close_now()
         reader.raw.read_stderr()
         self._ended.set()
-        self._post(AgentLost())
+        self._post(ChannelClosed())
 
     # Any thread.
 

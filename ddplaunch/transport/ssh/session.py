@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh.keys import KeyRing, LoginRefused, log_in
 from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.transport.ssh.sockets import close_stream
@@ -47,7 +47,7 @@ def connect(
     Blocks until ``deadline`` (``time.monotonic()``).
 
     Raises:
-        Unreachable: the server, the user's keys or the configuration prevent a connection.
+        ConnectFailed: the server, the user's keys or the configuration prevent a connection.
     """
     import paramiko
 
@@ -71,7 +71,7 @@ def connect(
         close_now(transport)
         if is_late.is_set():
             hint = "--connect-timeout gives it more time."
-            raise Unreachable("timeout", f"port {config.port} answers, but its sshd does not", hint) from None
+            raise ConnectFailed("timeout", f"port {config.port} answers, but its sshd does not", hint) from None
         raise _as_unreachable(error) from None
 
 
@@ -139,23 +139,25 @@ def _as_unreachable(error: BaseException) -> BaseException:
     from paramiko.ssh_exception import IncompatiblePeer
 
     if isinstance(error, LoginRefused):
-        return Unreachable("authentication", str(error), error.hint)
+        return ConnectFailed("authentication", str(error), error.hint)
     if isinstance(error, IncompatiblePeer):
-        return Unreachable("protocol", f"its sshd is too old or too new for paramiko: {error}")
+        return ConnectFailed("protocol", f"its sshd is too old or too new for paramiko: {error}")
     if any(text in str(error) for text in _NO_SSHD):
-        return Unreachable("protocol", "the server on this port is not sshd", "Is it the right port?")
+        return ConnectFailed("protocol", "the server on this port is not sshd", "Is it the right port?")
     if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
         hint = "Its sshd may allow fewer logins at a time (MaxStartups) or have banned this machine."
-        return Unreachable(
+        return ConnectFailed(
             "TCP",
             "the server closed the connection before the login",
             hint,
             max_attempts=_DROPPED_TRIES,
             is_overload=True,
         )
-    if isinstance(error, Unreachable) or not isinstance(error, Exception):
+    if isinstance(error, ConnectFailed) or not isinstance(error, Exception):
         return error
-    return Unreachable("protocol", f"paramiko failed: {type(error).__name__}: {error}", "`ssh -v HOST` may show more.")
+    return ConnectFailed(
+        "protocol", f"paramiko failed: {type(error).__name__}: {error}", "`ssh -v HOST` may show more."
+    )
 
 
 def _check_key(transport: paramiko.Transport, config: HostConfig, known: KnownHosts, names: tuple[str, ...]) -> None:
@@ -168,31 +170,31 @@ def _check_key(transport: paramiko.Transport, config: HostConfig, known: KnownHo
         try:
             known.add(names[0], key_type, text, hashed=config.hash_known_hosts)
         except OSError as error:
-            raise Unreachable("host key", f"cannot be stored: {error.filename}: {error.strerror}") from None
+            raise ConnectFailed("host key", f"cannot be stored: {error.filename}: {error.strerror}") from None
         return
     digest = hashlib.sha256(key.asbytes()).digest()
     fingerprint = "SHA256:" + base64.b64encode(digest).decode().rstrip("=")
     raise _untrusted_key(check, f"{key_type} {fingerprint}", names[0])
 
 
-def _untrusted_key(check: KeyCheck, shown: str, name: str) -> Unreachable:
+def _untrusted_key(check: KeyCheck, shown: str, name: str) -> ConnectFailed:
     collect = "Collect the keys with `ssh-keyscan HOST >> ~/.ssh/known_hosts` and compare them with the administrator's"
     if check.result == "unknown":
-        return Unreachable("host key", "its host key is unknown", f"{collect}, or trust new hosts: --ssh-accept-new.")
+        return ConnectFailed("host key", "its host key is unknown", f"{collect}, or trust new hosts: --ssh-accept-new.")
     if check.result == "revoked":
-        return Unreachable(
+        return ConnectFailed(
             "host key",
             f"ITS HOST KEY IS REVOKED ({shown}, by {check.location})",
             "Find out who revoked it before you connect.",
         )
     if check.result == "authority":
         message = f"its host key is unknown, only a certificate authority for it ({check.location})"
-        return Unreachable("host key", message, f"Certificates of hosts cannot be checked here. {collect}.")
+        return ConnectFailed("host key", message, f"Certificates of hosts cannot be checked here. {collect}.")
     if check.result == "other type":
         message = f"its host key is unknown: {shown}, but another type in {check.location}"
-        return Unreachable("host key", message, f"{collect}.")
+        return ConnectFailed("host key", message, f"{collect}.")
     message = f"ITS HOST KEY HAS CHANGED: it shows {shown}, which is not the one in {check.location}"
     hint = (
         f"The connection may be intercepted, or the host was reinstalled. If so: `ssh-keygen -R '{name}'`. {collect}."
     )
-    return Unreachable("host key", message, hint)
+    return ConnectFailed("host key", message, hint)

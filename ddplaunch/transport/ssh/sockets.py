@@ -13,7 +13,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.transport.failures import Unreachable
+from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
     import paramiko
@@ -31,7 +31,7 @@ def open_tcp(config: HostConfig, deadline: float) -> socket.socket:
     """A connection to the first of the host's addresses that accepts one.
 
     Raises:
-        Unreachable: the name does not resolve, or no address has accepted a connection by ``deadline``.
+        ConnectFailed: the name does not resolve, or no address has accepted a connection by ``deadline``.
     """
     addresses = _look_up(config, deadline)
     error: OSError = TimeoutError()
@@ -51,14 +51,14 @@ def open_tcp(config: HostConfig, deadline: float) -> socket.socket:
     raise _refused(error, config.port)
 
 
-def _refused(error: OSError, port: int) -> Unreachable:
+def _refused(error: OSError, port: int) -> ConnectFailed:
     if isinstance(error, TimeoutError):
         hint = "Is it up, and does a firewall let ssh through? --connect-timeout gives it more time."
-        return Unreachable("timeout", f"no answer on port {port}", hint)
+        return ConnectFailed("timeout", f"no answer on port {port}", hint)
     if isinstance(error, ConnectionRefusedError):
         hint = "Does sshd run there, and on that port? Name another one as HOST:PORT."
-        return Unreachable("TCP", f"connection refused on port {port}", hint, max_attempts=_MAX_ATTEMPTS)
-    return Unreachable("TCP", (error.strerror or str(error)).lower(), max_attempts=_MAX_ATTEMPTS)
+        return ConnectFailed("TCP", f"connection refused on port {port}", hint, max_attempts=_MAX_ATTEMPTS)
+    return ConnectFailed("TCP", (error.strerror or str(error)).lower(), max_attempts=_MAX_ATTEMPTS)
 
 
 def _look_up(config: HostConfig, deadline: float) -> list[tuple[int, tuple[object, ...]]]:
@@ -80,16 +80,16 @@ def _look_up(config: HostConfig, deadline: float) -> list[tuple[int, tuple[objec
         return list(dict.fromkeys(found))
     hint = "Check the spelling; ~/.ssh/config can give it an address (HostName)."
     if not failed:
-        raise Unreachable("name", "the name server does not answer", hint)
+        raise ConnectFailed("name", "the name server does not answer", hint)
     is_temporary = isinstance(failed[0], socket.gaierror) and failed[0].errno == socket.EAI_AGAIN
-    raise Unreachable("name", "the name does not resolve", hint, max_attempts=_MAX_ATTEMPTS if is_temporary else 1)
+    raise ConnectFailed("name", "the name does not resolve", hint, max_attempts=_MAX_ATTEMPTS if is_temporary else 1)
 
 
 def open_through(jump: paramiko.Transport, name: str, config: HostConfig, deadline: float) -> paramiko.Channel:
     """A channel to the host through the connection to the jump host ``name``.
 
     Raises:
-        Unreachable: the jump host cannot connect to it.
+        ConnectFailed: the jump host cannot connect to it.
     """
     import paramiko
 
@@ -100,24 +100,24 @@ def open_through(jump: paramiko.Transport, name: str, config: HostConfig, deadli
     except paramiko.ChannelException as error:
         if error.code == _CHANNEL_PROHIBITED:
             hint = "Its sshd_config must have AllowTcpForwarding, and PermitOpen for this host."
-            raise Unreachable("jump", f"jump host {name} does not forward connections", hint) from None
+            raise ConnectFailed("jump", f"jump host {name} does not forward connections", hint) from None
         if error.code == _CHANNEL_CONNECT_FAILED:
             hint = f"`ssh {name}` and try from there: the name may not resolve, or no sshd listens."
-            raise Unreachable(
+            raise ConnectFailed(
                 "TCP", f"no connection {origin} to port {config.port}", hint, max_attempts=_MAX_ATTEMPTS
             ) from None
-        raise Unreachable("jump", f"no connection {origin}: {error.text}", max_attempts=_MAX_ATTEMPTS) from None
+        raise ConnectFailed("jump", f"no connection {origin}: {error.text}", max_attempts=_MAX_ATTEMPTS) from None
     except (paramiko.SSHException, EOFError, OSError):
         if jump.is_active():
-            raise Unreachable("timeout", f"no answer {origin} on port {config.port}") from None
-        raise Unreachable("jump", f"jump host {name} closed the connection", max_attempts=_MAX_ATTEMPTS) from None
+            raise ConnectFailed("timeout", f"no answer {origin} on port {config.port}") from None
+        raise ConnectFailed("jump", f"jump host {name} closed the connection", max_attempts=_MAX_ATTEMPTS) from None
 
 
 def open_proxy(config: HostConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
     """Run the ProxyCommand as ssh does. Returns a socket to its stdin and stdout, and its process.
 
     Raises:
-        Unreachable: it cannot be started.
+        ConnectFailed: it cannot be started.
     """
     ours, theirs = socket.socketpair()
     shell = os.environ.get("SHELL") or "/bin/sh"
@@ -131,7 +131,7 @@ def open_proxy(config: HostConfig) -> tuple[socket.socket, subprocess.Popen[byte
         return ours, process
     except OSError as error:
         ours.close()
-        raise Unreachable("configuration", f"ProxyCommand: {shell}: {error.strerror}") from None
+        raise ConnectFailed("configuration", f"ProxyCommand: {shell}: {error.strerror}") from None
     finally:
         theirs.close()
 

@@ -15,23 +15,23 @@ from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous_client import RendezvousClient
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import AttemptEnded, EndpointOpen, JoinRendezvous, Notice, RendezvousUnreachable
+from ddplaunch.protocol.launcher_agent import AttemptEnded, EndpointOpen, JoinRendezvous, NodeLostRendezvous, Notice
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
-    ListenForStore,
+    ListenForWorkersStore,
     MemberReady,
-    NodeEnded,
     NodeJoined,
-    NoFreeSlot,
+    NodeStops,
+    NoFreePlace,
     RecordsRejected,
     RendezvousLost,
+    RendezvousNotFound,
     RoundFormed,
     RoundVerdict,
     StopRound,
-    StoreListens,
-    StoreNotFound,
     WaitingNodes,
-    WorkerFailed,
+    WorkersEnded,
+    WorkersStoreListens,
 )
 from ddplaunch.protocol.results import AttemptResult, SetParticipants
 from ddplaunch.system import network
@@ -50,7 +50,7 @@ _VERDICT_S = 30.0
 _NEVER = float("inf")
 
 
-class ElasticRendezvous:
+class MultiNodeRendezvous:
     """One node's part in a rendezvous of several nodes."""
 
     def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
@@ -179,34 +179,36 @@ class ElasticRendezvous:
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         if self._client and self._client.has_left:  # The launcher is lost: nobody reads this, the other nodes go on.
-            return replace(result, outcome="stopped", will_restart=True)
+            return replace(result, outcome="stopped", attempt_follows=True)
         is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
         if self._client:
             index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
             reason = result.reason if is_stopping else ""
-            self._client.send(NodeEnded(index, result.attempt, failed, is_stopping, cause, reason))
+            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             return self._without_verdict(result, is_stopping)
-        if not verdict.will_restart:
+        if not verdict.attempt_follows:
             self._leave()
-        was_stopped = result.outcome == "stopped" and (is_stopping or verdict.will_restart)
+        was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
         outcome = "stopped" if was_stopped else _outcome(verdict)
         reason = result.reason or verdict.reason
-        return replace(result, outcome=outcome, will_restart=verdict.will_restart, reason=reason, cause=verdict.cause)
+        return replace(
+            result, outcome=outcome, attempt_follows=verdict.attempt_follows, reason=reason, cause=verdict.cause
+        )
 
     def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
         lost_reason = self._lost_reason
         if lost_reason is None or is_stopping:
             return replace(result, reason=self.stop_reason or result.reason)
         if self._launcher_assigns_rendezvous:
-            return replace(result, outcome="stopped", will_restart=True, reason=lost_reason)
+            return replace(result, outcome="stopped", attempt_follows=True, reason=lost_reason)
         return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
         """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
         lost_after_s = self._client.config.lost_after_s if self._client else 0.0
-        limit_s = self._spec.timeouts.shutdown_s + lost_after_s + _VERDICT_S
+        limit_s = self._spec.timeouts.shutdown_timeout_s + lost_after_s + _VERDICT_S
         deadline = _NEVER if succeeded else time.monotonic() + limit_s
         may_stop_early = succeeded or self._launcher_assigns_rendezvous
         self._callbacks.wait(
@@ -221,7 +223,7 @@ class ElasticRendezvous:
 
     def report_failure(self) -> None:
         if self._round and self._client and self._client.index is not None:
-            self._client.send(WorkerFailed(self._client.index, self._round.attempt))
+            self._client.send(NodeStops(self._client.index, self._round.attempt))
 
     def close(self) -> None:
         """Leave the run unless it has ended: otherwise only missing heartbeats would show the loss to other nodes."""
@@ -250,7 +252,7 @@ class ElasticRendezvous:
                 self._next_config = config
             case SetParticipants() if self._client:
                 self._client.send(event)
-            case LauncherLost() if self._client:  # A NodeEnded with ``stopped`` would end the run on all nodes.
+            case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
 
     def _handle_record(self, client: RendezvousClient, record: object) -> None:
@@ -259,14 +261,14 @@ class ElasticRendezvous:
                 client.on_ready(record)
             case WaitingNodes():
                 self._on_waiting_nodes(client, record)
-            case NoFreeSlot(hosts=hosts):
+            case NoFreePlace(hosts=hosts):
                 client.is_spare = True
                 self._callbacks.send(Notice(client.spare_message(hosts)))
-            case StoreNotFound(reason=reason):
+            case RendezvousNotFound(reason=reason):
                 self._send_notice(client.search_message(reason))
-            case ListenForStore(attempt=attempt, address=address):
+            case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listener = self._listener or client.listen(address)
-                client.send(StoreListens(attempt, client.address, self._listener.getsockname()[1]))
+                client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
             case RoundFormed(round=formed):
                 self._round, client.is_spare = formed, False
             case StopRound(attempt=attempt):
@@ -297,7 +299,7 @@ class ElasticRendezvous:
         if client.lost_reason is None:
             client.lost_reason = event.reason
             if self._launcher_assigns_rendezvous:
-                self._callbacks.send(RendezvousUnreachable(client.config.token, event.reason))
+                self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
         if event.refused_hint:
             raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
 

@@ -6,45 +6,45 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher import heartbeats
-from ddplaunch.launcher.heartbeats import INTERVAL_S, Heartbeats
+from ddplaunch.launcher import pings
 from ddplaunch.launcher.nodes import Node, NodeState
+from ddplaunch.launcher.pings import INTERVAL_S, Pings
 from ddplaunch.protocol.launcher_agent import Ping
 from tests.support.fake_agents import FakeHandle
 
 
 class Watch:
-    """Heartbeats of three nodes, of which some are watched from time 0, and a mailbox that is empty at first."""
+    """Pings of three nodes, of which some are watched from time 0, and a mailbox that is empty at first."""
 
     def __init__(self, watched: int = 0, extra_s: float = 0.0) -> None:
         self.nodes = [Node(index, f"node{index}", FakeHandle(), NodeState.RUNNING) for index in range(3)]
         self.mailbox = SimpleNamespace(is_empty=True)
         self.silent: list[Node] = []
-        self.heartbeats = Heartbeats(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append)
+        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append)
         for node in self.nodes[:watched]:
-            self.heartbeats.watch(node, 0.0, extra_s)
+            self.pings.watch(node, 0.0, extra_s)
 
     def beat(self, from_s: int, to_s: int) -> list[Node]:
         """The first node answers every second; who is silent at the last of these seconds; before, no node is."""
         for second in range(from_s, to_s + 1):
             assert self.silent == []
-            self.heartbeats.on_pong(self.nodes[0], second)
-            self.heartbeats.run_due(second)
+            self.pings.on_pong(self.nodes[0], second)
+            self.pings.run_due(second)
         return self.silent
 
 
 def test_every_node_is_pinged_at_once_and_all_of_them_together_afterwards():
     watch = Watch()
     for number, node in enumerate(watch.nodes):
-        watch.heartbeats.watch(node, 0.1 * number)
+        watch.pings.watch(node, 0.1 * number)
         assert node.handle.sent == [Ping(5.0)]
-        assert watch.heartbeats.run_due(0.1 * number) == INTERVAL_S
-    assert watch.heartbeats.run_due(INTERVAL_S) == 2 * INTERVAL_S
+        assert watch.pings.run_due(0.1 * number) == INTERVAL_S
+    assert watch.pings.run_due(INTERVAL_S) == 2 * INTERVAL_S
     assert [node.handle.sent for node in watch.nodes] == [[Ping(5.0)] * 2] * 3
 
 
 def test_nothing_is_due_while_no_node_is_watched():
-    assert Watch().heartbeats.run_due(100.0) == float("inf")
+    assert Watch().pings.run_due(100.0) == float("inf")
 
 
 def test_a_node_that_does_not_answer_is_silent():
@@ -68,20 +68,20 @@ def test_no_node_is_silent_while_answers_may_wait_to_be_read():
 def test_after_a_stop_of_this_process_all_nodes_have_time_again():
     watch = Watch(1)
     for now in (100.0, 101.0):
-        watch.heartbeats.run_due(now)
+        watch.pings.run_due(now)
     assert watch.silent == []
 
 
 def test_a_suspension_waits_until_the_agents_know_of_it(monkeypatch: pytest.MonkeyPatch):
     suspended: list[bool] = []
-    monkeypatch.setattr(heartbeats.signals, "suspend", lambda: suspended.append(True))
+    monkeypatch.setattr(pings.signals, "suspend", lambda: suspended.append(True))
     watch = Watch(3)
     for node in watch.nodes:
-        watch.heartbeats.on_pong(node, 0.1)
-    watch.heartbeats.suspend(0.5)
+        watch.pings.on_pong(node, 0.1)
+    watch.pings.suspend(0.5)
     for node in watch.nodes:
-        assert watch.heartbeats.run_due(0.6) == 0.5 + heartbeats._SUSPEND_WAIT_S
+        assert watch.pings.run_due(0.6) == 0.5 + pings._SUSPEND_WAIT_S
         assert suspended == []
-        watch.heartbeats.on_pong(node, 0.6)
-    assert watch.heartbeats.run_due(0.7) == 0.7
+        watch.pings.on_pong(node, 0.6)
+    assert watch.pings.run_due(0.7) == 0.7
     assert suspended == [True]

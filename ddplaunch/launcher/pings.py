@@ -1,4 +1,4 @@
-"""Heartbeats: detects agents on other machines that no longer answer; TCP would report a cut connection after minutes.
+"""Pings: detects agents on other machines that no longer answer; TCP would report a cut connection after minutes.
 
 Runs in the launcher, in the main thread. It reports an unresponsive node; ``Run`` decides what follows.
 """
@@ -26,7 +26,7 @@ _SUSPENDED_S = 24 * 3600.0
 _NEVER = float("inf")
 
 
-class Heartbeats:
+class Pings:
     """Pings every watched agent once a second. Times are ``time.monotonic()``'s."""
 
     def __init__(
