@@ -141,6 +141,7 @@ def test_a_job_outlives_a_short_partition(tmp_path: Path) -> None:
     assert account(finished).startswith("node1 was disconnected for 0.7 s")
 
 
+@pytest.mark.slow
 def test_a_node_that_is_cut_off_for_long_is_lost_even_where_all_meet(tmp_path: Path) -> None:
     running = start(*dry("partition node=0 after-line=ready", nodes="1:2"), EXIT_WITH, f"*=+{tmp_path}/go+code:0")
     running.wait_for(r"^\[node1:0\] ready")

@@ -29,8 +29,8 @@ class Job:
         self._end = end
         self.running: Running
 
-    def start(self, *options: str) -> None:
-        self.running = start("--dry-run", "--nproc-per-node", "1", *options, ROUNDS, self._end)
+    def start(self, *options: str, program: Path = ROUNDS) -> None:
+        self.running = start("--dry-run", "--nproc-per-node", "1", *options, program, self._end)
 
     def agents(self) -> list[int]:
         """By the number of their node."""
@@ -176,13 +176,17 @@ def test_one_agent_that_is_told_to_end_ends_the_run_and_no_rank_is_blamed(job: J
     assert (finished.report["outcome"], finished.report["first_failure"]) == ("stopped", None)
 
 
-def test_a_rendezvous_that_is_lost_while_the_run_is_stopped_changes_nothing(job: Job) -> None:
-    job.start("--nnodes", "2")
+def test_a_rendezvous_that_is_lost_while_the_run_is_stopped_changes_nothing(job: Job, tmp_path: Path) -> None:
+    # Workers that have a handler for the signals and go on.
+    slow = tmp_path / "slow.py"
+    handlers = "for number in (signal.SIGINT, signal.SIGTERM): signal.signal(number, lambda *_: None)"
+    slow.write_text(f"import runpy, signal\n{handlers}\nrunpy.run_path({str(ROUNDS)!r}, run_name='__main__')\n")
+    job.start("--nnodes", "2", program=slow)
     job.wait_for_world(2, "node0,node1")
-    with stopped([pid for agent in job.agents() for pid in children(agent) if "rounds.py" in command_line(pid)]):
-        job.running.signal(signal.SIGINT)
-        job.running.wait_for("SIGINT: stopping the workers")
-        os.kill(member(job.agents()[0]), signal.SIGKILL)
+    job.running.signal(signal.SIGINT)
+    job.running.wait_for("SIGINT: stopping the workers")
+    os.kill(member(job.agents()[0]), signal.SIGKILL)
+    job.end()
     finished = job.running.finish()
     assert finished.returncode == 128 + signal.SIGINT, finished.err
 

@@ -214,6 +214,7 @@ def test_nodes_that_do_not_come_are_waited_for_no_longer_than_asked(port: int, s
     assert "3 are needed" in done.err
 
 
+@pytest.mark.slow
 def test_two_runs_at_one_endpoint_never_mix(port: int, script: Path):
     script.write_text(WAIT)
     options = ("--nnodes", "2", "--nproc-per-node", "1")

@@ -72,7 +72,7 @@ def spec() -> AgentSpec:
     config = LaunchConfig(
         script="sleep", script_args=("1000",), entry="program", workers=WorkerConfig(nproc_per_node=1)
     )
-    return setup.agent_spec(config, "a-run", 0, "here", log_folder=None)
+    return setup.agent_spec(config, "a-run", 0, "here", node_dir=None)
 
 
 # An agent's stdin.

@@ -536,7 +536,7 @@ def compiling():
 def groups():
     x = torch.ones(2, device="cuda") * (dist.get_rank() + 1)
     dist.all_reduce(x)
-    assert x.tolist() == [3, 3]
+    assert x.tolist() == [3, 3], x
     group = dist.new_group([0, 1], backend="nccl", device_id=torch.device("cuda", 0))
     for kind in (torch.bfloat16, torch.float16, torch.int64):
         x = torch.ones(2, device="cuda", dtype=kind) * dist.get_rank(group)
