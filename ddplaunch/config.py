@@ -147,7 +147,7 @@ class TimeoutConfig:
     Attributes:
         shutdown_timeout_s: from SIGTERM to SIGKILL when workers are stopped.
         hang_timeout_s: time without output of any worker after which the job counts as hung; None: never.
-        join_timeout_s: rendezvous limit if one launcher starts all nodes; else ``RendezvousConfig.join_timeout_s``.
+        join_timeout_s: how long the nodes of one launcher may take to meet; else ``RendezvousConfig.join_timeout_s``.
         lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.lost_after_s``.
     """
 
@@ -220,7 +220,7 @@ class RemoteConfig:
         config: ssh configuration file in place of the user's; None: the user's.
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
-        start_timeout_s: seconds from the login to the agent's first record, ``setup`` included.
+        start_timeout_s: over SSH, seconds from the login to the agent's first record, ``setup`` included.
         max_logins: hosts that are connected to at the same time.
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
@@ -358,7 +358,7 @@ class LaunchConfig:
     def _check_combinations(self) -> None:
         if self.timeouts.hang_timeout_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):
             hint = "Name all nodes with --hosts or --hostfile; in a SLURM job, start ddplaunch once, without srun."
-            raise UsageError("--hang-timeout: needs one launcher for all nodes; here every node has a launcher", hint)
+            raise UsageError("--hang-timeout: needs one launcher; here every node, or every worker, has its own", hint)
         for error in ineffective_options(self, "error"):
             raise error
 
@@ -366,7 +366,7 @@ class LaunchConfig:
 _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
     "with --dry-run": lambda config: config.dry_run,
     "without --dry-run": lambda config: not config.dry_run,
-    "with log files, and --log-dir is /dev/null": lambda config: config.output.log_dir != NO_LOGS,
+    "with log files, and --log-dir /dev/null keeps none": lambda config: config.output.log_dir != NO_LOGS,
     "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
     "over SSH, with --hosts or --hostfile": lambda config: config.dry_run or config.transport == "ssh",
 }

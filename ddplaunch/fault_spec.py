@@ -98,7 +98,7 @@ _KINDS: dict[FaultKind, _Kind] = {
     ),
     "lose": _Kind(
         needs=("node",),
-        help="all processes of the node are killed, as by a power failure",
+        help="all processes of the node are killed at once",
         plan="lose node {node}",
         effect="all processes of {host} were killed at once",
     ),

@@ -178,7 +178,8 @@ class MultiNodeRendezvous:
     # After a round.
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
-        if self._client and self._client.has_left:  # The launcher is lost: nobody reads this, the other nodes go on.
+        # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
+        if self._client and self._client.has_left:
             return replace(result, outcome="stopped", attempt_follows=True)
         is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
         if self._client:

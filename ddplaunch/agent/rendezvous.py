@@ -39,8 +39,7 @@ class Rendezvous(Protocol):
         """Report this node's ``result`` of the round and wait for the verdict.
 
         Returns:
-            ``result`` with the verdict's outcome, restart and cause. ``reason`` is set if the restart policy forbids a
-            restart.
+            ``result`` with the verdict's outcome, ``attempt_follows`` and cause, and its reason if ``result`` has none.
         """
 
     @property

@@ -20,16 +20,13 @@ import psutil
 
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.protocol.queries import KINDS, EndRun, Kind, RunOnHost, RunsFound
+from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, Kind, RunOnHost, RunsFound
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from ddplaunch.agent.launcher_channel import Outbox
-
-EXTRA_S = 15.0
-"""Seconds after the grace period in which launcher and agents kill workers and collect logs."""
 
 _WAIT_S, _REPEAT_S = 0.2, 0.5
 
@@ -45,7 +42,7 @@ class RunProcess:
 
     Attributes:
         process: compared by pid and start time, since pids are reused.
-        tag: the run tag, followed by the node's number except for a launcher.
+        tag: the node tag; the run tag for a launcher.
         launcher_alive: whether this process is an agent whose launcher is alive.
     """
 
@@ -138,7 +135,7 @@ def find_processes() -> tuple[tuple[RunProcess, ...], tuple[int, ...]]:
 
 
 def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
-    """Read the data that determine a process's run and kind. ``cgroup_tag`` is the run tag in the name of its cgroup.
+    """Read the data that determine a process's run and kind. ``cgroup_tag`` is the node tag in the name of its cgroup.
 
     Raises:
         psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError: the process has ended, or it is a zombie, a kernel
@@ -159,7 +156,7 @@ def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
         process=process,
         parent=process.ppid(),
         session=os.getsid(pid),
-        tag=next(filter(run_tags.is_run_tag, values), cgroup_tag),
+        tag=next(filter(run_tags.is_tag, values), cgroup_tag),
         launcher_tags=run_tags.launcher_memfds(pid),
         command=tuple(process.cmdline()),
     )
@@ -213,7 +210,7 @@ def _end_run(order: EndRun, stream: BinaryIO) -> tuple[int, ...]:
     while found := _processes_of(order.run_id, excluded):
         now = time.monotonic()
         first = _first_to_stop(found)
-        if now >= grace_end + (EXTRA_S if first[0].kind in ("launcher", "agent") else 0):
+        if now >= grace_end + (ENDING_EXTRA_S if first[0].kind in ("launcher", "agent") else 0):
             return _kill_processes(order.run_id, excluded)
         for process in first:
             # At a second SIGTERM a launcher shortens its grace period, at a third it kills at once.

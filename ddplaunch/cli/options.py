@@ -205,8 +205,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--cluster",
             "WORD",
-            "Scheduler whose variables give the node rank and the endpoint: auto, none, slurm, openmpi, mpich, pals, "
-            "jsrun, lsf, pbs or kubernetes. Default: auto.",
+            "Scheduler whose variables name the nodes, or this node's rank and the endpoint: auto, none, slurm, "
+            "openmpi, mpich, pals, jsrun, lsf, pbs or kubernetes. Default: auto.",
             "auto",
             pet=False,
         ),
@@ -219,7 +219,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "static",
         ),
         Option(
-            "--rdzv-endpoint", "HOST:PORT", "Endpoint of the rendezvous. Default port: 29400; with static 29500.", ""
+            "--rdzv-endpoint", "HOST:PORT", "Endpoint of the rendezvous. With c10d the port may be left out: 29400.", ""
         ),
         Option(
             "--rdzv-conf",

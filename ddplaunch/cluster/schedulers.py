@@ -271,7 +271,8 @@ TABLE = (
 """The rows are tried in this order; the first that applies is used.
 
 A new scheduler needs a row here, its prefix in ``cli.scheduler_options.PREFIXES``, its word in the help of --cluster
-(``cli.options``), and a rule for its variables in ``protocol.env_forwarding.RULES``.
+(``cli.options``), and a rule for its variables in ``protocol.env_forwarding.RULES``. If it starts several processes,
+its rank variable belongs into ``cli.scheduler_options._TASK_VARIABLES``: only the first shows a usage error.
 """
 
 WORDS = ("auto", *dict.fromkeys(row.word for row in TABLE), "none")

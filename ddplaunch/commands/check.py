@@ -179,7 +179,11 @@ def _run(job: LaunchConfig) -> _Rates:
         raise LaunchError("stopped", "", result.exit_code)
     if result.exit_code or not lines:
         if job.max_nodes > 1:
-            raise LaunchError("the agents connected, but their workers could not", _CONNECT_HINT, RENDEZVOUS)
+            raise LaunchError(
+                "the test job failed, although the agents can connect; the failure page above has the reason",
+                _CONNECT_HINT,
+                RENDEZVOUS,
+            )
         raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
     values: Any = json.loads(lines[0].partition(_PREFIX)[2])
     return _Rates(tuple(values["nccl"]), tuple(values["pairs"]), values["backend"], values["all"])

@@ -71,7 +71,11 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def _restarts(count: int) -> str:
-    return f"after a failure started again, {plural(count, 'time')}" if count else "not started again after a failure"
+    return (
+        f"after a failure started again, at most {plural(count, 'time')}"
+        if count
+        else "not started again after a failure"
+    )
 
 
 # Nodes.

@@ -21,7 +21,7 @@ from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageE
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import EndRun, ListRuns, RunsFound
+from ddplaunch.protocol.queries import ENDING_EXTRA_S, EndRun, ListRuns, RunsFound
 from ddplaunch.system import run_tags
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import agent_process
@@ -113,7 +113,9 @@ def kill(
             _raise_failures(queries)
             raise _unknown_run(run_id, page.ids(found.values()))
         launchers = {name for name, runs in parts.items() if any(dict(run.counts).get("launcher") for run in runs)}
-        report(f"ending {run_id}, SIGKILL in {order.grace_s:g} s")
+        report(
+            f"ending {run_id}: SIGTERM, then SIGKILL after at most {order.grace_s + ENDING_EXTRA_S:g} s on each machine"
+        )
         _end_run(queries, order, launchers)
         _end_run(queries, order, parts.keys() - launchers)
         unkillable_pids = {

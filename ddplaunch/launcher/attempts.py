@@ -100,20 +100,20 @@ class Attempts:
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
-    """Merge the nodes' results. A node without the verdict expects a restart; another node's report overrides it."""
+    """Merge the nodes' results. A node without the verdict expects another attempt; others override that."""
     if len(parts) == 1:
         return parts[0]
     outcomes = {part.outcome for part in parts}
     outcome: Outcome = "failed" if "failed" in outcomes else "stopped" if "stopped" in outcomes else "succeeded"
-    restarts = all(part.attempt_follows for part in parts)
+    follows = all(part.attempt_follows for part in parts)
     exits = sorted((exit_ for part in parts for exit_ in part.exits), key=lambda exit_: exit_.rank)
     return replace(
         parts[0],
         outcome=outcome,
         exits=tuple(exits),
         duration_s=max(part.duration_s for part in parts),
-        attempt_follows=restarts,
-        reason=next((part.reason for part in parts if part.reason and part.attempt_follows == restarts), ""),
+        attempt_follows=follows,
+        reason=next((part.reason for part in parts if part.reason and part.attempt_follows == follows), ""),
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),
         lost_rendezvous=any(part.lost_rendezvous for part in parts),

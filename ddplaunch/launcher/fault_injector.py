@@ -1,7 +1,7 @@
 """``--inject``: injects the faults of a dry run when they are due, and describes their effect at the end.
 
 Runs in the launcher, in the main thread. The fault of a worker is injected by its agent, since a pid is reused only
-after the agent has reaped the worker; the fault of a node is a signal to all processes with the node's run tag. Two
+after the agent has reaped the worker; the fault of a node is a signal to all processes with the node's tag. Two
 things differ from real machines: the processes of a killed node close their connections, which those of a machine
 without power do not; and the processes of a partitioned node are suspended, where real ones continue until they need
 another node.

@@ -56,7 +56,7 @@ class _Sender:
     Attributes:
         deadline: when the transfer fails if no data arrives, or the agent is killed if it does not exit.
         failure: why the logs are incomplete; None if they are complete or still arriving.
-        received: bytes of its grants that the received data has used, by ``cost``.
+        received: sum of the ``cost`` of the data that has arrived.
     """
 
     node: Node

@@ -55,7 +55,10 @@ def run(
         if time.monotonic() > deadline or is_interrupted():
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            show(f"--on-exit: {quote(config.on_exit)} did not end in time and was killed", Level.ALWAYS)
+            reason = (
+                f"it did not end within {LIMIT_S:g} s" if time.monotonic() > deadline else "by a signal to ddplaunch"
+            )
+            show(f"--on-exit: {quote(config.on_exit)} was killed: {reason}", Level.ALWAYS)
             return
         time.sleep(_POLL_S)
     if process.returncode:

@@ -44,11 +44,11 @@ class Timers:
 
     def run_due(self) -> float:
         """Run the parts that are due. Returns the time until which the loop may wait for an event."""
-        beat_at = self._pings.run_due(time.monotonic())
+        ping_at = self._pings.run_due(time.monotonic())
         now = time.monotonic()
         if now - self._deadline > _FROZEN_S:
             self._catch_up_by = self._deadline = now + _CATCH_UP_S
         if now < self._catch_up_by and not self._mailbox.is_empty:
             return now
-        self._deadline = min(beat_at, *(part.run_due(now) for part in self._parts))
+        self._deadline = min(ping_at, *(part.run_due(now) for part in self._parts))
         return self._deadline

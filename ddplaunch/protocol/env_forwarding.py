@@ -1,6 +1,6 @@
-"""Variables that workers get from the launcher: all workers those of -x and --env-file, others those of ``RULES`` too.
+"""Which of the launcher's variables its workers get: all workers those of -x and --env-file.
 
-The others are workers on other machines, to which the launcher's environment is not inherited.
+Workers on other machines, which do not inherit the launcher's environment, also get those that ``RULES`` forwards.
 
 Runs in the user's process, before the launcher starts anything. Pure. The values travel on the agents' stdin, never on
 a command line. A test compares the documented table with ``RULES``.

@@ -38,7 +38,7 @@ NAMES: dict[str, str] = {
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
-    "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc and --virtual-local-rank",
+    "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc, --virtual-local-rank; AMD: HIP_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
     "NCCL_SOCKET_IFNAME": "with --interface or --local-addr: the network interface between the nodes, unless set",
     "RES_OPTIONS": "`timeout:1 attempts:1` if no name server answers for the address in MASTER_ADDR, unless set",

@@ -24,11 +24,15 @@ class ListRuns:
     """Launcher to agent: requests RunsFound, this user's runs on the machine. An EndRun may follow."""
 
 
+ENDING_EXTRA_S = 15.0
+"""Seconds after the grace period in which launcher and agents kill workers and collect logs."""
+
+
 @dataclass(frozen=True)
 class EndRun:
     """Launcher to agent: end all runs with this run id or run tag; answered by AgentEnded.
 
-    SIGTERM, then SIGKILL after ``grace_s`` seconds.
+    SIGTERM, then SIGKILL after ``grace_s`` seconds; for a launcher and agents ``ENDING_EXTRA_S`` later.
     """
 
     run_id: str

@@ -99,7 +99,7 @@ class AttemptResult:
     """The end of one attempt, on one node or on all.
 
     Attributes:
-        exits: ends of the workers, in rank order; sent for one node only.
+        exits: how the workers ended, by rank; the record of an agent has only those of its node.
         attempt_follows: another attempt follows.
         reason: why the attempt ended, if no worker's failure ended it, or why no restart follows; empty otherwise.
         cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.

@@ -273,7 +273,10 @@ class Member:
                 self._mailbox.post((handle, wire.decode(line, allowed)))
 
     def _await_line(self, store: TCPStore, box: str, number: int) -> bytes | None:
-        """Wait for a record with a valid signature; None if another process took this number of the inbox."""
+        """Wait for a record with a valid signature.
+
+        None for a number of the inbox that a stranger has filled: no node will replace its value.
+        """
         key, seen = f"{self._prefix}/{box}/{number}", b""
         while (line := self._signer.verify(key, value := store.get(key))) is None:
             if value != seen:

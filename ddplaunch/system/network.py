@@ -28,8 +28,8 @@ _LOCAL_ONLY = re.compile(r"127\.|::1$|fe80:|169\.254\.", re.IGNORECASE)
 def listen(host: str, address: str, port: int, *, only_reserve: bool = False) -> socket.socket:
     """A listening socket on this machine, named ``host`` in errors; port 0 takes a free one.
 
-    ``only_reserve``: the socket does not listen. Nobody gets the port by chance, but a server that asks for it and sets
-    SO_REUSEADDR, as torch's store does.
+    ``only_reserve``: the socket does not listen. No process gets the port by chance; a server that asks for it
+    with SO_REUSEADDR, as torch's store does, gets it.
 
     Raises:
         LaunchError: the address does not belong to this machine, or the port is in use.
@@ -49,7 +49,7 @@ def listen(host: str, address: str, port: int, *, only_reserve: bool = False) ->
     except (OSError, UnicodeError) as error:  # A name with an empty or overlong label is a UnicodeError (idna).
         raise LaunchError(
             f"{host} cannot listen at {address}:{port}: {getattr(error, 'strerror', error)}",
-            "With one node omit --master-addr and --master-port: ddplaunch then chooses a free port and holds it.",
+            "Give an address of this machine and a free port; with one node leave out --master-addr and --master-port.",
             RENDEZVOUS,
         ) from None
     return listener

@@ -30,7 +30,7 @@ def new_run_tag(run_id: str, is_unique: bool) -> str:
     return run_id if is_unique else f"{run_id}.{os.urandom(3).hex()}"
 
 
-def is_run_tag(text: str) -> bool:
+def is_tag(text: str) -> bool:
     """Whether ``text``, from the environment of any process, can be a node tag."""
     return bool(re.fullmatch(_RUN_TAG, text, re.ASCII))
 

@@ -212,5 +212,5 @@ def discard_output(_header: Output, _data: bytes) -> None:
 
 
 def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
-    """The run tag in the environment of all processes of node ``index``; nodes on one machine have different tags."""
+    """The tag in the environment of all processes of node ``index``: nodes on one machine have different ones."""
     return run_tag if len(hosts) == 1 else f"{run_tag}.{index}"

@@ -1,6 +1,6 @@
 """LocalTransport: starts agents on this machine, one for a local run, or one per simulated node of a dry run.
 
-Runs in the launcher. Every agent is a child process; each simulated node has a different run tag.
+Runs in the launcher. Every agent is a child process; each simulated node has a different node tag.
 """
 
 from __future__ import annotations

@@ -247,9 +247,10 @@ def check_torch_versions(facts: Mapping[str, NodeFacts]) -> tuple[HostFailure, .
     if len(versions) < 2:
         return ()
     most_frequent = versions.most_common(1)[0][0]
+    others = "most hosts" if len(facts) > 2 else "the other host"
     hint = "All nodes must have one version of torch: --remote-python names the interpreter to use."
     return tuple(
-        HostFailure(host, "torch", f"torch {fact.torch}, and {most_frequent} on most hosts", hint)
+        HostFailure(host, "torch", f"torch {fact.torch}, and {most_frequent} on {others}", hint)
         for host, fact in facts.items()
         if fact.torch not in ("", most_frequent)
     )

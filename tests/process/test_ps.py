@@ -81,7 +81,7 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     assert (state, processes) == ("runs", "1 launcher, 1 agent, 1 forkserver, 1 worker")
 
     interrupted = start("--kill", run_id, "--shutdown-timeout", "60")  # What has escaped ignores SIGTERM.
-    interrupted.wait_for("SIGKILL in 60 s")
+    interrupted.wait_for("SIGKILL after at most 75 s")
     interrupted.signal(signal.SIGINT)
     assert interrupted.finish().returncode == 128 + signal.SIGINT
     finished = kill(run_id, 0.2)

@@ -57,7 +57,9 @@ def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):
     assert done.returncode == 7
     assert len(re.findall("on node02 failed: ", done.err)) == 3
     assert len(re.findall("the job failed", done.err)) == 1
-    assert len(re.findall("ddplaunch: rank 1 on node02 failed: exit code 7; details there, report in /", done.err)) == 2
+    assert (
+        len(re.findall("ddplaunch: rank 1 on node02 failed: exit code 7; the launcher on node02 shows", done.err)) == 2
+    )
 
 
 def test_a_usage_error_is_shown_once(slurm: Slurm):

@@ -318,7 +318,8 @@ def test_one_launcher_of_a_job_shows_the_page_and_the_others_a_line() -> None:
     assert not failure_page.is_shown_elsewhere(failed(own, stopped(0)))
     elsewhere = failed(stopped(8), stopped(9), first=own)
     assert failure_page.is_shown_elsewhere(elsewhere)
-    line = "rank 1 on node0 failed: exit code 7; details there, report in /runs/r1"
+    line = "rank 1 on node0 failed: exit code 7; the launcher on node0 shows the failure page"
+    line += "; report of this node in /runs/r1"
     assert failure_page.summary(elsewhere) == line
     without = {"reason": "node2 is lost", "first_failure": None}
     assert not failure_page.is_shown_elsewhere(failed(stopped(0), **without))

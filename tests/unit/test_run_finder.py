@@ -30,12 +30,12 @@ GB = 1 << 30
 def test_a_mark_leads_back_to_the_run_and_its_id(run: str, run_id: str, nodes: int) -> None:
     mark = node_tag(run, ("host",) * nodes, nodes - 1)
     assert run_tags.ids_of(mark) == (run_id, run)
-    assert run_tags.is_run_tag(mark)
+    assert run_tags.is_tag(mark)
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a/b", "a\n", "ä", "x" * 200])
 def test_what_no_run_can_have_as_its_mark_is_none(text: str) -> None:
-    assert not run_tags.is_run_tag(text)
+    assert not run_tags.is_tag(text)
 
 
 def test_a_launcher_is_found_by_its_memfd() -> None:

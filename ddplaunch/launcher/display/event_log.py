@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def worker_events(run_id: str, role: str, attempt: AttemptResult) -> list[str]:
-    """One line for each worker of an attempt; the timestamp is when it ended, in ms since the epoch."""
+    """One line for each worker of an attempt; the timestamp is when it raised or ended, in ms since the epoch."""
     return [json.dumps(_event(run_id, role, attempt, exit_)) for exit_ in attempt.exits]
 
 

@@ -66,8 +66,12 @@ def is_shown_elsewhere(result: RunResult) -> bool:
 def summary(result: RunResult) -> str:
     """The failure in one line, for a launcher that does not show the page."""
     first = result.first_failure
-    cause = f"{failure_line(first)}; details there" if first else result.attempts[-1].reason or "the job failed"
-    return cause + (f", report in {result.run_dir}" if result.run_dir else "")
+    cause = (
+        f"{failure_line(first)}; the launcher on {first.host} shows the failure page"
+        if first
+        else result.attempts[-1].reason or "the job failed"
+    )
+    return cause + (f"; report of this node in {result.run_dir}" if result.run_dir else "")
 
 
 def _rule(title: str) -> str:

@@ -179,7 +179,7 @@ class SshHandle(AgentHandle):
     def _signal(self, name: str, *, closes: bool) -> None:
         """Signal the agent over a second session, then close the connection if ``closes``.
 
-        An agent without a pid or a run tag is not signalled: its stdin ends with the connection. In a thread, since a
+        An agent without a pid or a node tag is not signalled: its stdin ends with the connection. In a thread, since a
         call over a cut connection blocks.
         """
         node_tag = self._start.env.get(environment.RUN_ID)
