@@ -28,8 +28,8 @@ NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 _MAX_S = 7 * 86400.0
 """A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
 
-_MIN_LOST_AFTER_S = 3.0
-"""Agents are pinged once a second; one or two late answers do not show that a node is lost."""
+_MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
+"""Pings and heartbeats are sent once a second; one or two late answers to pings do not show that a node is lost."""
 
 _MAX_SIMULATED_NODES = 256
 NO_LOGS = "/dev/null"
@@ -350,10 +350,10 @@ class LaunchConfig:
         if self.hosts and len(self.hosts) < self.min_nodes:
             named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
             raise OptionError("--nnodes", self.min_nodes, named, "Name more hosts, or lower --nnodes.")
-        if self.launcher_assigns_rendezvous and self.timeouts.lost_after_s < _MIN_LOST_AFTER_S:
-            message = f"{self.timeouts.lost_after_s:g} s without an answer are too few to count a node as lost"
-            hint = f"--rdzv-conf keep_alive_interval x keep_alive_max_attempt must be {_MIN_LOST_AFTER_S:g} or more."
-            raise UsageError(message, hint, ("--rdzv-conf",))
+        least_s = _MIN_WITHOUT_HEARTBEAT_S if self.rendezvous else _MIN_LOST_AFTER_S if self.max_nodes > 1 else 0.0
+        if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
+            problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
+            raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
 
     def _check_combinations(self) -> None:
         if self.timeouts.hang_timeout_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):

@@ -55,6 +55,12 @@ def test_the_settings_of_the_rendezvous_count():
 C10D = ("--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "a:1")
 
 
+def test_a_node_may_be_silent_for_longer_than_a_heartbeat_takes():
+    assert meeting(*C10D, "--rdzv-conf", "keep_alive_interval=0.5").lost_after_s == 1.5
+    with pytest.raises(UsageError, match=r"0\.3 s without an answer are too few .*least: 1\.5 s"):
+        meeting(*C10D, "--rdzv-conf", "keep_alive_interval=0.1")
+
+
 def test_the_secret_is_read_from_the_environment_and_not_shown(monkeypatch: pytest.MonkeyPatch):
     assert meeting(*C10D).secret == ""
     monkeypatch.setenv("DDPLAUNCH_SECRET", "sixteen letters!")
