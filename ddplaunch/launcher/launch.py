@@ -27,7 +27,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     """
     run_id = config.run_id or run_folder.new_run_id()
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
-    with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag) as agent:
+    with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag, stdout_fd) as agent:
         from ddplaunch.launcher import run  # Imported while the agent starts.
 
         return run.run(config, run_id, run_tag, agent, stdout_fd)

@@ -83,7 +83,7 @@ def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProce
 
 def _console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> Console:
     try:
-        return Console(setup.console_style(config, folder), stdout_fd)
+        return Console(setup.console_style(config, folder, stdout_fd), stdout_fd)
     except RuntimeError as error:  # "can't start new thread"
         raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
 
@@ -110,7 +110,7 @@ class Run:
         self._show = self._messages.show
         self._started_at = time.monotonic()
         self._attempts = Attempts()
-        transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent)
+        transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)

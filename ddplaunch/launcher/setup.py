@@ -90,8 +90,8 @@ def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
     return folder if config.output.collect_logs and config.transport != "local" else None
 
 
-def console_style(config: LaunchConfig, folder: Path | None) -> Style:
-    """The style of the lines on the console."""
+def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1) -> Style:
+    """The style of the lines on the console, whose stdout is ``stdout_fd``."""
     nodes = len(node_names(config))
     colour = not os.environ.get("NO_COLOR")
 
@@ -104,7 +104,7 @@ def console_style(config: LaunchConfig, folder: Path | None) -> Style:
     return Style(
         role=config.workers.role,
         template=LINE_PREFIX if config.output.line_prefix is None else config.output.line_prefix,
-        colour={"stdout": colour and os.isatty(1), "stderr": colour and os.isatty(2)},
+        colour={"stdout": colour and os.isatty(stdout_fd), "stderr": colour and os.isatty(2)},
         log_hint=log_hint,
     )
 
@@ -181,19 +181,24 @@ def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:
 
 
 def transport_for(
-    config: LaunchConfig, run_tag: str, output: WriteOutput, post: Post, early_agent: AgentProcess | None = None
+    config: LaunchConfig,
+    run_tag: str,
+    output: WriteOutput,
+    post: Post,
+    early_agent: AgentProcess | None = None,
+    stdout_fd: int = 1,
 ) -> Transport:
     """The Transport for the nodes of ``config``; its handles call ``output`` and ``post`` in other threads.
 
     ``run_tag`` must be unique to this run: a sweep kills all processes that carry it. ``early_agent`` is the agent of a
-    single node, if it has been started already.
+    single node, if it has been started already. A single worker inherits ``stdout_fd`` if it is a terminal.
 
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
     names = node_names(config)
     if config.transport == "local":
-        return LocalTransport(config, names, run_tag, output, post, early_agent)
+        return LocalTransport(config, names, run_tag, output, post, early_agent, stdout_fd)
     if config.transport == "srun":
         from ddplaunch.transport.srun import SrunTransport
 

@@ -65,7 +65,7 @@ def start(
     return AgentProcess(process, fds)
 
 
-def start_node(config: LaunchConfig, node_tag: str, is_first: bool) -> AgentProcess:
+def start_node(config: LaunchConfig, node_tag: str, is_first: bool, stdout_fd: int) -> AgentProcess:
     """Start the agent of a node; the first one inherits the user's stdin and, for a single worker, the terminal.
 
     Raises:
@@ -75,11 +75,11 @@ def start_node(config: LaunchConfig, node_tag: str, is_first: bool) -> AgentProc
     if not config.chdir:
         working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
     env = {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
-    return start(env, _inherited(config) if is_first else {}, config.chdir)
+    return start(env, _inherited(config, stdout_fd) if is_first else {}, config.chdir)
 
 
 @contextlib.contextmanager
-def early_agent(config: LaunchConfig, run_tag: str) -> Iterator[AgentProcess | None]:
+def early_agent(config: LaunchConfig, run_tag: str, stdout_fd: int = 1) -> Iterator[AgentProcess | None]:
     """Start the agent of a run with a single local node, and kill it when the block ends.
 
     Yields None for other runs, and if the agent cannot be started: the launcher then tries again and reports the error.
@@ -87,7 +87,7 @@ def early_agent(config: LaunchConfig, run_tag: str) -> Iterator[AgentProcess | N
     agent = None
     if not config.hosts and not config.dry_run:
         with contextlib.suppress(OSError):
-            agent = start_node(config, run_tag, is_first=True)
+            agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
     try:
         yield agent
     finally:
@@ -96,17 +96,18 @@ def early_agent(config: LaunchConfig, run_tag: str) -> Iterator[AgentProcess | N
                 agent.process.kill()
 
 
-def _inherited(config: LaunchConfig) -> dict[str, int]:
-    copies = {name: os.dup(fd) for name, fd in _shared_terminals(config).items()}
+def _inherited(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:
+    copies = {name: os.dup(fd) for name, fd in _shared_terminals(config, stdout_fd).items()}
     try:
         return {"stdin": os.dup(0), **copies}
     except OSError:  # stdin is closed.
         return copies
 
 
-def _shared_terminals(config: LaunchConfig) -> dict[str, int]:
+def _shared_terminals(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:
     """Standard streams that a single worker inherits: terminals, unless an option needs the output in a pipe."""
-    return {name: fd for name, fd in (("stdout", 1), ("stderr", 2)) if os.isatty(fd) and not _is_piped(config, name)}
+    streams = {"stdout": stdout_fd, "stderr": 2}
+    return {name: fd for name, fd in streams.items() if os.isatty(fd) and not _is_piped(config, name)}
 
 
 def _is_piped(config: LaunchConfig, name: str) -> bool:

@@ -55,10 +55,14 @@ class LocalTransport(Transport):
         output: WriteOutput,
         post: Post,
         early_agent: AgentProcess | None = None,
+        stdout_fd: int = 1,
     ) -> None:
-        """``early_agent`` is the agent of a single node, if it has been started already."""
+        """``early_agent`` is the agent of a single node, if it has been started already; it has its descriptors.
+
+        ``stdout_fd`` gets the workers' stdout.
+        """
         super().__init__(config, hosts, run_tag, output, post)
-        self._early_agent = early_agent
+        self._early_agent, self._stdout_fd = early_agent, stdout_fd
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> LocalHandle:
         if for_sweep:
@@ -67,7 +71,9 @@ class LocalTransport(Transport):
         if chdir and not os.path.isdir(chdir):
             raise LaunchError(f"--chdir {chdir}: no such folder on {self.node_names[index]}", "", errors.NODE_NOT_READY)
         output = with_line_search(self._config.injections, output, post)
-        agent = self._early_agent or agent_process.start_node(self._config, self._node_tag(index), is_first=index == 0)
+        agent = self._early_agent or agent_process.start_node(
+            self._config, self._node_tag(index), is_first=index == 0, stdout_fd=self._stdout_fd
+        )
         return LocalHandle(agent, post, output)
 
 

@@ -31,11 +31,12 @@ class Console:
 
     Attributes:
         logs: where the logs are, for a message.
+        stdout_fd: the descriptor that gets the workers' stdout.
     """
 
     def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
         self._style = style
-        self.logs = ""
+        self.logs, self.stdout_fd = "", stdout_fd
         self._is_coloured = style.colour["stderr"]
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
