@@ -240,11 +240,23 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
     if spec.launcher_assigns_rendezvous and index is not None:
         return index
     if index is None:
-        index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
-    holder = store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode("utf-8", "replace")
-    if holder != spec.node_id:
+        return _claim_next_index(spec, store)
+    if (holder := _claim(spec, store, index)) != spec.node_id:
         raise Refused(f"node rank {index} is taken by {quote(holder.partition(' ')[0])}")
     return index
+
+
+def _claim_next_index(spec: MemberSpec, store: TCPStore) -> int:
+    """Claim the next index that no node rank has taken."""
+    while True:
+        index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
+        if _claim(spec, store, index) == spec.node_id:
+            return index
+
+
+def _claim(spec: MemberSpec, store: TCPStore, index: int) -> str:
+    """Claim ``index`` unless another node has. Returns the ``node_id`` of the node that has it."""
+    return store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode("utf-8", "replace")
 
 
 def _key_appears(store: TCPStore, key: str) -> bool:

@@ -129,6 +129,14 @@ def test_a_node_rank_is_claimed_once():
         claim_node_index(replace(BY_HAND, node_id="node3 y"), store)  # type: ignore[arg-type]
 
 
+def test_a_node_without_a_rank_skips_the_claimed_ones():
+    store = MemoryStore()
+    claim_node_index(replace(BY_HAND, rendezvous=replace(CONFIG, node_index=0)), store)  # type: ignore[arg-type]
+    by_arrival = replace(CONFIG, node_index=None)
+    others = [MemberSpec(rendezvous=by_arrival, node_id=f"node{n} y", max_restarts=0) for n in (3, 4)]
+    assert [claim_node_index(other, store) for other in others] == [1, 2]  # type: ignore[arg-type]
+
+
 def test_a_stranger_in_the_store_cannot_forge_a_line_of_a_message() -> None:
     store = MemoryStore()
     store.compare_set("ddplaunch/job7/claim/1", "", "gpu9\nddplaunch:\x1b[2J x")
