@@ -91,7 +91,7 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
     if check:
         return _check(plan or json or ps or kill is not None, options)
     if ps or kill is not None:
-        return _ps_or_kill(ps, kill, plan, options)
+        return _ps_or_kill(ps, kill, "--plan" if plan else "--json" if json else "", options)
     if json and not plan:
         raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
     _check_word(str(options["script"]))
@@ -126,10 +126,11 @@ def _check(is_combined: bool, options: dict[str, Any]) -> int:
     return check.check(_to_config(**options), _show, (lambda _: None) if options["quiet"] else _print)
 
 
-def _ps_or_kill(ps: bool, kill: str | None, plan: bool, options: Mapping[str, Any]) -> int:
+def _ps_or_kill(ps: bool, kill: str | None, other: str, options: Mapping[str, Any]) -> int:
+    """Run --ps or --kill. ``other`` is a given option of other commands; empty for none."""
     name = "--ps" if ps else "--kill"
-    if ps + plan + (kill is not None) > 1:
-        raise UsageError(f"{name} cannot be combined with {'--plan' if plan else '--kill'}")
+    if other or (ps and kill is not None):
+        raise UsageError(f"{name} cannot be combined with {other or '--kill'}")
     if options["script"]:
         raise UsageError(
             f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
