@@ -86,7 +86,7 @@ def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
 
 
 def _torch_versions() -> tuple[str, str]:
-    """Versions of torch and of its CUDA, from torch's files: an import takes a second."""
+    """Versions of torch and of its CUDA or ROCm, from torch's files: an import takes a second."""
     spec = find_spec("torch")
     if not spec or not spec.submodule_search_locations:
         return "", ""
@@ -94,9 +94,14 @@ def _torch_versions() -> tuple[str, str]:
         text = Path(spec.submodule_search_locations[0], "version.py").read_text(errors="replace")
     except OSError:
         return "unknown", ""
-    found = {name: re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE) for name in ("__version__", "cuda")}
-    torch, cuda = found["__version__"], found["cuda"]
-    return torch[1] if torch else "unknown", cuda[1] if cuda else ""
+    hip = _version_in(text, "hip")
+    return _version_in(text, "__version__") or "unknown", _version_in(text, "cuda") or (f"ROCm {hip}" if hip else "")
+
+
+def _version_in(text: str, name: str) -> str:
+    """The text that ``name`` has in torch's version.py; empty if it has none."""
+    found = re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE)
+    return found[1] if found else ""
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -106,7 +106,7 @@ class NodeReport:
     """Agent to launcher, in answer to InspectNode.
 
     Attributes:
-        cuda: version of the CUDA runtime that torch was built for; empty for none.
+        cuda: version of CUDA that torch was built for, or ``ROCm`` and its version; empty for none.
         gpus: models by index; empty text for an unknown model.
         gpu_users: processes with open GPUs, as far as this user may see them.
         shm_free_bytes: free space in /dev/shm; None if it does not exist.

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from importlib.util import spec_from_file_location
 from pathlib import Path
 
 import pytest
 
 from ddplaunch import text
+from ddplaunch.agent import node_check
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.protocol import wire
@@ -159,6 +161,21 @@ def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> No
 )
 def test_records_survive_the_wire(record: object) -> None:
     assert wire.decode(wire.encode(record), (type(record),)) == record
+
+
+@pytest.mark.parametrize(
+    ("cuda", "hip", "version"),
+    [("'12.8'", "None", "12.8"), ("None", "'6.4.43482'", "ROCm 6.4.43482"), ("None", "None", "")],
+)
+def test_what_torch_was_built_for_is_read_from_its_file(
+    cuda: str, hip: str, version: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "__init__.py").touch()
+    lines = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
+    (tmp_path / "version.py").write_text(lines)
+    spec = spec_from_file_location("torch", tmp_path / "__init__.py", submodule_search_locations=[str(tmp_path)])
+    monkeypatch.setattr(node_check, "find_spec", lambda _name: spec)
+    assert node_check._torch_versions() == ("2.13.0", version)
 
 
 def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:
