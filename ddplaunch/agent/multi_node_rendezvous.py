@@ -265,8 +265,8 @@ class MultiNodeRendezvous:
             case NoFreePlace(hosts=hosts):
                 client.is_spare = True
                 self._callbacks.send(Notice(client.spare_message(hosts)))
-            case RendezvousNotFound(reason=reason):
-                self._send_notice(client.search_message(reason))
+            case RendezvousNotFound(reason=reason, limit_s=limit_s):
+                self._send_notice(client.search_message(reason, limit_s))
             case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listener = self._listener or client.listen(address)
                 client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))

@@ -173,10 +173,9 @@ class RendezvousClient:
         """The message at the end of a run in which records were ignored."""
         return f"{self._host} has ignored {plural(self.rejected_count, 'record')} from outside this run"
 
-    def search_message(self, reason: str) -> str:
+    def search_message(self, reason: str, limit_s: float) -> str:
         """The message while no node has answered at the endpoint. Keeps ``reason`` for a later error."""
         self._search_failure = reason
-        limit_s = self.config.search_timeout_s or self.config.join_timeout_s
         return (
             f"{self._host_with_addresses} has not found the rendezvous at {self.endpoint}{self._why_not_served_here}: "
             f"{reason}; the search goes on for up to {limit_s:g} s"

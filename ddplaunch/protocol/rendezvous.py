@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol.field_types import Count, OneLine, Port
+from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
@@ -181,9 +181,13 @@ class MemberReady:
 
 @dataclass(frozen=True)
 class RendezvousNotFound:
-    """Member to agent, once: no rendezvous of this run has been found so far, for ``reason``; the search continues."""
+    """Member to agent, once: no rendezvous of this run has been found so far, for ``reason``; the search continues.
+
+    It ends ``limit_s`` after its begin.
+    """
 
     reason: str
+    limit_s: Seconds
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ class _Search:
         try:
             found = self._found.get(began + min(_REPORT_AFTER_S, limit_s / 2))
             if found is None:
-                report(RendezvousNotFound(self._reason))
+                report(RendezvousNotFound(self._reason, limit_s))
                 found = self._found.get(began + limit_s)
             if found is None:
                 raise RuntimeError(f"{self._reason}, after {limit_s:g} s")

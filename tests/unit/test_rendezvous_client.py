@@ -29,7 +29,7 @@ def client() -> RendezvousClient:
 
 
 def test_a_search_names_the_reason_and_its_limit(client: RendezvousClient) -> None:
-    text = client.search_message("nothing answers there")
+    text = client.search_message("nothing answers there", 600.0)
     assert "has not found the rendezvous at 127.0.0.1:29400: nothing answers there; the search goes on" in text
     assert text.endswith("for up to 600 s")
 

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol.rendezvous import MemberSpec
+from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
 from ddplaunch.rendezvous import connect
 from ddplaunch.rendezvous.connect import Refused, claim_node_index, enter
 from ddplaunch.rendezvous.signer import Signer
@@ -80,6 +80,18 @@ def test_once_name_servers_are_ignored_a_host_has_its_last_known_addresses(monke
     assert search._resolve("localhost", 8)[0] == (family, kind, (where[0], 8, *where[2:]))
     with pytest.raises(socket.gaierror, match="not known"):
         search._resolve("node1", 7)
+
+
+@pytest.mark.parametrize(("search_s", "join_s", "limit_s"), [(0.2, 600.0, 0.2), (60.0, 0.2, 0.2), (None, 0.2, 0.2)])
+def test_the_message_about_a_search_has_the_limit_of_the_search(
+    search_s: float | None, join_s: float, limit_s: float, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(connect._Search, "_search_port", lambda *_: None)
+    told: list[RendezvousNotFound] = []
+    settings = replace(CONFIG, search_timeout_s=search_s, join_timeout_s=join_s)
+    with pytest.raises(RuntimeError, match=f"after {limit_s:g} s"):
+        connect.connect(replace(BY_HAND, rendezvous=settings), -1, told.append)
+    assert [record.limit_s for record in told] == [limit_s]
 
 
 # The secret.
