@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 import threading
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh import config
+from ddplaunch.transport.ssh import config, keys
 from ddplaunch.transport.ssh.config import ConfigError, parse_jumps, resolve
 from ddplaunch.transport.ssh.connections import LoginLimiter
 from ddplaunch.transport.ssh.once import OncePerKey
@@ -167,3 +170,29 @@ def test_a_port_that_is_none_is_told_without_ssh_too(tmp_path, monkeypatch):
     path.write_text("Host gpu1\n  Port abc\n")
     with pytest.raises(ConfigError, match="Port abc: not a port"):
         resolve(Host("gpu1"), RemoteConfig(config=str(path)))
+
+
+class HeldKey:
+    """A key in an ssh-agent."""
+
+    comment = "me"
+
+    def __init__(self, key: paramiko.PKey) -> None:
+        self._key = key
+
+    def get_base64(self) -> str:
+        return self._key.get_base64()
+
+
+@pytest.mark.skipif(not shutil.which("ssh-keygen"), reason="no ssh-keygen")
+def test_a_certificate_is_tried_although_the_ssh_agent_holds_its_key(tmp_path):
+    key = tmp_path / "key"
+    for path in (key, tmp_path / "authority"):
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", path], check=True)
+    sign = ["ssh-keygen", "-q", "-s", tmp_path / "authority", "-I", "me", "-n", "me", f"{key}.pub"]
+    subprocess.run(sign, check=True)
+    path = tmp_path / "config"
+    path.write_text(f"Host gpu1\n  IdentityFile {key}\n  IdentitiesOnly yes\n")
+    held = HeldKey(paramiko.PKey.from_path(key))
+    found = keys._candidates(resolve(Host("gpu1"), RemoteConfig(config=str(path))), keys.KeyRing(), [held], [])
+    assert [label for label, _ in found] == ["me (ssh-agent)", f"{key}-cert.pub"]

@@ -41,12 +41,16 @@ class LoginRefused(Exception):
 
 
 class _KeyFile(NamedTuple):
-    """A private key, or the problem with it. ``public`` is the public key in base64; empty if it is unknown."""
+    """A private key, or the problem with it.
+
+    ``public`` is the public key in base64, without the certificate; empty if it is unknown.
+    """
 
     path: str
     key: paramiko.PKey | None
     public: str
     problem: str = ""
+    has_certificate: bool = False
 
 
 class KeyRing:
@@ -115,7 +119,7 @@ def _candidates(
         yield f"{key.comment or key.get_name()} (ssh-agent)", key
     already_tried = {key.get_base64() for key in configured}
     for file in files:
-        if file.public in already_tried:
+        if file.public in already_tried and not file.has_certificate:
             continue
         if file.key:
             yield file.path, file.key
@@ -160,7 +164,7 @@ def _read(path: str, certificate: str) -> _KeyFile | None:
         key.public_blob = None
         if certificate:
             key.load_certificate(certificate)
-            return _KeyFile(f"{certificate}", key, text) if _is_for(key) else None
+            return _KeyFile(certificate, key, text, has_certificate=True) if _is_for(key) else None
         return _KeyFile(path, key, text)
     except PermissionError:
         problem = "cannot be read"
