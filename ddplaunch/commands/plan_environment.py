@@ -73,13 +73,16 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
     if not here and workers > 1 and "OMP_NUM_THREADS" not in inherited_ours:
         shared["OMP_NUM_THREADS"] = f"<CPUs of the node / {workers}>"
-    if (
-        not config.dry_run
-        and (config.launcher_assigns_rendezvous or config.rendezvous)
-        and "GLOO_SOCKET_IFNAME" not in inherited
-    ):
-        shared["GLOO_SOCKET_IFNAME"] = "<the interface between the nodes>"
-    return shared
+    return {**shared, **{name: value for name, value in _interfaces(config).items() if name not in inherited}}
+
+
+def _interfaces(config: LaunchConfig) -> dict[str, str]:
+    """The variables that ``MultiNodeRendezvous.worker_environ`` sets on a node."""
+    if config.dry_run or not (config.launcher_assigns_rendezvous or config.rendezvous):
+        return {}
+    name = "<the interface between the nodes>" if config.local_addr or not config.interface else config.interface
+    is_selected = config.interface or config.local_addr
+    return {"GLOO_SOCKET_IFNAME": name, **({"NCCL_SOCKET_IFNAME": f"={name}"} if is_selected else {})}
 
 
 def _round(

@@ -239,6 +239,31 @@ def test_secrets_among_the_scripts_arguments_are_masked(arguments: tuple[str, ..
     assert "hunter2" not in page(found) + as_json(found)
 
 
+@pytest.mark.parametrize(
+    ("given", "names"),
+    [
+        ({}, {"GLOO_SOCKET_IFNAME": "<the interface between the nodes>"}),
+        ({"interface": "ib0"}, {"GLOO_SOCKET_IFNAME": "ib0", "NCCL_SOCKET_IFNAME": "=ib0"}),
+        (
+            {"local_addr": "10.0.0.1"},
+            {
+                "GLOO_SOCKET_IFNAME": "<the interface between the nodes>",
+                "NCCL_SOCKET_IFNAME": "=<the interface between the nodes>",
+            },
+        ),
+    ],
+    ids=["detected", "by name", "by address"],
+)
+def test_the_interface_between_the_nodes_is_shown(given: dict[str, str], names: dict[str, str]):
+    for found in (
+        plan(config(hosts=HOSTS, nproc_per_node=1, **given)),
+        plan(config(rendezvous=meeting(**given), max_nodes=2, min_nodes=2, nproc_per_node=1, **given)),
+    ):
+        assert {name: value for name, value in found.environ.items() if name.endswith("_IFNAME")} == names
+    for alone in (plan(config(nproc_per_node=1, **given)), plan(dry_run(2, nproc_per_node=1, local_addr="10.0.0.1"))):
+        assert not any(name.endswith("_IFNAME") for name in alone.environ)
+
+
 def test_a_port_that_is_fixed_is_shown():
     assert plan(config(nproc_per_node=1, master_port=29501)).environ["MASTER_PORT"] == "29501"
     assert plan(config(nproc_per_node=1)).environ["MASTER_PORT"] == "<a free port>"
