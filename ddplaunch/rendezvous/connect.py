@@ -242,7 +242,8 @@ def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
     if index is None:
         return _claim_next_index(spec, store)
     if (holder := _claim(spec, store, index)) != spec.node_id:
-        raise Refused(f"node rank {index} is taken by {quote(holder.partition(' ')[0])}")
+        hint = "Give each node a different --node-rank, and each run a different --rdzv-id."
+        raise Refused(f"node rank {index} is taken by {quote(holder.partition(' ')[0])}", hint)
     return index
 
 
