@@ -74,6 +74,7 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
                 _send(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
+    late_import.choose_modules()
     _send(sock, ForkserverReady(_reason_not_to_fork(threads)))
     return True
 

@@ -21,9 +21,26 @@ if TYPE_CHECKING:
     from types import ModuleType
 
 
+_names: tuple[str, ...] = ()
+
+
+def choose_modules() -> None:
+    """In the forkserver, when torch is loaded: choose the modules to hide, which are torch and its packages.
+
+    Not in a worker: it would write to the reference counts of all modules, and so get 4 MB of memory of its own.
+    """
+    global _names
+    _names = tuple(name for name, module in sys.modules.items() if _is_chosen(name, module))
+
+
+def _is_chosen(name: str, module: ModuleType) -> bool:
+    is_package = name.startswith("torch.") and name.count(".") <= 2 and hasattr(module, "__path__")
+    return name == "torch" or is_package
+
+
 def hide_torch() -> None:
-    """Remove torch's modules from ``sys.modules``, as if not loaded; the next import of torch puts them back."""
-    hidden = {name: module for name, module in sys.modules.items() if name.partition(".")[0] == "torch"}
+    """Remove the chosen modules from ``sys.modules``, as if not loaded; the next import of torch puts them back."""
+    hidden = {name: sys.modules[name] for name in _names if name in sys.modules}
     if "torch" in hidden:
         for name in hidden:
             del sys.modules[name]

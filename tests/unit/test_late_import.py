@@ -26,6 +26,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     module, child = ModuleType("torch"), ModuleType("torch.nn")
     module.__spec__ = ModuleSpec("torch", None, origin="/site/torch/__init__.py", is_package=True)
     module.__path__ = ["/site/torch"]
+    child.__path__ = ["/site/torch/nn"]
     module.nn, module.threads = child, 1  # type: ignore[attr-defined]
     module.set_num_threads = lambda count: setattr(module, "threads", count)  # type: ignore[attr-defined]
     module.distributed = SimpleNamespace()  # type: ignore[attr-defined]
@@ -33,6 +34,7 @@ def torch(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     for name in ("OMP_NUM_THREADS", "TORCH_LOGS", "TORCH_DISTRIBUTED_DEBUG", "KMP_BLOCKTIME", "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("MKL_VERBOSE", "1")
+    late_import.choose_modules()
     yield module
     sys.meta_path[:] = path
     for name in ("torch", "torch.nn", "torchvision"):
