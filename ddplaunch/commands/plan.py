@@ -14,14 +14,21 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.commands import plan_environment
-from ddplaunch.commands.plan_environment import RUN_ID, how_counted, is_here, known_gpus, known_workers
+from ddplaunch.commands.plan_environment import (
+    RUN_ID,
+    how_counted,
+    inherited_environ,
+    is_here,
+    known_gpus,
+    known_workers,
+)
 from ddplaunch.commands.plan_model import NodePlan, Plan, RankPlan
 from ddplaunch.commands.plan_warnings import warnings
 from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.fault_spec import describe
 from ddplaunch.launcher import setup
-from ddplaunch.protocol import env_forwarding
-from ddplaunch.system import run_folder
+from ddplaunch.protocol import env_forwarding, start_method
+from ddplaunch.system import run_folder, script_file
 from ddplaunch.system.run_folder import working_folder
 from ddplaunch.transport import remote_start, srun
 from ddplaunch.transport.agent_process import COMMAND
@@ -55,7 +62,7 @@ def plan(config: LaunchConfig) -> Plan:
         max_restarts=config.max_restarts,
         nodes=nodes,
         command=_worker_command(config, specs[0]),
-        how=_how(specs[0]),
+        how=_how(config, specs[0]),
         environ=common,
         given=tuple(env_forwarding.masked_lines(given)),
         ranks=ranks,
@@ -160,9 +167,14 @@ def _ssh_address(config: LaunchConfig, index: int) -> str:
     return str(replace(host, user=host.user or config.remote.user, port=host.port or config.remote.port))
 
 
-def _how(spec: AgentSpec) -> Literal["forked", "executed"]:
-    executes = spec.program.entry == "program" or spec.workers.start_method == "spawn" or not spec.same_python
-    return "executed" if executes else "forked"
+def _how(config: LaunchConfig, spec: AgentSpec) -> Literal["forked", "executed"]:
+    def is_plain(path: str) -> bool:
+        """A script that is not on this machine is taken for a plain one."""
+        path = os.path.join(config.chdir or "", path)
+        return not os.path.exists(path) or script_file.is_plain(path)
+
+    chosen = start_method.choose(spec, inherited_environ(config), is_plain)
+    return "executed" if chosen.how == "exec" else "forked"
 
 
 def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:

@@ -66,8 +66,7 @@ def known_for_all_ranks(config: LaunchConfig, spec: AgentSpec, node: NodePlan, n
 
 def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: int) -> dict[str, str]:
     """The variables of ``environment.NAMES`` with one value for all workers of a node."""
-    here = is_here(config)
-    inherited: Mapping[str, str] = {**(os.environ if here else {}), **dict(config.remote.environ)}
+    here, inherited = is_here(config), inherited_environ(config)
     inherited_ours = {name: value for name, value in inherited.items() if name in environment.NAMES}
     tag = node_tag(f"{config.run_id}.<number>" if config.run_id else RUN_ID, names, index)
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
@@ -123,6 +122,11 @@ def _environ(
         env["MASTER_PORT"] = "<a free port>"
     devices = gpus_of_worker(spec, node.gpus, local_rank)
     return env if devices is None else {**env, "CUDA_VISIBLE_DEVICES": devices}
+
+
+def inherited_environ(config: LaunchConfig) -> Mapping[str, str]:
+    """The environment of an agent, as far as it is known here."""
+    return {**(os.environ if is_here(config) else {}), **dict(config.remote.environ)}
 
 
 def is_here(config: LaunchConfig) -> bool:

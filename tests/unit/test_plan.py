@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -199,6 +200,22 @@ def test_the_hosts_have_a_python_of_their_own():
 
 def test_workers_are_forked_unless_asked_otherwise():
     assert [plan(config(start_method=method)).how for method in ("forkserver", "spawn")] == ["forked", "executed"]
+
+
+@pytest.mark.parametrize("kind", ["folder", "archive"])
+def test_what_cannot_be_forked_is_executed(kind: str, tmp_path: Path):
+    script = tmp_path / "x"
+    script.mkdir() if kind == "folder" else script.write_bytes(b"PK\3\4\0")
+    assert plan(config(script=str(script))).how == "executed"
+    assert plan(config(script="x", chdir=str(tmp_path))).how == "executed"
+
+
+def test_with_a_profiler_workers_are_executed(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("CUDA_INJECTION64_PATH", "/opt/profiler.so")
+    assert plan(config()).how == "executed"
+    assert plan(config(hosts=HOSTS)).how == "forked"
+    given = RemoteConfig(environ=(("CUDA_INJECTION64_PATH", "/opt/profiler.so"),))
+    assert plan(config(hosts=HOSTS, remote=given)).how == "executed"
 
 
 # The environment.

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
-from ddplaunch.agent.workers.start_plan import StartPlan, forkserver_spec, import_error
+from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
 from ddplaunch.protocol import environment, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice
@@ -31,6 +31,7 @@ from ddplaunch.protocol.specs import (
     ProcessSpec,
     ProcessStarted,
 )
+from ddplaunch.protocol.start_method import StartPlan
 from ddplaunch.system import cgroup, processes
 
 if TYPE_CHECKING:

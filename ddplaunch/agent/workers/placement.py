@@ -10,7 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.start_plan import StartPlan, worker_argv
+from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment, stack_dump
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
+    from ddplaunch.protocol.start_method import StartPlan
 
 
 @dataclass(frozen=True)

@@ -9,15 +9,16 @@ import os
 import shutil
 import stat
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError
+from ddplaunch.protocol import start_method
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec
-from ddplaunch.system import run_folder, run_retention
+from ddplaunch.system import run_folder, run_retention, script_file
 from ddplaunch.system.run_folder import working_folder
 
 if TYPE_CHECKING:
@@ -25,23 +26,10 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import FakeGpuConfig
     from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program
+    from ddplaunch.protocol.start_method import StartPlan
 
 EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
 """Started by its path: the agent must not import the worker package. A test checks that the file exists."""
-
-
-@dataclass(frozen=True)
-class StartPlan:
-    """How workers are started.
-
-    Attributes:
-        bootstrap: an exec'd interpreter runs ``worker.bootstrap`` first, which records exceptions.
-        reason: why workers are exec'd without --start-method spawn; empty otherwise.
-    """
-
-    how: Literal["script", "module", "exec"]
-    bootstrap: bool = True
-    reason: str = ""
 
 
 def prepare_node(spec: AgentSpec) -> AgentSpec:
@@ -110,31 +98,13 @@ def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
     Raises:
         LaunchError: a dry run with simulated GPUs, and the program cannot be forked or bootstrapped.
     """
-    entry, path = spec.program.entry, spec.program.path
-    reason = ""
-    if not spec.same_python:
-        reason = f"{spec.program.python} is not the interpreter that runs ddplaunch"
-    elif entry == "script" and not _is_plain_script(path):
-        reason = f"{path} is not a plain script"
-    if entry == "program" or reason:
-        if spec.fake_gpus:
-            why = "--no-python" if entry == "program" else reason
-            raise LaunchError(f"--dry-run cannot simulate GPUs in {path}: {why}", "Give a Python script or -m.")
-        return StartPlan("exec", bootstrap=False, reason="" if entry == "program" else reason)
-    if spec.workers.start_method == "spawn":
-        return StartPlan("exec")
-    injected = [name for name in ("CUDA_INJECTION64_PATH", "NSYS_PROFILING_SESSION_ID") if env.get(name)]
-    if injected:
-        return StartPlan("exec", reason=f"{injected[0]} is set: the profiler must load at process start")
-    return StartPlan("module" if entry == "module" else "script")
-
-
-def _is_plain_script(path: str) -> bool:
-    """Whether the forkserver can run ``path``; a folder, an archive or a compiled file needs a new interpreter."""
-    try:
-        return b"\0" not in Path(path).read_bytes()
-    except OSError:
-        return False
+    plan = start_method.choose(spec, env, script_file.is_plain)
+    if spec.fake_gpus and not plan.bootstrap:
+        why = plan.reason or "--no-python"
+        raise LaunchError(
+            f"--dry-run cannot simulate GPUs in {spec.program.path}: {why}", "Give a Python script or -m."
+        )
+    return plan
 
 
 def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: FakeGpuConfig | None) -> tuple[str, ...]:
