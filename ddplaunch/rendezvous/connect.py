@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 import select
 import socket
@@ -24,13 +25,14 @@ from ddplaunch.system import linux
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from torch.distributed import TCPStore
 
     from ddplaunch.protocol.rendezvous import MemberSpec
 
 _OPEN_KEY_S = 10.0
+_LOSS_REPORTED_S = 2.0
 _REPORT_AFTER_S = 5.0
 _PROBE_S, _BETTER_HOST_S = 3.0, 0.3
 _STORE_ANSWER_S = 5.0
@@ -232,41 +234,58 @@ def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
 def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
     """Claim an index for this node: the one that the launcher assigned, its node rank, or the next free one.
 
+    If the node with this node rank is lost, this node replaces it and gets another index, which no node has had: the
+    lost node may still run.
+
     Raises:
         Refused: the node rank is taken.
         RuntimeError: the store does not answer any more.
     """
-    index = spec.rendezvous.node_index
-    if spec.launcher_assigns_rendezvous and index is not None:
-        return index
-    if index is None:
-        return _claim_next_index(spec, store)
-    if (holder := _claim(spec, store, index)) != spec.node_id:
-        hint = "Give each node a different --node-rank, and each run a different --rdzv-id."
-        raise Refused(f"node rank {index} is taken by {quote(holder.partition(' ')[0])}", hint)
-    return index
+    rank = spec.rendezvous.node_index
+    if rank is None:
+        arrivals = f"{key_prefix(spec)}/nodes"
+        return _claim_first(spec, store, (store.add(arrivals, 1) - 1 for _ in itertools.count()))
+    return rank if spec.launcher_assigns_rendezvous else _claim_rank(spec, store, rank)
 
 
-def _claim_next_index(spec: MemberSpec, store: TCPStore) -> int:
-    """Claim the next index that no node rank has taken."""
-    while True:
-        index = store.add(f"{key_prefix(spec)}/nodes", 1) - 1
-        if _claim(spec, store, index) == spec.node_id:
+def _claim_rank(spec: MemberSpec, store: TCPStore, rank: int) -> int:
+    holder = _claim(spec, store, rank, rank)
+    if holder == _claim_text(spec, rank):
+        return rank
+    max_nodes, join_timeout_s = spec.rendezvous.max_nodes, spec.rendezvous.join_timeout_s
+    limit_s = min(spec.rendezvous.lost_after_s + _LOSS_REPORTED_S, join_timeout_s / 2)
+    if _key_appears(store, lost_key(spec, holder.rpartition(" ")[2]), limit_s):
+        # The further indices of all ranks are in the order of the ranks.
+        index = _claim_first(spec, store, itertools.count(rank + max_nodes, max_nodes))
+        holder = _claim(spec, store, rank, index, expected=holder)
+        if holder == _claim_text(spec, index):
             return index
+    hint = "Give each node a different --node-rank, and each run a different --rdzv-id."
+    raise Refused(f"node rank {rank} is taken by {quote(holder.partition(' ')[0])}", hint)
 
 
-def _claim(spec: MemberSpec, store: TCPStore, index: int) -> str:
-    """Claim ``index`` unless another node has. Returns the ``node_id`` of the node that has it."""
-    return store.compare_set(f"{key_prefix(spec)}/claim/{index}", "", spec.node_id).decode("utf-8", "replace")
+def _claim_first(spec: MemberSpec, store: TCPStore, candidates: Iterable[int]) -> int:
+    """Claim the first of ``candidates`` that no node has claimed."""
+    return next(index for index in candidates if _claim(spec, store, index, index) == _claim_text(spec, index))
 
 
-def _key_appears(store: TCPStore, key: str) -> bool:
+def _claim(spec: MemberSpec, store: TCPStore, rank: int, index: int, expected: str = "") -> str:
+    """Claim ``rank`` for ``index`` if its claim is ``expected``. Returns the claim that then holds."""
+    key = f"{key_prefix(spec)}/claim/{rank}"
+    return store.compare_set(key, expected, _claim_text(spec, index)).decode("utf-8", "replace")
+
+
+def _claim_text(spec: MemberSpec, index: int) -> str:
+    return f"{spec.node_id} {index}"
+
+
+def _key_appears(store: TCPStore, key: str, limit_s: float = _OPEN_KEY_S) -> bool:
     """Whether the store gets ``key`` in time.
 
     Raises:
         RuntimeError: the store does not answer any more.
     """
-    store.set_timeout(timedelta(seconds=_OPEN_KEY_S))
+    store.set_timeout(timedelta(seconds=limit_s))
     with contextlib.suppress(RuntimeError):
         store.get(key)
     return store.check([key])
@@ -274,6 +293,11 @@ def _key_appears(store: TCPStore, key: str) -> bool:
 
 def _open_key(spec: MemberSpec) -> str:
     return f"{key_prefix(spec)}/open"
+
+
+def lost_key(spec: MemberSpec, index: int | str) -> str:
+    """The key that the coordinator's member sets when the node with this index has left or is lost."""
+    return f"{key_prefix(spec)}/lost/{index}"
 
 
 def key_prefix(spec: MemberSpec) -> str:

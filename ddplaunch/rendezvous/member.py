@@ -32,7 +32,7 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
 )
 from ddplaunch.protocol.results import SetParticipants
-from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, enter, first_line, key_prefix
+from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, enter, first_line, key_prefix, lost_key
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ class Member:
         self._store, self._signer = store, signer
         self._reader = reader
         self._send_to_agent = send_to_agent
-        self._prefix = key_prefix(spec)
+        self._prefix, self._lost_key = key_prefix(spec), partial(lost_key, spec)
         self._inbox_count_key, self._inbox_count = f"{self._prefix}/in/count", 0
         self._mailbox: Mailbox[_Closed | tuple[Callable[[Any], None], Any]] = Mailbox()
         self._coordinator: Coordinator | None = None
@@ -173,6 +173,8 @@ class Member:
             self._hosts[record.node_index] = record.host
         elif isinstance(record, NodeLeft):
             self._heartbeats.pop(record.node_index, None)
+            if not self._launcher_assigns_rendezvous:
+                self._store.set(self._lost_key(record.node_index), "1")
         elif isinstance(record, SetParticipants):  # Missing heartbeats of removed nodes are not a loss.
             for index in set(coordinator.assigned) - set(record.participants):
                 self._heartbeats.pop(index, None)

@@ -229,7 +229,7 @@ def test_two_runs_at_one_endpoint_never_mix(port: int, script: Path):
 
 def test_a_node_rank_can_be_taken_once_only(port: int, script: Path):
     script.write_text(WAIT)
-    options = ("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "0")
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "0", "--rdzv-conf", "keep_alive_interval=0.5")
     first = node(port, script, *options)
     first.wait_for("waiting at")
     second = node(port, script, *options).finish()

@@ -18,6 +18,7 @@ from ddplaunch.protocol.rendezvous import (
     MemberReady,
     MemberSpec,
     NodeJoined,
+    NodeLeft,
     RecordsRejected,
     RoundFormed,
     RoundVerdict,
@@ -165,3 +166,13 @@ def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[N
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count == 1000)
     assert sum(isinstance(record, RecordsRejected) for record in nodes[0].received) <= 5
+
+
+def test_a_node_that_leaves_may_be_replaced(make_nodes: Callable[..., list[Node]]):
+    store = MemoryStore()
+    nodes = make_nodes(store)
+    start_round(nodes)
+    nodes[1].send(NodeLeft(1))
+    settings = replace(CONFIG, node_index=1, is_server=False)
+    again = MemberSpec(rendezvous=settings, node_id="node1 again", max_restarts=0)
+    assert claim_node_index(again, store.clone()) == 3  # type: ignore[arg-type]

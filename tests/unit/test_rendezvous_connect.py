@@ -134,11 +134,34 @@ def test_a_node_with_another_secret_is_told_so(of_server: str, of_node: str, rea
         entered(with_secret(BY_LAUNCHER, of_node), store)
 
 
+def claimed(spec: MemberSpec, store: MemoryStore) -> int:
+    return claim_node_index(spec, store)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def loss_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connect, "_LOSS_REPORTED_S", 0.01 - CONFIG.lost_after_s)
+
+
+@pytest.mark.usefixtures("loss_is_known_at_once")
 def test_a_node_rank_is_claimed_once():
     store = MemoryStore()
-    assert claim_node_index(BY_HAND, store) == 1  # type: ignore[arg-type]
+    assert claimed(BY_HAND, store) == 1
     with pytest.raises(Refused, match="node rank 1 is taken by node2"):
-        claim_node_index(replace(BY_HAND, node_id="node3 y"), store)  # type: ignore[arg-type]
+        claimed(replace(BY_HAND, node_id="node3 y"), store)
+
+
+@pytest.mark.usefixtures("loss_is_known_at_once")
+def test_a_lost_node_is_replaced_under_another_index():
+    """Its old index may still be in use: a node that was cut off can come back."""
+    store = MemoryStore()
+    found = [claimed(BY_HAND, store)]
+    for incarnation in "yz":
+        store.set(connect.lost_key(BY_HAND, found[-1]), "1")
+        found.append(claimed(replace(BY_HAND, node_id=f"node2 {incarnation}"), store))
+    assert found == [1, 3, 5]
+    with pytest.raises(Refused, match="node rank 1 is taken by node2"):
+        claimed(replace(BY_HAND, node_id="node3 y"), store)
 
 
 def test_a_node_without_a_rank_skips_the_claimed_ones():
@@ -149,6 +172,7 @@ def test_a_node_without_a_rank_skips_the_claimed_ones():
     assert [claim_node_index(other, store) for other in others] == [1, 2]  # type: ignore[arg-type]
 
 
+@pytest.mark.usefixtures("loss_is_known_at_once")
 def test_a_stranger_in_the_store_cannot_forge_a_line_of_a_message() -> None:
     store = MemoryStore()
     store.compare_set("ddplaunch/job7/claim/1", "", "gpu9\nddplaunch:\x1b[2J x")
