@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import faulthandler
+import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import pytest
 
 import ddplaunch
 from ddplaunch.protocol import stack_dump
-from tests.support.processes import wait_until
 
 PACKAGE = Path(ddplaunch.__file__).parent
 HEAD = "Current thread 0x00007f30 (most recent call first):\n"
@@ -43,9 +41,12 @@ def test_the_scripts_own_frame_and_what_it_called(text: str, place: str) -> None
 
 
 def test_what_this_interpreter_writes_is_understood(tmp_path: Path) -> None:
-    wait_until(lambda: threading.active_count() < 90)  # faulthandler shows at most 100; other tests leave timers.
-    with (tmp_path / "stacks").open("w") as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-    code = sys._getframe().f_code
-    assert stack_dump.whereabouts((tmp_path / "stacks").read_text()).startswith(f"{Path(__file__).name}:")
-    assert f" in {code.co_name}" in stack_dump.whereabouts((tmp_path / "stacks").read_text())
+    script, stacks = tmp_path / "train.py", tmp_path / "stacks"
+    script.write_text(
+        "import faulthandler, sys\n"
+        "def step():\n"
+        "    with open(sys.argv[1], 'w') as file: faulthandler.dump_traceback(file, all_threads=True)\n"
+        "step()\n"
+    )
+    subprocess.run([sys.executable, script, stacks], check=True)
+    assert stack_dump.whereabouts(stacks.read_text()) == "train.py:3 in step"
