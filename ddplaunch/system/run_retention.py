@@ -60,7 +60,8 @@ def _is_due(stamp: Path) -> bool:
     with contextlib.suppress(FileNotFoundError):
         if abs(time.time() - stamp.stat().st_mtime) < _AGAIN_S:
             return False
-    stamp.touch(mode=0o600)
+    with contextlib.suppress(OSError):  # A full disk needs the deletion most.
+        stamp.touch(mode=0o600)
     return True
 
 

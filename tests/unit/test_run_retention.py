@@ -73,3 +73,12 @@ def test_a_number_of_runs_replaces_the_limits(tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} == {"run1", "run2"}
     run_retention.prune(tmp_path, 0)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_disk_without_room_for_the_time_stamp_is_freed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    run(tmp_path, "old", days=31)
+    monkeypatch.setattr("pathlib.Path.touch", fail)
+    assert kept(tmp_path) == set()

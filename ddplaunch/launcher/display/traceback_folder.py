@@ -54,21 +54,30 @@ class TracebackFolder:
                 data = held + data
             self._pass_on(header, data)
             if (self._held or self._folded) and not self._is_timed:
-                self._is_timed = True
-                timer = threading.Timer(_HOLD_S, self.flush)
-                timer.daemon = True
-                timer.start()
+                self._start_timer()
+
+    def _start_timer(self) -> None:
+        timer = threading.Timer(_HOLD_S, self.flush)
+        timer.daemon = True
+        try:
+            timer.start()
+            self._is_timed = True
+        except RuntimeError:  # The limit of threads is reached: hold nothing back.
+            self._flush()
 
     def flush(self) -> None:
         """Show what is held back, and name the ranks whose tracebacks were folded."""
         with self._lock:
             self._is_timed = False
-            for header, data in self._held.values():
-                self._show(header, data)
-            for (_, text), folded in self._folded.items():
-                exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
-                self._note(f"{ranks(folded)}: the same traceback ({quote(exception)})")
-            self._held, self._folded = {}, {}
+            self._flush()
+
+    def _flush(self) -> None:
+        for header, data in self._held.values():
+            self._show(header, data)
+        for (_, text), folded in self._folded.items():
+            exception = text.rstrip().rpartition(b"\n")[2].decode("utf-8", "replace")
+            self._note(f"{ranks(folded)}: the same traceback ({quote(exception)})")
+        self._held, self._folded = {}, {}
 
     def _pass_on(self, header: Output, data: bytes) -> None:
         while begin := _BEGIN.search(data):
