@@ -6,7 +6,6 @@ validates itself when it is made. Pure: reads no file, starts nothing.
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
@@ -16,6 +15,7 @@ from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.fault_spec import FaultSpec
+from ddplaunch.text import is_run_id
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -332,7 +332,7 @@ class LaunchConfig:
             raise OptionError("--max-restarts", self.max_restarts, "must not be negative")
         if self.master_port is not None and not 0 <= self.master_port <= 65535:
             raise OptionError("--master-port", self.master_port, "must be between 0 and 65535")
-        if self.run_id is not None and not re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", self.run_id, re.ASCII):
+        if self.run_id is not None and not is_run_id(self.run_id):
             problem = "use letters, digits and . _ : @ + - (at most 128, no dot first)"
             raise OptionError("--rdzv-id", repr(self.run_id), problem, "It names the log folder.")
 

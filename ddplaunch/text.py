@@ -1,4 +1,4 @@
-"""Text of messages: escaped and quoted foreign text, plurals, tables, ranges of numbers, sizes, device ids.
+"""Text of messages: escaped and quoted foreign text, plurals, tables, ranges of numbers, sizes, run and device ids.
 
 Used in every process. Pure: reads nothing, prints nothing, imports nothing of ddplaunch.
 """
@@ -25,6 +25,11 @@ DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
 def escape(text: str) -> str:
     """``text`` with all control characters except line ends and tabs escaped: it cannot steer the terminal."""
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
+
+
+def is_run_id(text: str) -> bool:
+    """Whether ``text`` can be a run id: it names a folder, and is a part of the run tag."""
+    return bool(re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", text, re.ASCII))
 
 
 def quote(text: str, limit: int = 80) -> str:

@@ -110,6 +110,7 @@ class Agent:
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
         while (opened := self._rendezvous.next_round()) is not None:
+            self._spec = self._rendezvous.complete(self._spec)
             result = self._rendezvous.finish_round(self._run_attempt(*opened))
             self._outbox.drain(_DRAIN_S, self._handle_pending_events)
             self._outbox.send(AttemptEnded(result))

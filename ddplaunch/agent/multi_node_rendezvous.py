@@ -9,13 +9,22 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous_client import RendezvousClient
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import AttemptEnded, EndpointOpen, JoinRendezvous, NodeLostRendezvous, Notice
+from ddplaunch.protocol.launcher_agent import (
+    AttemptEnded,
+    EndpointOpen,
+    FirstRoundFormed,
+    JoinRendezvous,
+    NodeLostRendezvous,
+    Notice,
+    RunIdAgreed,
+)
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -34,7 +43,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.results import AttemptResult, SetParticipants
-from ddplaunch.system import network
+from ddplaunch.system import network, run_folder
 
 if TYPE_CHECKING:
     import socket
@@ -63,6 +72,7 @@ class MultiNodeRendezvous:
         self._listener: socket.socket | None = None
         self._round: Round | None = None
         self._next_attempt = 0
+        self._shares_host = self._is_complete = False
         self._stopped_attempt = -1
         self._verdict: RoundVerdict | None = None
         self._all_left = False
@@ -116,6 +126,26 @@ class MultiNodeRendezvous:
                 self._next_attempt = self._round.attempt + 1
                 return self._round, listener
         return None
+
+    def complete(self, spec: AgentSpec) -> AgentSpec:
+        ready = self._client.ready if self._client else None
+        if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
+            return spec
+        self._is_complete = True
+        node_dir = spec.node_dir and self._move_folder(Path(spec.node_dir), ready, self._round.node_rank)
+        self._callbacks.send(FirstRoundFormed(node_dir))
+        return replace(spec, run_id=ready.run_id, node_dir=node_dir)
+
+    def _move_folder(self, folder: Path, ready: MemberReady, node_rank: int) -> str:
+        """Move this launcher's folder into that of the run, where the launchers of all nodes of a disk meet."""
+        host = self._spec.host
+        names = (f"{host}.{node_rank}",) if self._shares_host else (host, f"{host}.{node_rank}")
+        try:
+            return str(run_folder.move_into_run(folder, ready.run_id, ready.run_key, names))
+        except OSError as error:
+            text = f"the logs of {host} are in {folder}, not in the folder of {ready.run_id}: {error.strerror}"
+            self._callbacks.send(Notice(text, -1))
+            return str(folder)
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
@@ -260,6 +290,8 @@ class MultiNodeRendezvous:
         match record:
             case MemberReady():
                 client.on_ready(record)
+                if not self._launcher_assigns_rendezvous:
+                    self._callbacks.send(RunIdAgreed(record.run_id))
             case WaitingNodes():
                 self._on_waiting_nodes(client, record)
             case NoFreePlace(hosts=hosts):
@@ -270,8 +302,8 @@ class MultiNodeRendezvous:
             case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listener = self._listener or client.listen(address)
                 client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
-            case RoundFormed(round=formed):
-                self._round, client.is_spare = formed, False
+            case RoundFormed(round=formed, shares_host=shares_host):
+                self._round, self._shares_host, client.is_spare = formed, shares_host, False
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundVerdict():

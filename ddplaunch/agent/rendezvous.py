@@ -35,6 +35,9 @@ class Rendezvous(Protocol):
             LaunchError: this node cannot join the other nodes.
         """
 
+    def complete(self, spec: AgentSpec) -> AgentSpec:
+        """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
+
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         """Report this node's ``result`` of the round and wait for the verdict.
 
@@ -113,6 +116,9 @@ class SingleNodeRendezvous:
             has_store=has_store,
         )
         return round_, listener
+
+    def complete(self, spec: AgentSpec) -> AgentSpec:
+        return spec
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         self._causes = (*self._causes, first_failure.first_failure(result.exits))[-MAX_IDENTICAL_FAILURES:]

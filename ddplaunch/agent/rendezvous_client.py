@@ -45,6 +45,7 @@ class RendezvousClient:
     """This node's part in one rendezvous.
 
     Attributes:
+        ready: what the member has reported; None until it has joined.
         index: this node's number in the rendezvous; None until it has joined.
         server_address: address at which this node connected to the rendezvous; empty until ``index`` is set.
         address: address at which other nodes connect to this one; empty until ``index`` is set.
@@ -65,6 +66,7 @@ class RendezvousClient:
         if config.interface and not config.local_addr:
             config = replace(config, local_addr=network.address_of(host, config.interface))
         self.config = config
+        self.ready: MemberReady | None = None
         self.index: int | None = None
         self.lost_reason: str | None = None
         self._search_failure: str | None = None
@@ -105,7 +107,7 @@ class RendezvousClient:
         Raises:
             LaunchError: this node has no address for connections of other nodes.
         """
-        self.index = event.node_index
+        self.ready, self.index = event, event.node_index
         self.server_address, self.port = event.server_address, event.port
         self.address = self.config.local_addr or (event.server_address if self.is_server else self.route_address())
 
@@ -249,6 +251,7 @@ class RendezvousClient:
         return MemberSpec(
             rendezvous=completed,
             node_id=f"{self._host} {os.urandom(8).hex()}",
+            run_id=spec.run_id,
             max_restarts=spec.max_restarts,
             launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
         )

@@ -13,6 +13,7 @@ import select
 import signal
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -24,7 +25,7 @@ from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, Kind, RunO
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Collection, Iterable, Iterator
 
     from ddplaunch.agent.launcher_channel import Outbox
 
@@ -43,11 +44,13 @@ class RunProcess:
     Attributes:
         process: compared by pid and start time, since pids are reused.
         tag: the node tag; the run tag for a launcher.
+        run_id: the run id; that of ``tag``, or another on which the nodes have agreed.
         launcher_alive: whether this process is an agent whose launcher is alive.
     """
 
     process: psutil.Process
     tag: str
+    run_id: str
     kind: Kind
     launcher_alive: bool = False
 
@@ -81,6 +84,7 @@ def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
     oldest_s = min(process.process.create_time() for process in found)
     return RunOnHost(
         run_tag=run_tag,
+        run_id=found[0].run_id,
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         age_s=max(0.0, time.time() - oldest_s),
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
@@ -102,13 +106,19 @@ def _machine() -> str:
 
 @dataclass(frozen=True)
 class _Inspected:
-    """A process of this user. Both ``tag`` and ``launcher_tags`` are empty if it belongs to no run."""
+    """A process of this user. Both ``tag`` and ``launcher_tags`` are empty if it belongs to no run.
+
+    Attributes:
+        run_id: what a worker, and a process that it started, has in TORCHELASTIC_RUN_ID.
+        launcher_tags: run tags of the runs that this process leads, each with its run id.
+    """
 
     process: psutil.Process
     parent: int
     session: int
     tag: str
-    launcher_tags: frozenset[str]
+    run_id: str
+    launcher_tags: Mapping[str, str]
     command: tuple[str, ...]
 
     @property
@@ -134,6 +144,19 @@ def find_processes() -> tuple[tuple[RunProcess, ...], tuple[int, ...]]:
     return tuple(_run_processes(inspected.values(), launchers, agents)), tuple(hidden_pids)
 
 
+def _run_ids(inspected: Iterable[_Inspected], agents: set[int]) -> dict[str, str]:
+    """Run ids by run tag, where they are not those of the tags: of launchers, or where none is alive, of workers."""
+    found: dict[str, str] = {}
+    for candidate in inspected:
+        run_tag = run_tags.run_tag_of(candidate.tag)
+        # An agent may have inherited the variable from a worker that started its launcher.
+        if run_tags.is_made_id(run_tag) and run_tags.is_made_id(candidate.run_id) and not _is_helper(candidate, agents):
+            found.setdefault(run_tag, candidate.run_id)
+    for candidate in inspected:
+        found.update(candidate.launcher_tags)
+    return found
+
+
 def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
     """Read the data that determine a process's run and kind. ``cgroup_tag`` is the node tag in the name of its cgroup.
 
@@ -150,16 +173,20 @@ def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
     # psutil's environ() stops at an empty entry, and a program that changes its title may leave one.
     with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
         variables = file.read().split(b"\0")
-    prefix = f"{environment.RUN_ID}=".encode()
-    values = (os.fsdecode(line.removeprefix(prefix)) for line in variables if line.startswith(prefix))
     return _Inspected(
         process=process,
         parent=process.ppid(),
         session=os.getsid(pid),
-        tag=next(filter(run_tags.is_tag, values), cgroup_tag),
+        tag=next(filter(run_tags.is_tag, _values(variables, environment.RUN_ID)), cgroup_tag),
+        run_id=next(_values(variables, environment.TORCHELASTIC_RUN_ID), ""),
         launcher_tags=run_tags.launcher_memfds(pid),
         command=tuple(process.cmdline()),
     )
+
+
+def _values(variables: Iterable[bytes], name: str) -> Iterator[str]:
+    prefix = f"{name}=".encode()
+    return (os.fsdecode(line.removeprefix(prefix)) for line in variables if line.startswith(prefix))
 
 
 def _is_live_and_ours(process: psutil.Process) -> bool:
@@ -170,14 +197,20 @@ def _is_live_and_ours(process: psutil.Process) -> bool:
     return process.uids().real == os.getuid()
 
 
-def _run_processes(inspected: Iterable[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
+def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
+    run_ids = _run_ids(inspected, agents)
     for candidate in inspected:
-        for tag in candidate.launcher_tags:
-            yield RunProcess(candidate.process, tag, "launcher")
+        for tag, run_id in candidate.launcher_tags.items():
+            yield RunProcess(candidate.process, tag, run_id, "launcher")
         if candidate.tag:
             kind = _kind(candidate, agents)
             launcher_alive = kind == "agent" and _has_launcher(candidate, launchers)
-            yield RunProcess(candidate.process, candidate.tag, kind, launcher_alive)
+            run_id = run_ids.get(run_tags.run_tag_of(candidate.tag)) or run_tags.run_id_of(candidate.tag)
+            yield RunProcess(candidate.process, candidate.tag, run_id, kind, launcher_alive)
+
+
+def _is_helper(candidate: _Inspected, agents: set[int]) -> bool:
+    return _kind(candidate, agents) not in ("worker", "other")
 
 
 def _kind(candidate: _Inspected, agents: set[int]) -> Kind:
@@ -225,7 +258,11 @@ def _end_run(order: EndRun, stream: BinaryIO) -> tuple[int, ...]:
 
 def _processes_of(run_id: str, excluded: frozenset[int]) -> tuple[RunProcess, ...]:
     found, _ = find_processes()
-    return tuple(process for process in found if process.pid not in excluded and run_id in run_tags.ids_of(process.tag))
+    return tuple(
+        process
+        for process in found
+        if process.pid not in excluded and run_id in (process.run_id, *run_tags.ids_of(process.tag))
+    )
 
 
 def _first_to_stop(found: tuple[RunProcess, ...]) -> tuple[RunProcess, ...]:

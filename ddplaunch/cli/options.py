@@ -211,7 +211,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
         flag("--standalone", "One node, like --nnodes 1; ignore endpoint options."),
-        Option("--rdzv-id", "ID", "Run id: the name of the run. Default: a new one."),
+        Option("--rdzv-id", "ID", "Run id: the name of the run on all nodes. Default: a new one."),
         Option(
             "--rdzv-backend",
             "NAME",

@@ -124,6 +124,9 @@ def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
         # Another node has another home folder; without a home folder logs go to a new temporary folder.
         base = (run_folder.base_at_home(os.environ) if here else None) or Path("<state folder>", "ddplaunch")
     folder = base / (config.run_id or RUN_ID)
+    if config.rendezvous:
+        shares_host = config.task and config.task.local_world_size > 1
+        return str(folder / (f"{host}.{config.task.rank}" if config.task and shares_host else host))
     return str(folder if here and nodes == 1 else folder / host)
 
 

@@ -103,7 +103,8 @@ def kill(
         LaunchError: a host could not be queried, or processes could not be ended; the others have been ended.
         UsageError: there is no such run.
     """
-    if run_id in run_tags.ids_of(os.environ.get(environment.RUN_ID, "")):
+    own_ids = run_tags.ids_of(os.environ.get(environment.RUN_ID, ""))
+    if run_id in own_ids or (own_ids[0] and run_id == os.environ.get(environment.TORCHELASTIC_RUN_ID)):
         raise UsageError(f"--kill {run_id}: this command is a part of that run", "Use another terminal.")
     order = EndRun(run_id, max(0.0, min(grace_s, MAX_GRACE_S)))
     with _agents(hosts, remote) as queries:

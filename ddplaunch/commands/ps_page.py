@@ -25,7 +25,7 @@ def run_table(found: Mapping[str, RunsFound]) -> str:
     for host, runs in found.items():
         for run in runs.runs:
             state = "runs" if run.run_tag in alive else "left over"
-            groups.setdefault((run_tags.run_id_of(run.run_tag), state), []).append((host, run))
+            groups.setdefault((run.run_id, state), []).append((host, run))
     return "\n".join(table([_HEAD, *(_row(*key, groups[key]) for key in sorted(groups))]))
 
 
@@ -42,12 +42,12 @@ def _row(run_id: str, state: str, parts: Sequence[tuple[str, RunOnHost]]) -> tup
 
 def ids(found: Iterable[RunsFound]) -> list[str]:
     """Ids of all runs, sorted."""
-    return sorted({run_tags.run_id_of(run.run_tag) for runs in found for run in runs.runs})
+    return sorted({run.run_id for runs in found for run in runs.runs})
 
 
 def of_run(run_id: str, found: RunsFound) -> list[RunOnHost]:
     """The runs of this id, or the run with this run tag, on one machine."""
-    return [run for run in found.runs if run_id in run_tags.ids_of(run.run_tag)]
+    return [run for run in found.runs if run_id in (run.run_id, *run_tags.ids_of(run.run_tag))]
 
 
 def counted(runs: Iterable[RunOnHost]) -> str:

@@ -13,11 +13,12 @@ import contextlib
 import signal
 import time
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
 from ddplaunch.launcher import on_exit, outcome, setup, slurm_requeue
-from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.attempts import Attempts, is_hung
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.console import Console
@@ -39,13 +40,15 @@ from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     AttemptStarted,
     EndpointOpen,
+    FirstRoundFormed,
     NodeLostRendezvous,
     Notice,
     Pong,
+    RunIdAgreed,
     WorkerActivity,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
-from ddplaunch.system import run_folder, signals
+from ddplaunch.system import run_folder, run_tags, signals
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote, ranks
@@ -54,8 +57,7 @@ from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, 
 from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import AttemptResult, RunResult
@@ -106,6 +108,8 @@ class Run:
         ``folder`` is the run's; None if no files are kept.
         """
         self._config, self._run_id, self._mailbox, self._folder = config, run_id, mailbox, folder
+        self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
+        self._show_ready: Callable[[], None] = lambda: None
         self._messages = UserMessages(config, run_id, folder, console)
         self._show = self._messages.show
         self._started_at = time.monotonic()
@@ -148,6 +152,7 @@ class Run:
             raise
         finally:
             self._nodes.close(close_s)
+            self._marks.close()
         return self._finish()
 
     @contextlib.contextmanager
@@ -189,6 +194,10 @@ class Run:
                 self._on_agent_ready(node, local_world_size)
             case EndpointOpen():
                 self._on_endpoint_open(event)
+            case RunIdAgreed(run_id=run_id):
+                self._on_run_id_agreed(run_id)
+            case FirstRoundFormed(run_dir=run_dir):
+                self._on_first_round_formed(run_dir)
             case AttemptStarted():
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
@@ -243,13 +252,27 @@ class Run:
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
-            self._messages.nodes_ready(by_host, node.handle.inherited_fds)
             self._injector.check(tuple(by_host.values()))
+            self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
+            if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
+                self._show_ready()
 
     def _on_endpoint_open(self, event: EndpointOpen) -> None:
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_endpoint_open(event)
             self._nodes.on_changed()
+
+    def _on_run_id_agreed(self, run_id: str) -> None:
+        """Another launcher's run id, unless the user gave one: take it, and let --ps and --kill find it here."""
+        if run_id != self._run_id:
+            self._marks.enter_context(run_tags.launcher_memfd(self._run_tag, run_id))
+            self._run_id = self._messages.run_id = run_id
+
+    def _on_first_round_formed(self, run_dir: str | None) -> None:
+        self._folder = Path(run_dir) if run_dir else None
+        style = setup.console_style(self._config, self._folder, self._console.stdout_fd)
+        self._messages.folder_moved(self._folder, style)
+        self._show_ready()
 
     # Attempts.
 
@@ -366,13 +389,3 @@ class Run:
             leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""
             raise LaunchError(f"{error.message}{leftovers}", error.hint, error.exit_code)
         return result
-
-
-def is_hung(activity: Mapping[int, WorkerActivity], participants: Sequence[int], attempt: int) -> bool:
-    """Whether the job hangs: all nodes whose workers of ``attempt`` still run report no output.
-
-    ``activity`` is the last report of each node, by index; a node without a report counts as active.
-    """
-    reports = [activity.get(index) for index in participants]
-    states = {report.state if report and report.attempt == attempt else "active" for report in reports}
-    return "idle" in states and "active" not in states

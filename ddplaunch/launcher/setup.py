@@ -71,13 +71,16 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
 def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
     """Create the run's folder, and delete old ones in the default folder.
 
+    Where every node has a launcher, the folder is this launcher's; the agent moves it into that of the run when the
+    nodes have met.
+
     Returns the folder, None for a run without files, and a warning if it cannot be created.
     """
     if config.output.log_dir == NO_LOGS:
         return None, None
     base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)
     try:
-        folder = run_folder.create(base, run_id)
+        folder = run_folder.create(base, f"{run_id}.{local_host_name()}" if config.rendezvous else run_id)
     except OSError as error:
         return None, f"no logs are kept: {base}: {error.strerror}"
     if config.output.log_dir is None:

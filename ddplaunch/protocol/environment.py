@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 RUN_ID = "DDPLAUNCH_RUN_ID"
 """Holds the node tag in every process of a run, so that a sweep finds one that left its process group, too."""
 
+TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
+
 SECRET = "DDPLAUNCH_SECRET"
 """Read by the launcher: the secret of a rendezvous of nodes that were started by hand. Workers do not get it."""
 
@@ -33,7 +35,7 @@ NAMES: dict[str, str] = {
     "MASTER_PORT": "port of the workers' c10d store; new for every attempt; on one node, --master-port fixes it",
     "TORCHELASTIC_RESTART_COUNT": "number of restarts before this attempt; equal on all nodes",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
-    "TORCHELASTIC_RUN_ID": "run id: --rdzv-id, or a new one",
+    TORCHELASTIC_RUN_ID: "run id: --rdzv-id, or a new one; equal on all nodes",
     "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",

@@ -11,6 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
+from ddplaunch.text import is_run_id
+
 
 @dataclass(frozen=True)
 class Limit:
@@ -51,6 +53,9 @@ SignalNumber = Annotated[int, Limit("the number of a signal", set(signal.Signals
 
 Seconds = Annotated[float, Limit("a finite number", math.isfinite)]
 """A time or duration that is shown, or written to report.json."""
+
+RunId = Annotated[str, Limit("a run id", is_run_id)]
+"""Names a folder: it has no slash, and no dot at its begin."""
 
 OneLine = Annotated[str, Limit("one line of printable text", str.isprintable)]
 """A name, address or sentence that is shown: it cannot steer the terminal or forge a line."""

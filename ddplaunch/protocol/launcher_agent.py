@@ -11,7 +11,7 @@ from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
-from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, SignalNumber
+from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, SignalNumber
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -129,6 +129,23 @@ class NodeLostRendezvous:
 
 
 @dataclass(frozen=True)
+class RunIdAgreed:
+    """Agent to launcher, where every node has one: the node has joined the others, and all nodes have this run id."""
+
+    run_id: RunId
+
+
+@dataclass(frozen=True)
+class FirstRoundFormed:
+    """Agent to launcher, where every node has one, before its first attempt: the node takes part in the run.
+
+    ``run_dir`` is the new path of the launcher's run folder, which the agent has moved; None: no files are kept.
+    """
+
+    run_dir: str | None
+
+
+@dataclass(frozen=True)
 class AttemptStarted:
     """Agent to launcher: all workers of this node's part of an attempt run.
 
@@ -240,6 +257,8 @@ TO_AGENT = (
 FROM_AGENT = (
     AgentReady,
     EndpointOpen,
+    RunIdAgreed,
+    FirstRoundFormed,
     AttemptStarted,
     AttemptEnded,
     NodeLostRendezvous,

@@ -45,6 +45,7 @@ class RunOnHost:
 
     Attributes:
         run_tag: the run tag, without the node's number.
+        run_id: that of the tag, or another on which the nodes have agreed.
         counts: number of processes of each kind, as pairs.
         age_s: age of the oldest process.
         memory_bytes: proportional set size: shared pages count once.
@@ -52,6 +53,7 @@ class RunOnHost:
     """
 
     run_tag: OneLine
+    run_id: OneLine
     counts: tuple[tuple[Kind, Count], ...]
     age_s: Seconds
     memory_bytes: Size

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds
+from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
@@ -113,9 +113,13 @@ class ListenForWorkersStore:
 
 @dataclass(frozen=True)
 class RoundFormed:
-    """Coordinator to every node of a round: start the workers."""
+    """Coordinator to every node of a round: start the workers.
+
+    ``shares_host``: another node of the round has a host of the same name.
+    """
 
     round: Round
+    shares_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,23 +164,32 @@ class MemberSpec:
         rendezvous: completed by the agent: ``server_addresses`` are addresses, ``port`` is the first port to try,
             ``is_server`` is not None. ``node_index`` None requests the next free index.
         node_id: text that no other node has.
+        run_id: of this node's launcher; that of the node that serves the rendezvous becomes the run id of all nodes.
         max_restarts: limit of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
     """
 
     rendezvous: RendezvousConfig
     node_id: str
+    run_id: str
     max_restarts: int
     launcher_assigns_rendezvous: bool = False
 
 
 @dataclass(frozen=True)
 class MemberReady:
-    """Member to agent: the node has joined the rendezvous at ``server_address`` and ``port``, as ``node_index``."""
+    """Member to agent: the node has joined the rendezvous at ``server_address`` and ``port``, as ``node_index``.
+
+    Attributes:
+        run_id: run id of all nodes.
+        run_key: text that is equal on all nodes and differs between runs with one run id.
+    """
 
     node_index: int
     server_address: str
     port: int
+    run_id: RunId
+    run_key: RunId
 
 
 @dataclass(frozen=True)

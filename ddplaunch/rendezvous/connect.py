@@ -22,7 +22,7 @@ from ddplaunch.protocol.rendezvous import RendezvousNotFound
 from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
-from ddplaunch.text import quote
+from ddplaunch.text import is_run_id, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -200,7 +200,7 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
     """Open the rendezvous on the node that serves it; on the others wait for it, and verify that it has their secret.
 
     Returns:
-        The signer of all records of the rendezvous.
+        The signer of all records of the rendezvous; ``agreed_id`` takes the run id from its nonce.
 
     Raises:
         Refused: another run uses the endpoint, or the nodes have different secrets.
@@ -208,7 +208,7 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
     """
     open_key, signer = _open_key(spec), Signer(spec.rendezvous.secret)
     if spec.rendezvous.is_server:
-        nonce = os.urandom(16).hex()
+        nonce = f"{os.urandom(16).hex()}:{spec.run_id}"
         store.set(open_key, signer.sign(open_key, nonce))
         return signer.for_nonce(nonce)
     if not _key_appears(store, open_key):
@@ -222,13 +222,22 @@ def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
     """The signer of the rendezvous that was opened with ``value``. Raises as ``enter``."""
     nonce, is_signed = signer.verify(_open_key(spec), value), b" " in value
     if nonce is not None and is_signed == signer.has_secret:
-        return signer.for_nonce(nonce.decode("ascii", "replace"))
+        signer = signer.for_nonce(nonce.decode("ascii", "replace"))
+        if all(map(is_run_id, agreed_id(signer))):
+            return signer
+        raise RuntimeError("the process that answers there opened the rendezvous with an invalid text")
     if spec.launcher_assigns_rendezvous:
         raise RuntimeError("another process has changed the rendezvous in the store")
     reason = f"the node that serves the rendezvous has {f'another {SECRET}' if is_signed else f'no {SECRET}'}"
     if not signer.has_secret:
         reason = f"the rendezvous accepts only nodes with its {SECRET}, and this node has none"
     raise Refused(reason, f"Set {SECRET} to the same text on every node, or on none.")
+
+
+def agreed_id(signer: Signer) -> tuple[str, str]:
+    """The run id of all nodes, and a random text that is equal on all nodes and differs from all other runs'."""
+    run_key, _, run_id = signer.nonce.partition(":")
+    return run_id, run_key
 
 
 def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:

@@ -184,7 +184,11 @@ class Coordinator:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
         rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
-        return [Outgoing(index, RoundFormed(round_)) for index, round_ in zip(self.participants, rounds, strict=True)]
+        nodes = Counter(self._hosts[index] for index in self.participants)
+        return [
+            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1))
+            for index, round_ in zip(self.participants, rounds, strict=True)
+        ]
 
     # The end of a round.
 

@@ -32,7 +32,16 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
 )
 from ddplaunch.protocol.results import SetParticipants
-from ddplaunch.rendezvous.connect import Refused, claim_node_index, connect, enter, first_line, key_prefix, lost_key
+from ddplaunch.rendezvous.connect import (
+    Refused,
+    agreed_id,
+    claim_node_index,
+    connect,
+    enter,
+    first_line,
+    key_prefix,
+    lost_key,
+)
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 if TYPE_CHECKING:
@@ -83,7 +92,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
     except (RuntimeError, wire.ProtocolError) as error:
         send(RendezvousLost(first_line(error)))
         return
-    Member(spec, MemberReady(index, address, port), store, signer, reader, send).run()
+    Member(spec, MemberReady(index, address, port, *agreed_id(signer)), store, signer, reader, send).run()
 
 
 class Member:

@@ -11,11 +11,15 @@ import os
 
 
 class Signer:
-    """Signs texts with a secret; a signature is valid for one key of the store in one rendezvous."""
+    """Signs texts with a secret; a signature is valid for one key of the store in one rendezvous.
+
+    Attributes:
+        nonce: text of the rendezvous, with a random part; empty before the rendezvous is open.
+    """
 
     def __init__(self, secret: str, nonce: str = "") -> None:
-        """``nonce`` is a random text of the rendezvous: a record of an earlier one is then invalid."""
-        self._secret = secret
+        """With ``nonce``, a record of an earlier rendezvous is invalid."""
+        self._secret, self.nonce = secret, nonce
         self._key = hmac.digest(os.fsencode(secret), nonce.encode(), "sha256") if secret else b""
 
     def for_nonce(self, nonce: str) -> Signer:

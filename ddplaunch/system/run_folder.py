@@ -2,11 +2,15 @@
 
 Used by the launcher and, for a node's logs, by the agent. Folders are private to the user. Old ones are deleted by
 ``run_retention``.
+
+Where every node, or every worker, has a launcher, each of them creates a folder. Once the nodes have met, the folders
+are moved into one folder of the run, which has the marker ``NODES``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import stat
@@ -17,10 +21,15 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
 LOCK = ".ddplaunch-run"
 """File in a run folder: marks it as ours, and holds the lock."""
+
+NODES = ".ddplaunch-nodes"
+"""File in a folder that has a folder for each launcher of a run; holds the key of that run."""
+
+_TAKEN = (errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR)
 
 _held: dict[Path, int] = {}
 """Descriptors of the locks that this process holds."""
@@ -112,6 +121,69 @@ def share(base: Path, name: str, host: str) -> Path:
             _lock(folder, fcntl.LOCK_SH)
         return folder / host
     return base / name / host
+
+
+def move_into_run(folder: Path, run_id: str, run_key: str, names: Sequence[str]) -> Path:
+    """Move ``folder``, made by ``create``, into the folder ``run_id`` beside it. Files that are open stay open.
+
+    The launchers of one run, which have one ``run_key``, share that folder; if another run has it, ``run_id`` gets a
+    suffix. ``names`` are names to try; if all exist, because an earlier launcher of this run was on this host, the last
+    one gets a suffix. Returns the new path.
+
+    Raises:
+        OSError: nothing was moved.
+    """
+    for shared in _candidates(folder.parent, run_id):
+        if _joins(shared, run_key):
+            for path in (*(shared / name for name in names), *_candidates(shared, names[-1])):
+                if _rename(folder, path):
+                    return path
+    raise FileExistsError(errno.EEXIST, f"{run_id} and its alternatives exist already")
+
+
+def _joins(shared: Path, run_key: str) -> bool:
+    """Create the folder of the run with this key, unless it exists. False: another run has that name."""
+    if not os.path.lexists(shared):
+        made = shared.with_name(f".{os.urandom(6).hex()}")
+        made.mkdir(mode=0o700)
+        try:
+            (made / NODES).write_text(run_key)
+            if _rename(made, shared):  # With its key at once: other launchers of the run may come now.
+                return True
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                (made / NODES).unlink(missing_ok=True)
+                made.rmdir()
+    try:
+        return _is_own(shared) and (shared / NODES).read_text() == run_key
+    except (OSError, ValueError):
+        return False
+
+
+def _rename(folder: Path, path: Path) -> bool:
+    """Rename ``folder`` to ``path``. False: that exists, and is no empty folder."""
+    try:
+        folder.rename(path)
+    except OSError as error:
+        if error.errno in _TAKEN:
+            return False
+        raise
+    return True
+
+
+def of_launchers(run: Path) -> tuple[Path, ...]:
+    """The folders of a run's launchers: ``run`` itself, or those in it if every node has a launcher.
+
+    Empty if ``run`` is no run folder. Does not raise.
+    """
+    with contextlib.suppress(OSError):
+        if run.is_symlink():
+            return ()
+        if (run / LOCK).is_file():
+            return (run,)
+        if (run / NODES).is_file():
+            return tuple(sorted(path for path in run.iterdir() if not path.is_symlink() and (path / LOCK).is_file()))
+    return ()
 
 
 def _is_own(folder: Path) -> bool:

@@ -10,13 +10,13 @@ import contextlib
 import fcntl
 import json
 import os
-import re
 import shutil
 import time
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.system.run_folder import LOCK
+from ddplaunch.system.run_folder import LOCK, NODES, of_launchers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -32,27 +32,57 @@ _AGAIN_S = 3600.0
 
 _STAMP = ".ddplaunch-pruned"
 
-_SAME_RUN_S = 60.0
-"""Folders of one name that were created within this time belong to one run."""
+_EMPTY_RUN_S = 3600.0
+"""So long, the folder of a run whose launchers have no folder in it yet is not deleted."""
 
 _MAX_RUN_S = 30 * 24 * 3600.0
 
-_Run = list[Path]
+
+@dataclass(frozen=True)
+class _Run:
+    """A run folder, and the folders of its launchers: itself, or those in it if every node has a launcher."""
+
+    folder: Path
+    launchers: tuple[Path, ...]
+
+    @property
+    def reports(self) -> tuple[Path, ...]:
+        return tuple(folder / "report.json" for folder in self.launchers)
+
+    @property
+    def locks(self) -> tuple[Path, ...]:
+        return tuple(folder / LOCK for folder in self.launchers) or (self.folder / NODES,)
+
+    @property
+    def created_s(self) -> float:
+        return min(path.stat().st_mtime for path in self.locks)
+
+    @property
+    def changed_s(self) -> float:
+        return max(path.stat().st_mtime for path in (*self.locks, *filter(Path.exists, self.reports)))
 
 
 def prune(base: Path, keep_runs: int | None) -> None:
     """Delete old runs below ``base``, except runs that may still be running. Errors of the disk are ignored.
+
+    A run of several launchers is deleted as a whole, when none of them may still be running.
 
     ``keep_runs``: keep the newest so many; None: keep those of ``KEEP_S``, up to ``KEEP_BYTES``.
     """
     with contextlib.suppress(OSError):
         if keep_runs is None and not _is_due(base / _STAMP):
             return
-        runs = _runs([entry for entry in base.iterdir() if (entry / LOCK).is_file() and not entry.is_symlink()])
+        runs = sorted(_runs(base), key=lambda run: run.created_s)
         for run in list(_excess(runs)) if keep_runs is None else runs[: max(0, len(runs) - keep_runs)]:
-            for folder in run:
-                if not _is_in_use(folder):
-                    shutil.rmtree(folder, ignore_errors=True)
+            if not _is_in_use(run):
+                shutil.rmtree(run.folder, ignore_errors=True)
+
+
+def _runs(base: Path) -> Iterator[_Run]:
+    for folder in base.iterdir():
+        launchers = of_launchers(folder)
+        if launchers or ((folder / NODES).is_file() and not folder.is_symlink()):
+            yield _Run(folder, launchers)
 
 
 def _is_due(stamp: Path) -> bool:
@@ -69,10 +99,10 @@ def _excess(runs: list[_Run]) -> Iterator[_Run]:
     """Runs that are too old, then those whose files are too many bytes, the least useful first."""
     kept = []
     for run in runs:
-        if time.time() - max(_last_change_s(folder) for folder in run) > KEEP_S:
+        if time.time() - run.changed_s > KEEP_S:
             yield run
         else:
-            kept.append((run, sum(map(_nbytes, run))))
+            kept.append((run, _nbytes(run.folder)))
     excess_bytes = sum(nbytes for _, nbytes in kept) - KEEP_BYTES
     if excess_bytes <= 0:
         return
@@ -80,11 +110,6 @@ def _excess(runs: list[_Run]) -> Iterator[_Run]:
         if excess_bytes > 0:
             excess_bytes -= nbytes
             yield run
-
-
-def _last_change_s(folder: Path) -> float:
-    report = folder / "report.json"
-    return max(path.stat().st_mtime for path in (folder / LOCK, report) if path == folder / LOCK or path.exists())
 
 
 def _nbytes(folder: Path) -> int:
@@ -98,8 +123,12 @@ def _nbytes(folder: Path) -> int:
 
 def _usefulness(run: _Run) -> int:
     """0 for a short successful run, 1 for another successful one, 2 for a failed one or one without a report."""
+    return max(map(_usefulness_by, run.reports), default=2)
+
+
+def _usefulness_by(report_path: Path) -> int:
     try:
-        report = json.loads((run[0] / "report.json").read_bytes())
+        report = json.loads(report_path.read_bytes())
         if report["outcome"] != "succeeded":
             return 2
         return int(report["duration_s"] >= _SHORT_RUN_S)
@@ -107,22 +136,13 @@ def _usefulness(run: _Run) -> int:
         return 2
 
 
-def _runs(folders: list[Path]) -> list[list[Path]]:
-    """Folders by run, oldest first. One launcher per node or worker creates many folders of one name within seconds."""
-    runs: list[list[Path]] = []
-    latest: dict[str, tuple[float, list[Path]]] = {}
-    for created_s, folder in sorted(((folder / LOCK).stat().st_mtime, folder) for folder in folders):
-        name = re.sub(r"\.([0-9]{1,4}|[0-9a-f]{6})$", "", folder.name)
-        before_s, run = latest.get(name, (0.0, []))
-        if not run or created_s - before_s > _SAME_RUN_S:
-            run = []
-            runs.append(run)
-        run.append(folder)
-        latest[name] = (created_s, run)
-    return runs
+def _is_in_use(run: _Run) -> bool:
+    if not run.launchers:
+        return time.time() - run.created_s < _EMPTY_RUN_S
+    return any(map(_may_have_launcher, run.launchers))
 
 
-def _is_in_use(folder: Path) -> bool:
+def _may_have_launcher(folder: Path) -> bool:
     try:
         fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
     except OSError:

@@ -3,7 +3,9 @@
 The run tag is the run id; if the user gave that id, a dot and six random hexadecimal digits follow, so that the tag is
 unique. The node tag is the run tag; on one of several nodes a dot and the node's number follow: ``job7.3f09ac.12``.
 Every process below the launcher has the node tag in its environment (``environment.RUN_ID``). The launcher's
-environment is the user's, so it holds a memfd named after the run tag instead.
+environment is the user's, so it holds a memfd named after the run tag instead. Where every node has a launcher, each
+launcher makes a run tag; if they also made the run ids, the nodes agree on one of them, and the launcher holds a second
+memfd that names it.
 """
 
 from __future__ import annotations
@@ -22,12 +24,21 @@ _NODE = re.compile(r"\.(0|[1-9][0-9]{0,4})$")
 _RANDOM_DIGITS = re.compile(r"\.[0-9a-f]{6}$")
 
 _RUN_TAG = r"[\w.:@+-]{1,160}"
-_LAUNCHER_MEMFD = re.compile(rf"/memfd:ddplaunch-launcher-([0-9]+)-({_RUN_TAG})( \(deleted\))?", re.ASCII)
+_LAUNCHER_MEMFD = re.compile(
+    rf"/memfd:ddplaunch-launcher-([0-9]+)-({_RUN_TAG})(?:=({_RUN_TAG}))?( \(deleted\))?", re.ASCII
+)
+
+_MADE_ID = re.compile(r"[0-9]{8}-[0-9]{6}-[0-9a-f]{6}", re.ASCII)
 
 
 def new_run_tag(run_id: str, is_unique: bool) -> str:
     """The tag of a new run; ``is_unique``: no other run has this id."""
     return run_id if is_unique else f"{run_id}.{os.urandom(3).hex()}"
+
+
+def is_made_id(text: str) -> bool:
+    """Whether ``text`` looks like a run id that ddplaunch has made (``run_folder.new_run_id``)."""
+    return bool(_MADE_ID.fullmatch(text))
 
 
 def is_tag(text: str) -> bool:
@@ -51,11 +62,15 @@ def ids_of(tag: str) -> tuple[str, str]:
 
 
 @contextlib.contextmanager
-def launcher_memfd(run_tag: str) -> Iterator[None]:
-    """Hold a memfd named after the run in the ``with`` block; /proc/PID/fd then shows the launcher. Never raises."""
+def launcher_memfd(run_tag: str, run_id: str = "") -> Iterator[None]:
+    """Hold a memfd named after the run in the ``with`` block; /proc/PID/fd then shows the launcher. Never raises.
+
+    ``run_id``: the run id on which the nodes have agreed, if it is not that of ``run_tag``.
+    """
+    agreed = f"={run_id}" if run_id else ""
     try:
         # Named with this pid, since a fork of this process inherits the file.
-        fd = os.memfd_create(f"ddplaunch-launcher-{os.getpid()}-{run_tag}")
+        fd = os.memfd_create(f"ddplaunch-launcher-{os.getpid()}-{run_tag}{agreed}")
     except OSError:
         fd = -1
     try:
@@ -65,12 +80,17 @@ def launcher_memfd(run_tag: str) -> Iterator[None]:
             os.close(fd)
 
 
-def launcher_memfds(pid: int) -> frozenset[str]:
-    """Tags of the runs whose launcher is process ``pid``; empty if its descriptors may not be read."""
+def launcher_memfds(pid: int) -> dict[str, str]:
+    """Run tags of the runs whose launcher is process ``pid``, each with its run id.
+
+    Empty if its descriptors may not be read.
+    """
+    found: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        matches = map(_LAUNCHER_MEMFD.fullmatch, _fd_targets(pid))
-        return frozenset(match[2] for match in matches if match and int(match[1]) == pid)
-    return frozenset()
+        for match in map(_LAUNCHER_MEMFD.fullmatch, _fd_targets(pid)):
+            if match and int(match[1]) == pid and (match[3] or match[2] not in found):
+                found[match[2]] = match[3] or run_id_of(match[2])
+    return found
 
 
 def _fd_targets(pid: int) -> Iterator[str]:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Finished, Running, environment, start
+from tests.support.runs import Finished, Running, environment, run, start
 
 SUM = """
 import os, time, torch, torch.distributed as dist
@@ -260,6 +260,52 @@ def test_ctrl_c_works_while_waiting_for_nodes(port: int, script: Path):
     assert waiting.finish().returncode == 130
 
 
+def run_ids(finished: list[Finished]) -> set[str]:
+    """The run ids that reports, workers and folders have."""
+    in_workers = {line.split("in run ")[1] for done in finished for line in done.out.splitlines() if "in run" in line}
+    return in_workers | {done.report["run_id"] for done in finished} | {done.run_dir.parent.name for done in finished}
+
+
+RUN_ID = """
+import os, signal
+print("in run", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+error_file = os.environ["TORCHELASTIC_ERROR_FILE"]
+assert os.path.isdir(os.path.dirname(error_file)), error_file
+if os.environ.get("WAIT"):
+    signal.pause()
+"""
+
+
+def test_nodes_without_a_run_id_agree_on_one_and_kill_finds_each_of_them_by_it(port: int, script: Path):
+    script.write_text(RUN_ID)
+    first = node(port, script, "--nnodes", "2", "--nproc-per-node", "1", env={"WAIT": "1"})
+    first.wait_for("waiting at")
+    second = node(port, script, "--nnodes", "2", "--nproc-per-node", "1", env={"WAIT": "1"})
+    (run_id,) = {each.wait_for("in run (.*)")[0][1] for each in (first, second)}
+    rows = [line.split() for line in run("--ps").out.splitlines() if line.startswith(run_id)]
+    assert [row[1:5] for row in rows] == [["runs", rows[0][2], "2", "launchers,"]]
+    killed = run("--kill", run_id)
+    assert killed.returncode == 0, killed.err
+    assert "ended 2 launchers, 2 agents" in killed.err
+    finished = [each.finish() for each in (first, second)]
+    assert run_ids(finished) == {run_id}
+    assert [done.run_dir.name.split(".")[1] for done in finished] == ["0", "1"]
+    assert [path.name for path in finished[0].run_dir.parents[1].iterdir() if path.is_dir()] == [run_id]
+
+
+def test_two_runs_of_one_run_id_have_a_folder_each(port: int, script: Path, tmp_path: Path):
+    script.write_text(RUN_ID)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--rdzv-id", "job7", "--log-dir", tmp_path / "logs")
+    for folder in ("job7", "job7.2"):
+        finished = [each.finish() for each in [node(port, script, *options) for _ in range(2)]]
+        assert [done.returncode for done in finished] == [0, 0], finished[0].err
+        assert {done.report["run_id"] for done in finished} == {"job7"}
+        assert {done.run_dir.parent for done in finished} == {tmp_path / "logs" / folder}
+        assert sorted(done.run_dir.name.rpartition(".")[2] for done in finished) == ["0", "1"]
+        assert all(done.report["run_dir"] == str(done.run_dir) for done in finished)
+    assert sorted(path.name for path in (tmp_path / "logs").iterdir()) == ["job7", "job7.2"]
+
+
 STRANGER = """
 import sys
 from torch.distributed import TCPStore
@@ -284,4 +330,5 @@ def test_a_stranger_who_writes_into_the_rendezvous_is_ignored_and_mentioned_once
     assert finished.err.count("ignores records") == 1
     assert "has ignored 3 records from outside this run" in finished.err
     assert "evil" not in finished.err
-    assert secret["DDPLAUNCH_SECRET"] not in finished.err + (finished.run_dir / "report.json").read_text()
+    (report,) = Path(os.environ["XDG_STATE_HOME"], "ddplaunch").glob("*/report.json")
+    assert secret["DDPLAUNCH_SECRET"] not in finished.err + report.read_text()

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddplaunch.protocol import environment as worker_environment
-from ddplaunch.system import cgroup
+from ddplaunch.system import cgroup, run_folder
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
@@ -33,8 +33,9 @@ def start_leftover() -> Iterator[StartLeftover]:
     """Starts a process that carries a mark and nothing else of a run; ``under`` is a command that starts it."""
     with contextlib.ExitStack() as stack:
 
-        def begin(mark: str, *under: str) -> subprocess.Popen[bytes]:
-            process = subprocess.Popen([*under, "sleep", "60"], env=environment({worker_environment.RUN_ID: mark}))
+        def begin(mark: str, *under: str, run_id: str = "") -> subprocess.Popen[bytes]:
+            marks = {worker_environment.RUN_ID: mark, worker_environment.TORCHELASTIC_RUN_ID: run_id}
+            process = subprocess.Popen([*under, "sleep", "60"], env=environment(marks))
             stack.enter_context(process)
             stack.callback(process.kill)
             return process
@@ -97,6 +98,16 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     assert "ended 1 launcher, 1 agent" in finished.err
     assert other.finish().returncode == 128 + signal.SIGTERM
     assert "got SIGTERM" in "".join(other.lines)
+
+
+def test_what_a_node_has_left_is_found_by_the_run_id_of_all_nodes(start_leftover: StartLeftover) -> None:
+    own, of_all = run_folder.new_run_id(), run_folder.new_run_id()
+    process = start_leftover(own, run_id=of_all)
+    wait_until(lambda: rows(of_all) == [("left over", "1 other")])
+    assert rows(own) == []
+    finished = kill(of_all, 0.2)
+    assert finished.returncode == 0, finished.err
+    assert process.wait(5) == -signal.SIGTERM
 
 
 def test_an_agent_that_is_stopped_while_its_launcher_dies_is_woken_to_end_its_workers(run_id: str) -> None:

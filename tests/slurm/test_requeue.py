@@ -75,7 +75,7 @@ def test_with_a_task_per_node_one_of_them_asks_when_all_have_saved(slurm: Slurm,
     job.wait_in("PENDING")
     assert job.field("Restarts") == "1"
     assert job.text.count(REQUEUED) == 1
-    reports = [folder / "report.json" for folder in (tmp_path / "logs").iterdir()]
+    reports = [tmp_path / "logs" / "job" / host / "report.json" for host in ("node01", "node02")]
     asked = next(report for report in reports if json.loads(report.read_text())["slurm_job"]["requests_requeue"])
     assert all((tmp_path / rank).stat().st_mtime <= asked.stat().st_mtime for rank in ("0", "1"))
     assert sorted(json.loads(report.read_text())["exit_code"] for report in reports) == [0, 128 + signal.SIGUSR1]

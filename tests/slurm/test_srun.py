@@ -9,7 +9,7 @@ import pytest
 
 from tests.process.test_nodes_meet import SUM
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, Running, command
+from tests.support.runs import PROGRAMS, Finished, Running, command
 from tests.support.slurm import Slurm
 
 pytestmark = pytest.mark.slurm
@@ -39,6 +39,13 @@ def sums(text: str) -> list[str]:
     return sorted(re.findall(r"\[(\w+):\d+\] sum (.*)", text), key=lambda found: int(found[1].split()[1]))
 
 
+def folders(done: Finished) -> tuple[set[str], list[str]]:
+    """Names of the run folder, and of the launchers' folders in it."""
+    paths = [Path(text) for text in re.findall(r"logs in (\S+)", done.err)]
+    assert all((path / "report.json").exists() for path in paths)
+    return {path.parent.name for path in paths}, sorted(path.name for path in paths)
+
+
 def job_of(slurm: Slurm, name: str) -> str:
     return wait_until(lambda: slurm.run("squeue", "--noheader", "--name", name, "--format=%i").strip())
 
@@ -50,6 +57,7 @@ def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
     assert sums(done.out) == [(f"node0{n // 2 + 1}", f"6 {n} {n % 2} 6 2 {n // 2} 3 0") for n in range(6)]
     assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[01-03\]\)", done.err)
     assert "warning" not in done.err
+    assert folders(done)[1] == ["node01", "node02", "node03"]
 
 
 def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):
@@ -95,6 +103,9 @@ def test_a_task_per_worker_becomes_that_worker(slurm: Slurm, script: Path):
     done = srun(slurm, "-N2 --ntasks-per-node=2", script).finish()
     assert done.returncode == 0, done.err
     assert sums(done.out) == [(f"node0{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
+    (run_id,), names = folders(done)
+    assert re.fullmatch(r"slurm-\d+\.0\.0", run_id)
+    assert names == ["node01.0", "node01.1", "node02.2", "node02.3"]
 
 
 def test_a_node_alone_needs_nobody(slurm: Slurm, script: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -30,6 +31,9 @@ def assert_all_meet(running: Running, size: int, end: Path) -> None:
     end.touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
+    folders = [Path(text) for text in re.findall(r"logs in (\S+)", finished.err)]
+    assert len({path.parent for path in folders}) == 1
+    assert sorted(path.suffix for path in folders) == [f".{rank}" for rank in range(size)]
 
 
 def test_the_tasks_of_one_machine_meet(mpirun, tmp_path):

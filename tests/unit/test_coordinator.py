@@ -54,6 +54,18 @@ def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
     assert {formed.round.master_port for formed in rounds.values()} == {1234}
 
 
+def test_a_node_is_told_whether_it_shares_its_host():
+    coordinator = Coordinator(0, 3, 3, 0)
+    sent = [
+        message
+        for index, host in enumerate(("gpu1", "gpu2", "gpu1"))
+        for message in coordinator.receive(NodeJoined(index, host, 1))
+    ]
+    assert list(records(sent, ListenForWorkersStore)) == [0]
+    formed = records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1234)), RoundFormed)
+    assert {index: record.shares_host for index, record in formed.items()} == {0: True, 1: False, 2: True}
+
+
 def test_who_waits_hears_who_else_does():
     coordinator = Coordinator(0, 4, 4, 0)
     assert coordinator.waiting_nodes() == []

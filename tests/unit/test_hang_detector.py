@@ -11,7 +11,7 @@ from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.workers import hang_detector
 from ddplaunch.agent.workers.hang_detector import HangDetector
 from ddplaunch.agent.workers.output import Stream
-from ddplaunch.launcher.run import is_hung
+from ddplaunch.launcher.attempts import is_hung
 from ddplaunch.protocol.launcher_agent import AbortHungAttempt, Output, WorkerActivity
 
 SILENT, HEARD, GONE = (WorkerActivity(0, state) for state in ("idle", "active", "finished"))

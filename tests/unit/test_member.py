@@ -55,14 +55,14 @@ class Node:
 
     def __init__(self, index: int, store: MemoryStore, secret: str) -> None:
         config = replace(CONFIG, node_index=index, is_server=index == 0, secret=secret)
-        spec = MemberSpec(rendezvous=config, node_id=f"node{index}", max_restarts=0)
+        spec = MemberSpec(rendezvous=config, node_id=f"node{index}", run_id="job7", max_restarts=0)
         self.index = index
         self.received: list[Any] = []
         ours, theirs = socket.socketpair()
         self._channel = ours.makefile("wb")
         ours.close()
         signer = enter(spec, store)  # type: ignore[arg-type]
-        ready = MemberReady(claim_node_index(spec, store), "10.0.0.1", 1)  # type: ignore[arg-type]
+        ready = MemberReady(claim_node_index(spec, store), "10.0.0.1", 1, "job7", "key")  # type: ignore[arg-type]
         member = Member(spec, ready, store, signer, theirs.makefile("rb"), self.received.append)  # type: ignore[arg-type]
         theirs.close()
         self._thread = threading.Thread(target=member.run, daemon=True)
@@ -174,5 +174,5 @@ def test_a_node_that_leaves_may_be_replaced(make_nodes: Callable[..., list[Node]
     start_round(nodes)
     nodes[1].send(NodeLeft(1))
     settings = replace(CONFIG, node_index=1, is_server=False)
-    again = MemberSpec(rendezvous=settings, node_id="node1 again", max_restarts=0)
+    again = MemberSpec(rendezvous=settings, node_id="node1 again", run_id="job7", max_restarts=0)
     assert claim_node_index(again, store.clone()) == 3  # type: ignore[arg-type]

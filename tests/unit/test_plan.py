@@ -12,6 +12,7 @@ import pytest
 
 from ddplaunch.cli import main
 from ddplaunch.cluster.hosts import Host, parse_hosts
+from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.commands.plan import plan
 from ddplaunch.commands.plan_model import Plan
 from ddplaunch.commands.plan_page import as_json, page
@@ -146,6 +147,17 @@ def test_one_of_several_nodes_knows_its_own_ranks_if_it_has_a_number():
     found = plan(config(rendezvous=meeting(node_index=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.nodes[0].ranks, found.starts) == (8, (4, 7), "this node of several")
     assert every(found, "RANK") == ["4", "5", "6", "7"]
+
+
+def test_each_launcher_has_a_folder_in_that_of_the_run():
+    given = {"max_nodes": 2, "min_nodes": 2, "nproc_per_node": 1, "run_id": "job7", "log_dir": "/logs"}
+    here = setup.local_host_name()
+    task = ScheduledTask(3, 1, 4, 2, 1, (2, 2))
+    found = [plan(config(rendezvous=meeting(node_index=1), task=of, **given)) for of in (None, task)]
+    assert [every(each, "TORCHELASTIC_ERROR_FILE")[0] for each in found] == [
+        f"/logs/job7/{here}/attempt_0/0/error.json",
+        f"/logs/job7/{here}.3/attempt_0/0/error.json",
+    ]
 
 
 def test_who_comes_first_is_not_known_before():

@@ -37,7 +37,7 @@ def test_a_search_names_the_reason_and_its_limit(client: RendezvousClient) -> No
 def test_a_rendezvous_that_is_lost_is_not_one_that_was_never_found(client: RendezvousClient) -> None:
     client.lost_reason = "nothing answers there"
     assert "cannot join the other nodes" in client.unreachable_error()[0]
-    client.on_ready(MemberReady(1, "127.0.0.1", 29400))
+    client.on_ready(MemberReady(1, "127.0.0.1", 29400, "job7", "key"))
     message, hint = client.unreachable_error()
     assert message == "gpu1 has lost the rendezvous at 127.0.0.1:29400: nothing answers there"
     assert "still run" in hint
@@ -47,7 +47,7 @@ def test_a_rendezvous_that_is_lost_is_not_one_that_was_never_found(client: Rende
 def test_the_remedy_for_missing_nodes_depends_on_who_starts_them(
     client: RendezvousClient, launcher_starts_nodes: bool, remedy: str
 ) -> None:
-    client.on_ready(MemberReady(1, "127.0.0.1", 29400))
+    client.on_ready(MemberReady(1, "127.0.0.1", 29400, "job7", "key"))
     message, hint = client.too_few_error(launcher_starts_nodes=launcher_starts_nodes)
     assert "only these nodes have joined" in message
     assert remedy in hint

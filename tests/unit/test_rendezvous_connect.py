@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
 from ddplaunch.rendezvous import connect
-from ddplaunch.rendezvous.connect import Refused, claim_node_index, enter
+from ddplaunch.rendezvous.connect import Refused, agreed_id, claim_node_index, enter
 from ddplaunch.rendezvous.signer import Signer
 from tests.support.memory_store import MemoryStore
 
@@ -29,7 +29,9 @@ CONFIG = RendezvousConfig(
     last_call_timeout_s=1.0,
     lost_after_s=1.0,
 )
-BY_LAUNCHER = MemberSpec(rendezvous=CONFIG, node_id="node2 x", max_restarts=0, launcher_assigns_rendezvous=True)
+BY_LAUNCHER = MemberSpec(
+    rendezvous=CONFIG, node_id="node2 x", run_id="job7", max_restarts=0, launcher_assigns_rendezvous=True
+)
 BY_HAND = replace(BY_LAUNCHER, launcher_assigns_rendezvous=False)
 
 
@@ -45,7 +47,7 @@ class SlowStore(MemoryStore):
 
 def store_with(*keys: str) -> SlowStore:
     store = SlowStore()
-    store.multi_set(keys, ["0123"] * len(keys))
+    store.multi_set(keys, ["0123:job7"] * len(keys))
     return store
 
 
@@ -110,6 +112,25 @@ def test_nodes_with_one_secret_verify_each_others_records(spec: MemberSpec):
     assert "s" * 16 not in str(store.values)
 
 
+@pytest.mark.parametrize("secret", ["", "s" * 16])
+def test_all_nodes_have_the_run_id_of_the_node_that_serves(secret: str):
+    store = MemoryStore()
+    server = entered(replace(with_secret(BY_HAND, secret, is_server=True), run_id="of:node1"), store)
+    node = entered(replace(with_secret(BY_HAND, secret), run_id="of:node2"), store)
+    assert agreed_id(node) == agreed_id(server)
+    assert agreed_id(node)[0] == "of:node1"
+    again = entered(replace(with_secret(BY_HAND, secret, is_server=True), run_id="of:node1"), MemoryStore())
+    assert agreed_id(again)[1] != agreed_id(node)[1]
+
+
+@pytest.mark.parametrize("opened", ["", "0123", "0123:", ":job7", "0123:../job7", "0123:.", "0123:a/b", "01/3:a"])
+def test_what_cannot_name_a_folder_is_no_run_id(opened: str):
+    store = MemoryStore()
+    store.set("ddplaunch/job7/open", opened)
+    with pytest.raises(RuntimeError, match="opened the rendezvous with an invalid text"):
+        entered(BY_HAND, store)
+
+
 def test_every_rendezvous_has_other_signatures():
     server = with_secret(BY_HAND, "s" * 16, is_server=True)
     first, second = (entered(server, MemoryStore()) for _ in range(2))
@@ -168,7 +189,7 @@ def test_a_node_without_a_rank_skips_the_claimed_ones():
     store = MemoryStore()
     claim_node_index(replace(BY_HAND, rendezvous=replace(CONFIG, node_index=0)), store)  # type: ignore[arg-type]
     by_arrival = replace(CONFIG, node_index=None)
-    others = [MemberSpec(rendezvous=by_arrival, node_id=f"node{n} y", max_restarts=0) for n in (3, 4)]
+    others = [MemberSpec(rendezvous=by_arrival, node_id=f"node{n} y", run_id="job7", max_restarts=0) for n in (3, 4)]
     assert [claim_node_index(other, store) for other in others] == [1, 2]  # type: ignore[arg-type]
 
 

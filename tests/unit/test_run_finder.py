@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch.agent import run_finder
 from ddplaunch.commands import ps_page as page
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
-from ddplaunch.system import run_tags
+from ddplaunch.system import run_folder, run_tags
 from ddplaunch.transport.handle import node_tag
 
 FRESH = "20261120-193012-a1b2c3"
@@ -40,9 +42,32 @@ def test_what_no_run_can_have_as_its_mark_is_none(text: str) -> None:
 
 def test_a_launcher_is_found_by_its_memfd() -> None:
     with run_tags.launcher_memfd("job7.0a1b2c"), run_tags.launcher_memfd(FRESH):
-        assert run_tags.launcher_memfds(os.getpid()) == {"job7.0a1b2c", FRESH}
+        assert run_tags.launcher_memfds(os.getpid()) == {"job7.0a1b2c": "job7", FRESH: FRESH}
     assert not run_tags.launcher_memfds(os.getpid())
     assert not run_tags.launcher_memfds(1 << 30)
+
+
+def test_a_launcher_that_has_taken_the_run_id_of_another_is_found_by_that_id() -> None:
+    with run_tags.launcher_memfd(FRESH), run_tags.launcher_memfd(FRESH, "20261120-193011-ffffff"):
+        assert run_tags.launcher_memfds(os.getpid()) == {FRESH: "20261120-193011-ffffff"}
+
+
+def test_a_made_run_id_is_recognised() -> None:
+    assert run_tags.is_made_id(run_folder.new_run_id())
+    assert not any(map(run_tags.is_made_id, ("", "job7", f"{FRESH}.1", "none")))
+
+
+def test_an_agent_that_a_worker_of_another_run_has_started_has_its_own_run_id() -> None:
+    def inspected(pid: int, tag: str, run_id: str, *command: str, **launcher_tags: str) -> run_finder._Inspected:
+        process = SimpleNamespace(pid=pid)
+        return run_finder._Inspected(process, 1, pid, tag, run_id, launcher_tags, command)  # type: ignore[arg-type]
+
+    inner, outer, of_all = "20261120-193012-000001", "20261120-193012-000002", "20261120-193012-000003"
+    worker_of_outer = inspected(1, outer, of_all, "python", **{inner: inner})
+    agent, forkserver = inspected(2, inner, of_all), inspected(3, inner, of_all, "ddplaunch", "forkserver")
+    assert run_finder._run_ids([worker_of_outer, agent, forkserver], {2}) == {outer: of_all, inner: inner}
+    left = [inspected(4, f"{inner}.1", of_all, "python"), inspected(5, "job7.0a1b2c", of_all, "python")]
+    assert run_finder._run_ids(left, set()) == {inner: of_all}
 
 
 def test_a_fork_of_the_launcher_is_no_launcher() -> None:
@@ -59,10 +84,17 @@ def test_a_fork_of_the_launcher_is_no_launcher() -> None:
 
 
 def has(
-    mark: str, *, launcher_alive: bool = False, age_s: float = 60, memory_bytes: int = GB, **counts: int
+    mark: str,
+    *,
+    run_id: str = "",
+    launcher_alive: bool = False,
+    age_s: float = 60,
+    memory_bytes: int = GB,
+    **counts: int,
 ) -> RunOnHost:
     return RunOnHost(
         run_tag=mark,
+        run_id=run_id or run_tags.run_id_of(mark),
         counts=tuple(counts.items()),
         age_s=age_s,
         memory_bytes=memory_bytes,
@@ -89,6 +121,18 @@ def test_the_table_has_a_row_for_a_run_and_one_for_what_an_earlier_one_of_that_i
         f"{'job7':22}  left over  gpu3            2 others                          3 days ago  0 MB",
         f"{'job7':22}  runs       gpu[1-2],login  1 launcher, 2 agents, 16 workers  2 h ago     21 GB",
     ]
+
+
+def test_the_parts_of_a_run_whose_nodes_agreed_on_a_run_id_are_one_row() -> None:
+    other = "20261120-193011-ffffff"
+    runs = found(
+        gpu1=[has(FRESH, agent=1, launcher_alive=True)],
+        gpu2=[has(other, run_id=FRESH, agent=1, worker=2, launcher_alive=True)],
+    )
+    (row,) = page.run_table(runs).splitlines()[1:]
+    assert row.split()[:3] == [FRESH, "runs", "gpu[1-2]"]
+    for name in (FRESH, other):
+        assert page.of_run(name, runs["gpu2"]) == list(runs["gpu2"].runs)
 
 
 def test_what_was_ended_is_told_by_host_equal_ones_together() -> None:

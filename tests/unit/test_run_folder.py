@@ -225,14 +225,122 @@ def test_a_node_never_writes_over_what_an_earlier_run_has_left_there(tmp_path: P
     assert run_folder.share(nowhere, "job", "a") == nowhere / "job" / "a"
 
 
-def test_launchers_of_one_run_count_as_one(tmp_path: Path) -> None:
-    of_one = [old_run(tmp_path, f"job.{number}" if number else "job", age_s=50) for number in (0, *range(2, 32))]
+# Where every node has a launcher.
+
+
+def launchers_folder(base: Path, run_id: str, run_key: str, *names: str) -> Path:
+    return run_folder.move_into_run(run_folder.create(base, f"{run_id}.{names[0]}"), run_id, run_key, names)
+
+
+def test_the_launchers_of_one_run_meet_in_one_folder(tmp_path: Path) -> None:
+    first = launchers_folder(tmp_path, "job7", "k1", "gpu1")
+    second = launchers_folder(tmp_path, "job7", "k1", "gpu2")
+    assert (first, second) == (tmp_path / "job7" / "gpu1", tmp_path / "job7" / "gpu2")
+    assert [path.name for path in tmp_path.iterdir()] == ["job7"]
+    assert stat.S_IMODE(first.parent.stat().st_mode) == 0o700
+    assert run_folder.of_launchers(tmp_path / "job7") == (first, second)
+
+
+def test_two_runs_of_one_id_never_share_a_folder(tmp_path: Path) -> None:
+    order = (("k1", "gpu1"), ("k1", "gpu2"), ("k2", "gpu1"), ("k2", "gpu2"), ("k1", "gpu3"))
+    paths = [launchers_folder(tmp_path, "job7", run_key, host) for run_key, host in order]
+    names = {"k1": "job7", "k2": "job7.2"}
+    assert paths == [tmp_path / names[run_key] / host for run_key, host in order]
+    assert run_folder.create(tmp_path, "job7").name == "job7.3"
+
+
+def test_a_launcher_that_comes_again_to_its_run_has_another_folder(tmp_path: Path) -> None:
+    paths = [launchers_folder(tmp_path, "job7", "k", "gpu1", "gpu1.3") for _ in range(3)]
+    assert [path.name for path in paths] == ["gpu1", "gpu1.3", "gpu1.3.2"]
+
+
+def test_what_is_no_folder_of_the_run_is_passed_over(tmp_path: Path) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / run_folder.NODES).write_text("k")
+    base = tmp_path / "base"
+    run_folder.create(base, "job7")
+    (base / "job7.2").symlink_to(elsewhere)
+    (base / "job7.3").write_text("a file")
+    (base / "job7.4").mkdir()
+    (base / "job7.4" / "mine").touch()
+    (base / "job7.5").symlink_to(tmp_path / "missing")
+    base.chmod(0o1777)
+    assert launchers_folder(base, "job7", "k", "gpu1") == base / "job7.6" / "gpu1"
+    assert not [path for path in base.iterdir() if path.name.startswith(".")]
+
+
+def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
+    code = (
+        "from ddplaunch.system.run_folder import move_into_run; mine = create(pathlib.Path(sys.argv[1]), 'job7.host');"
+        "print('ready', flush=True); input(); print(move_into_run(mine, 'job7', sys.argv[2], (sys.argv[3],)))"
+    )
+    runs = [other_run(code, tmp_path, key, f"gpu1.{rank}") for rank in range(3) for key in ("k1", "k2")]
+    for run in runs:
+        assert run.stdout
+        assert run.stdout.readline() == "ready\n"
+    for run in runs:
+        assert run.stdin
+        run.stdin.write("\n")
+        run.stdin.flush()
+    paths = [Path(run.communicate(timeout=60)[0].strip()) for run in runs]
+    assert [path.name for path in paths] == [f"gpu1.{rank}" for rank in (0, 0, 1, 1, 2, 2)]
+    assert {path.parent.name for path in paths[::2]} | {path.parent.name for path in paths[1::2]} == {"job7", "job7.2"}
+    assert len({path.parent for path in paths[::2]}) == len({path.parent for path in paths[1::2]}) == 1
+    assert {path.name for path in tmp_path.iterdir()} == {"job7", "job7.2"}
+
+
+def test_a_run_is_kept_while_one_of_its_launchers_runs_and_then_deleted_as_a_whole(tmp_path: Path) -> None:
+    ended = launchers_folder(tmp_path, "job7", "k", "gpu1")
+    code = "from ddplaunch.system.run_folder import move_into_run; mine = create(pathlib.Path(sys.argv[1]), 'other');"
+    running = other_run(code + "print(move_into_run(mine, 'job7', 'k', ('gpu2',)), flush=True); input()", tmp_path)
+    assert running.stdout
+    assert running.stdout.readline().strip() == str(tmp_path / "job7" / "gpu2")
+    os.close(run_folder._held.popitem()[1])
+    prune(tmp_path, 0)
+    assert ended.is_dir()
+    running.communicate("\n", timeout=60)
+    prune(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_launcher_of_another_host_may_be_running_until_its_report_is_there(tmp_path: Path) -> None:
+    here, there = (launchers_folder(tmp_path, "job7", "k", host) for host in ("gpu1", "gpu2"))
+    for _ in range(2):
+        os.close(run_folder._held.popitem()[1])
+    (here / "report.json").touch()
+    (there / run_folder.LOCK).write_text("gpu2\n")
+    prune(tmp_path, 0)
+    assert here.is_dir()
+    (there / "report.json").touch()
+    prune(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_whose_first_launcher_is_about_to_move_its_folder_into_it_is_kept(tmp_path: Path) -> None:
+    assert run_folder._joins(tmp_path / "job7", "k")
+    prune(tmp_path, 0)
+    assert run_folder._joins(tmp_path / "job7", "k")
+    os.utime(tmp_path / "job7" / run_folder.NODES, (1, 1))
+    prune(tmp_path, 0)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_launchers_of_a_run_count_as_one(tmp_path: Path) -> None:
+    for rank in range(30):
+        launchers_folder(tmp_path, "job7", "k", f"gpu1.{rank}")
+        os.close(run_folder._held.popitem()[1])
     later = [old_run(tmp_path, f"run{number:02d}", age_s=40 - number) for number in range(19)]
     prune(tmp_path, 20)
-    assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*of_one, *later)}
-    one_more = old_run(tmp_path, "job.99", age_s=-1000)  # Of the same name, but much later.
-    prune(tmp_path, 20)
-    assert {path.name for path in tmp_path.iterdir()} == {run.name for run in (*later, one_more)}
+    assert {path.name for path in tmp_path.iterdir()} == {"job7", *(run.name for run in later)}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder away")
+def test_a_launcher_does_not_use_another_users_folder(tmp_path: Path) -> None:
+    launchers_folder(tmp_path, "job7", "k", "gpu1")
+    os.chown(tmp_path / "job7", 65534, 65534)
+    tmp_path.chmod(0o1777)
+    assert launchers_folder(tmp_path, "job7", "k", "gpu2") == tmp_path / "job7.2" / "gpu2"
 
 
 def test_hundreds_of_one_name_find_a_folder(tmp_path: Path) -> None:

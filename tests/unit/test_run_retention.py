@@ -58,6 +58,18 @@ def test_above_the_limit_short_successes_go_first_and_failures_last(
     assert kept(tmp_path) == {"killed"}
 
 
+def test_a_run_of_several_launchers_is_as_useful_as_its_most_useful_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, outcomes in (("mixed", ("succeeded", "failed")), ("short", ("succeeded", "succeeded"))):
+        for host, outcome in zip(("gpu1", "gpu2"), outcomes, strict=True):
+            run(tmp_path / name, host, days=40 if host == "gpu1" else 2, outcome=outcome, duration_s=5)
+        (tmp_path / name / run_folder.NODES).write_text(name)
+    run(tmp_path, "long", days=3)
+    monkeypatch.setattr(run_retention, "KEEP_BYTES", 310_000)
+    assert kept(tmp_path) == {"mixed", "long"}
+
+
 def test_sizes_are_read_once_an_hour(tmp_path: Path) -> None:
     assert kept(tmp_path) == set()
     run(tmp_path, "old", days=31)

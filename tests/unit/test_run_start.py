@@ -17,8 +17,15 @@ from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, StopWorkers
-from ddplaunch.system import run_folder
+from ddplaunch.protocol.launcher_agent import (
+    AgentEnded,
+    AgentFailed,
+    FirstRoundFormed,
+    Output,
+    RunIdAgreed,
+    StopWorkers,
+)
+from ddplaunch.system import run_folder, run_tags
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed, FromNode
 from tests.support.configs import launch_config
@@ -91,6 +98,30 @@ def test_other_events_are_handled_once_all_nodes_are_started(monkeypatch: pytest
     assert started == NODES
     assert run._shutdown.error
     assert run._shutdown.error.message == "no room"
+
+
+def test_a_launcher_takes_the_run_id_and_the_folder_on_which_the_nodes_have_agreed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    own, agreed = "20261120-193012-000001", "20261120-193012-000002"
+    monkeypatch.setattr(setup, "transport_for", lambda *_: FakeTransport("gpu1"))
+    config = launch_config(script="x.py", log_dir=str(tmp_path))
+    null = os.open(os.devnull, os.O_WRONLY)
+    style = setup.console_style(config, tmp_path / own)
+    with contextlib.closing(Console(style, null, null)) as console:
+        run = Run(config, own, own, None, Mailbox(), tmp_path / own, console)
+        run._start_nodes()
+        for record in (RunIdAgreed(agreed), FirstRoundFormed(str(tmp_path / agreed / "gpu1"))):
+            run._on_node_event(run._nodes.all[0], record)
+        assert console.logs == f"logs in {tmp_path}/{agreed}/gpu1"
+        hint = console._stdout.style.log_hint(Output("gpu1", 3, 0, "stdout", 0))
+        assert hint == f"{tmp_path}/{agreed}/gpu1/attempt_*/0/stdout.log"
+        assert run_tags.launcher_memfds(os.getpid()) == {own: agreed}
+        run._marks.close()
+        result = run._finish()
+    os.close(null)
+    assert (result.run_id, result.run_dir) == (agreed, str(tmp_path / agreed / "gpu1"))
+    assert not run_tags.launcher_memfds(os.getpid())
 
 
 def test_a_run_that_cannot_be_prepared_leaves_no_lock_and_no_thread(

@@ -26,6 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
     Notice,
     Output,
     PassSignal,
+    RunIdAgreed,
     StopWorkers,
 )
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
@@ -62,6 +63,7 @@ def limit_of(kind: Any) -> Limit:
 
 LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
     limit_of(field_types.OneLine): TEXT.filter(str.isprintable),
+    limit_of(field_types.RunId): st.from_regex(r"[a-zA-Z0-9_:@+-][\w.:@+-]{0,20}", fullmatch=True).filter(str.isascii),
     limit_of(field_types.Count): st.integers(0, 1 << 24),
     limit_of(field_types.Port): st.integers(0, 65535),
     limit_of(field_types.Size): st.integers(0, 1 << 60),
@@ -136,6 +138,7 @@ def test_what_an_environment_may_hold_fits_into_a_line() -> None:
     assert decode(line, (ProcessSpec,)).env == env
 
 
+RUN = RunOnHost(run_tag="r", run_id="r", counts=(), age_s=1.0, memory_bytes=1, launcher_alive=True)
 EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
 
 
@@ -151,10 +154,11 @@ EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
         AttemptEnded(AttemptResult(0, "failed", (dataclasses.replace(EXIT, time_s=float("nan")),), 0.0)),
         AttemptEnded(AttemptResult(0, "failed", (EXIT,) * 4097, 0.0)),
         AttemptEnded(AttemptResult(-1, "failed", (), 0.0)),
-        RunsFound("m", (RunOnHost(run_tag="r", counts=(), age_s=1.0, memory_bytes=10**400, launcher_alive=True),)),
-        RunsFound("m", (RunOnHost(run_tag="r", counts=(), age_s=float("inf"), memory_bytes=1, launcher_alive=True),)),
+        RunIdAgreed("../job7"),
+        RunsFound("m", (dataclasses.replace(RUN, memory_bytes=10**400),)),
+        RunsFound("m", (dataclasses.replace(RUN, age_s=float("inf")),)),
     ],
-    ids=range(11),
+    ids=range(12),
 )
 def test_a_value_that_would_mislead_the_launcher_is_refused(record: object) -> None:
     with pytest.raises(ProtocolError):

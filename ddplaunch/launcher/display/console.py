@@ -45,6 +45,10 @@ class Console:
         self._stdout_lines = self._stderr_lines if is_shared else _redraws(self._stdout)
         self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
 
+    def restyle(self, style: Style) -> None:
+        """Use another ``style`` from now on."""
+        self._style = self._stdout.style = self._stderr.style = style
+
     def show_no_prefix(self) -> None:
         """Show lines without a prefix, for a run with one worker."""
         self._stdout.is_plain = self._stderr.is_plain = True

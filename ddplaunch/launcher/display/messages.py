@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
+    from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
@@ -29,13 +30,14 @@ class UserMessages:
     """The messages of one run, as far as ``--verbose`` and ``--quiet`` allow them.
 
     Attributes:
+        run_id: the run's, as events show it.
         progress: shows the progress of long activities.
     """
 
     def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
         """``folder`` is the run's; None if no files are kept."""
         self._config = config
-        self._run_id = run_id
+        self.run_id = run_id
         self._folder = folder
         self._console = console
         console.logs = where_logs(config, folder)
@@ -44,6 +46,12 @@ class UserMessages:
     @property
     def _is_remote(self) -> bool:
         return self._config.transport != "local"
+
+    def folder_moved(self, folder: Path | None, style: Style) -> None:
+        """The run folder is now ``folder``; ``style`` names it in the messages of the console."""
+        self._folder = folder
+        self._console.logs = where_logs(self._config, folder)
+        self._console.restyle(style)
 
     def show(self, text: str, level: int) -> None:
         """Show a message of this ``Level``."""
@@ -90,7 +98,7 @@ class UserMessages:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
         self._console.flush()
         if self._config.output.events == "console":
-            for line in event_log.worker_events(self._run_id, self._config.workers.role, result):
+            for line in event_log.worker_events(self.run_id, self._config.workers.role, result):
                 self._console.show(line)
         if is_shutting_down:
             return

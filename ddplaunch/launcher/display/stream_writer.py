@@ -45,13 +45,14 @@ class StreamWriter:
     """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first problem.
 
     Attributes:
+        style: the appearance of the lines.
         is_plain: lines have no prefix.
         written: number of successful writes.
     """
 
     def __init__(self, fd: int, style: Style, on_error: Callable[[str], None] | None = None) -> None:
         self._fd = fd
-        self._style = style
+        self.style = style
         self._on_error = on_error
         self.is_plain = False
         self.written = 0
@@ -105,7 +106,7 @@ class StreamWriter:
         self.progress("\n".join(self._live_line(header, line) for header, line in lines))
 
     def _live_line(self, header: Output, line: bytes) -> str:
-        prefix = self._style.prefix(header).decode("utf-8", "replace")
+        prefix = self.style.prefix(header).decode("utf-8", "replace")
         text = _CONTROL_SEQUENCE.sub("", line.decode("utf-8", "replace"))
         columns = self._columns() - len(_CONTROL_SEQUENCE.sub("", prefix)) - 1
         return prefix + "".join(filter(str.isprintable, text))[: max(0, columns)]
@@ -163,7 +164,7 @@ class StreamWriter:
         self._dropped[key] = replace(header, nbytes=0, lost_lines=lines)
 
     def _dropped_text(self, header: Output) -> bytes:
-        where = quote(self._style.log_hint(header), 1000)
+        where = quote(self.style.log_hint(header), 1000)
         return f"... {header.lost_lines:,} lines not shown, see {where}\n".encode("utf-8", "backslashreplace")
 
     def _write_all(self) -> None:
@@ -221,7 +222,7 @@ class StreamWriter:
             self._unfinished = _UnfinishedLine(header.rank, header.stream, data.endswith(b"\r"))
         if self.is_plain:
             return data
-        prefix = self._style.prefix(header)
+        prefix = self.style.prefix(header)
         if before is None:
             return prefix + prefixed(data, prefix)
         if (before.rank, before.stream) != (header.rank, header.stream):
