@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.launcher_agent import Ping
-from ddplaunch.system import signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -30,16 +29,23 @@ class Pings:
     """Pings every watched agent once a second. Times are ``time.monotonic()``'s."""
 
     def __init__(
-        self, lost_after_s: float, nodes: Nodes, mailbox: Mailbox[object], on_unresponsive: Callable[[Node], None]
+        self,
+        lost_after_s: float,
+        nodes: Nodes,
+        mailbox: Mailbox[object],
+        on_unresponsive: Callable[[Node], None],
+        suspend_process: Callable[[], None],
     ) -> None:
         """``on_unresponsive`` is called with a node that has not answered for ``lost_after_s``.
 
-        An agent stops its workers when it receives no ping for ``lost_after_s`` seconds.
+        An agent stops its workers when it receives no ping for ``lost_after_s`` seconds. ``suspend_process`` suspends
+        this process, and returns when it goes on.
         """
         self.lost_after_s = lost_after_s
         self._nodes = nodes
         self._mailbox = mailbox
         self._on_unresponsive = on_unresponsive
+        self._suspend_process = suspend_process
         self._deadline = _NEVER
         self._answered_at: dict[int, float] = {}
         self._unanswered: dict[int, int] = {}
@@ -66,9 +72,9 @@ class Pings:
             self._unanswered[node.index] -= 1
 
     def suspend(self, now: float) -> None:
-        """The user pressed Ctrl-Z: suspend this process once all agents have answered a last ping."""
+        """The user pressed Ctrl-Z: suspend this process once all watched agents have answered a last ping."""
         self._suspend_by = now + _SUSPEND_WAIT_S
-        self._ping(self._nodes.connected, _SUSPENDED_S)
+        self._ping(self._watched, _SUSPENDED_S)
         self._deadline = self._suspend_by
 
     def run_due(self, now: float) -> float:
@@ -81,12 +87,16 @@ class Pings:
 
     def _suspend_if_announced(self, now: float) -> None:
         assert self._suspend_by is not None
-        if now >= self._suspend_by or not any(self._unanswered.get(node.index) for node in self._nodes.connected):
+        if now >= self._suspend_by or not any(self._unanswered.get(node.index) for node in self._watched):
             self._suspend_by, self._deadline = None, now
-            signals.suspend()
+            self._suspend_process()
+
+    @property
+    def _watched(self) -> list[Node]:
+        return [node for node in self._nodes.connected if node.index in self._answered_at]
 
     def _check(self, now: float) -> None:
-        watched = [node for node in self._nodes.connected if node.index in self._answered_at]
+        watched = self._watched
         if now - self._deadline > INTERVAL_S:  # This process was frozen and has sent no pings.
             self._answered_at.update((node.index, max(now, self._answered_at[node.index])) for node in watched)
         self._deadline = now + INTERVAL_S if watched else _NEVER

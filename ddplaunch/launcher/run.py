@@ -74,8 +74,7 @@ _MAX_NOTICE = 1000
 def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
     """Run the job to its end; ``stdout_fd`` gets the workers' stdout. Result and errors those of ``launch.launch``."""
     mailbox: Mailbox[object] = Mailbox()
-    suspends = ("SIGTSTP",) if config.transport != "local" else ()
-    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, *suspends), mailbox.post):
+    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
         folder, warning = setup.create_run_folder(config, run_id)
         with run_folder.released(folder), contextlib.closing(_console(config, folder, stdout_fd)) as console:
             if warning:
@@ -121,7 +120,8 @@ class Run:
         spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
         self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
         self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
-        self._pings = Pings(config.timeouts.lost_after_s, self._nodes, mailbox, self._on_node_unresponsive)
+        lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
+        self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
         signal_one = partial(signal_node, run_tag, transport.node_names)
         self._injector = Injector(config.injections, signal_one, self._pings)
         self._logs = LogCollector(setup.logs_folder(config, self._folder), self._nodes, self._messages)
@@ -177,6 +177,12 @@ class Run:
                 self._on_node_event(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
+
+    def _suspend(self) -> None:
+        """Ctrl-Z: the workers are in other sessions, and run on."""
+        if signals.can_be_suspended():
+            self._messages.suspended(self._nodes.all[0].handle.inherited_fds)
+            signals.suspend()
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""

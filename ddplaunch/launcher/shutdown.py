@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
-from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived
+from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, suspend
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
@@ -124,6 +124,8 @@ class Shutdown:
     def collect_signals(self, mailbox: Mailbox[object]) -> int:
         """At the end of the run: add the signals that have arrived meanwhile. Returns the number of all signals."""
         while (event := mailbox.get(0.0)) is not None:
-            if isinstance(event, SignalReceived):
+            if isinstance(event, SignalReceived) and event.signum == signal.SIGTSTP:
+                suspend()
+            elif isinstance(event, SignalReceived):
                 self.signals.append(event.signum)
         return len(self.signals)

@@ -16,7 +16,7 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STATE, PARENT, FLAGS = 0, 1, 6
+STATE, PARENT, GROUP, SESSION, FLAGS = 0, 1, 2, 3, 6
 """Positions in the result of ``stat``."""
 
 

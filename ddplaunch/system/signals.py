@@ -13,6 +13,8 @@ import threading
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.system import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -54,10 +56,20 @@ def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterat
             signal.signal(number, handler)
 
 
+def can_be_suspended() -> bool:
+    """Whether SIGTSTP stops this process: a shell could continue it (no orphaned process group)."""
+    group, session = b"%d" % os.getpgrp(), b"%d" % os.getsid(0)
+    fields = procfs.stat("self")
+    while fields and fields[procfs.GROUP] == group and fields[procfs.PARENT] != b"0":
+        fields = procfs.stat(int(fields[procfs.PARENT]))
+    # Of a process that cannot be read nothing is known: the kernel decides.
+    return not fields or (fields[procfs.GROUP] != group and fields[procfs.SESSION] == session)
+
+
 def suspend() -> None:
     """Stop this process as SIGTSTP does by default; returns when it is continued.
 
-    Not by SIGSTOP: SIGTSTP does not stop a process that no shell could continue (in an orphaned process group).
+    Not by SIGSTOP: see ``can_be_suspended``.
     """
     handler = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
     os.kill(os.getpid(), signal.SIGTSTP)

@@ -14,10 +14,12 @@ import pytest
 
 from tests.support.processes import catches, command_line, wait_until
 from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, start
+from tests.support.screen import Screen
 from tests.support.terminal import CTRL_BACKSLASH, CTRL_C, terminal
 
 STOPS = ("SIGTERM", "SIGINT", "SIGQUIT", "SIGHUP")
 PRINT_SIGNALS = PROGRAMS / "print_signals.py"
+WRITE = PROGRAMS / "write.py"
 IGNORE = PROGRAMS / "ignore_sigterm.py"
 
 
@@ -241,6 +243,45 @@ def test_the_keys_that_stop_at_a_terminal_reach_every_worker_once(keys: bytes, n
         screen.type(keys)
         assert running.finish().returncode == 128 + number(name)
         assert sum(f"got {name}" in line for line in running.lines) == workers
+
+
+JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the shell; read; fg', "bash")
+
+
+@pytest.mark.parametrize(
+    ("workers", "message"),
+    [
+        ("1", b"the worker runs on and writes to this terminal; fg resumes the launcher"),
+        ("2", b"the workers run on; fg shows their output"),
+    ],
+)
+def test_ctrl_z_suspends_the_launcher_only_and_fg_shows_the_rest(workers: str, message: bytes, tmp_path: Path) -> None:
+    end, screen = tmp_path / "end", Screen()
+    options = ("--start-method", "spawn", "--nproc-per-node", workers, "--log-dir", tmp_path, "--rdzv-id", "job")
+    running = screen.start(*options, WRITE, r"out:before\n", f"until:{end}", r"out:after\n", under=JOB_CONTROL)
+    screen.wait_for(b"before\n")
+    screen.type(b"\x1a")
+    screen.wait_for(b"ddplaunch: suspended: " + message + b"\n")
+    screen.wait_for(b"in the shell\n")
+    end.touch()
+    logs = (tmp_path / "job/attempt_0").glob
+    wait_until(lambda: [log.read_text() for log in logs("*/stdout.log")] == ["before\nafter\n"] * int(workers))
+    if workers == "1":
+        screen.wait_for(b"\nafter\n")
+    else:
+        assert b"after" not in screen.shown
+    screen.type(b"\n")
+    assert running.finish().returncode == 0
+    assert screen.close().count(b"after\n") == int(workers)
+
+
+def test_ctrl_z_without_a_shell_that_could_continue_the_launcher_does_nothing(tmp_path: Path) -> None:
+    with terminal() as screen:
+        running = screen.start(*("--start-method", "spawn", "--nproc-per-node", "2"), WRITE, r"out:a\n", "ask:")
+        running.wait_for("a$", 2)
+        screen.type(b"\x1a\n\n")
+        assert running.finish().returncode == 0
+        assert not any("suspended" in line for line in running.lines)
 
 
 def test_closing_the_terminal_ends_the_run() -> None:

@@ -14,6 +14,7 @@ from tests.support.processes import wait_until
 from tests.support.runs import TIMEOUT_S, Running, start
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
 CTRL_C, CTRL_S, CTRL_Q = b"\x03", b"\x13", b"\x11"
@@ -35,10 +36,10 @@ class Screen:
         except OSError:  # Nobody has the other side open any more.
             pass
 
-    def start(self, *arguments: str | Path, **options: Any) -> Running:
+    def start(self, *arguments: str | Path, under: Sequence[str] = ("setsid", "--ctty"), **options: Any) -> Running:
         """Start ddplaunch on it, as a shell does: Ctrl-C reaches it."""
         fds = {"stdin": self._fd, "stdout": self._fd, "stderr": self._fd}
-        return start(*arguments, under=("setsid", "--ctty"), **{**fds, **options})
+        return start(*arguments, under=under, **{**fds, **options})
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
-import pytest
-
 from ddplaunch.launcher import pings
 from ddplaunch.launcher.nodes import Node, NodeState
 from ddplaunch.launcher.pings import INTERVAL_S, Pings
@@ -20,9 +18,13 @@ class Watch:
         self.nodes = [Node(index, f"node{index}", FakeHandle(), NodeState.RUNNING) for index in range(3)]
         self.mailbox = SimpleNamespace(is_empty=True)
         self.silent: list[Node] = []
-        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append)
+        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append, self.suspend)
+        self.suspended = 0
         for node in self.nodes[:watched]:
             self.pings.watch(node, 0.0, extra_s)
+
+    def suspend(self) -> None:
+        self.suspended += 1
 
     def beat(self, from_s: int, to_s: int) -> list[Node]:
         """The first node answers every second; who is silent at the last of these seconds; before, no node is."""
@@ -72,16 +74,23 @@ def test_after_a_stop_of_this_process_all_nodes_have_time_again():
     assert watch.silent == []
 
 
-def test_a_suspension_waits_until_the_agents_know_of_it(monkeypatch: pytest.MonkeyPatch):
-    suspended: list[bool] = []
-    monkeypatch.setattr(pings.signals, "suspend", lambda: suspended.append(True))
+def test_a_suspension_waits_until_the_agents_know_of_it():
     watch = Watch(3)
     for node in watch.nodes:
         watch.pings.on_pong(node, 0.1)
     watch.pings.suspend(0.5)
     for node in watch.nodes:
         assert watch.pings.run_due(0.6) == 0.5 + pings._SUSPEND_WAIT_S
-        assert suspended == []
+        assert watch.suspended == 0
         watch.pings.on_pong(node, 0.6)
     assert watch.pings.run_due(0.7) == 0.7
-    assert suspended == [True]
+    assert watch.suspended == 1
+
+
+def test_an_agent_that_is_not_pinged_gets_no_last_ping():
+    """An agent on this machine would then count its launcher as lost after a day."""
+    watch = Watch()
+    watch.pings.suspend(0.5)
+    assert watch.pings.run_due(0.5) == 0.5
+    assert watch.suspended == 1
+    assert [node.handle.sent for node in watch.nodes] == [[]] * 3

@@ -92,6 +92,10 @@ class Console:
     def _on_stdout_error(self, problem: str) -> None:
         self.show(f"ddplaunch: stdout {problem}; the job goes on, {self.logs}")
 
+    def wait_shown(self, timeout_s: float) -> None:
+        """Wait until what was queued is written, for up to ``timeout_s`` seconds; nothing is dropped."""
+        self._stderr.wait(timeout_s)
+
     def drain(self, interrupted: Callable[[], bool], stall_s: float) -> None:
         """Wait until the queues are empty; stop after ``stall_s`` without progress, or when ``interrupted()``.
 

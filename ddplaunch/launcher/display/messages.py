@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
+_SUSPEND_S = 0.5
+"""Seconds to wait for the output that is still shown before this process is suspended."""
+
 _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
 """Seconds to wait at the end for a stopped terminal; the second value applies after a signal of the user."""
 
@@ -41,6 +44,7 @@ class UserMessages:
         self._folder = folder
         self._console = console
         console.logs = where_logs(config, folder)
+        self._count = 0
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
 
     @property
@@ -86,6 +90,7 @@ class UserMessages:
         shares with this process, so that they are not logged.
         """
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
+        self._count = count
         if count == 1 and self._config.max_nodes == 1 and self._config.output.line_prefix is None:
             self._console.show_no_prefix()
         on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
@@ -93,6 +98,17 @@ class UserMessages:
         self.show(
             f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder, unlogged)}", Level.NORMAL
         )
+
+    def suspended(self, terminals: Collection[str] = ()) -> None:
+        """This process is about to be suspended (Ctrl-Z). A lone worker goes on writing to these ``terminals``."""
+        if not self._count:
+            effect = "while the nodes start; fg resumes the launcher"
+        elif self._count == 1 and {"stdout", "stderr"} & {*terminals}:
+            effect = "the worker runs on and writes to this terminal; fg resumes the launcher"
+        else:
+            effect = f"the workers run on{' for up to a day' if self._is_remote else ''}; fg shows their output"
+        self.show(f"suspended: {effect}", Level.NORMAL)
+        self._console.wait_shown(_SUSPEND_S)
 
     def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
