@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ddplaunch.config import LaunchConfig, OutputConfig, TimeoutConfig, WorkerConfig
+from ddplaunch.config import LaunchConfig, OutputConfig, RendezvousConfig, TimeoutConfig, WorkerConfig
 
 GROUPS: dict[str, type] = {"workers": WorkerConfig, "output": OutputConfig, "timeouts": TimeoutConfig}
 GROUP_OF = {field.name: group for group, cls in GROUPS.items() for field in fields(cls)}
@@ -17,6 +17,14 @@ def launch_config(**settings: Any) -> LaunchConfig:
     for name in GROUP_OF.keys() & settings.keys():
         grouped[GROUP_OF[name]][name] = settings.pop(name)
     return LaunchConfig(**settings, **{group: cls(**grouped[group]) for group, cls in GROUPS.items()})
+
+
+def rendezvous_config(**settings: Any) -> RendezvousConfig:
+    """A rendezvous of two nodes, with torchrun's times where ``settings`` have no others."""
+    nodes: dict[str, Any] = {"token": "job7", "min_nodes": 2, "max_nodes": 2, "node_index": None}
+    places = {"server_addresses": ("node1",), "port": 29400, "is_server": None, "local_addr": None, "interface": None}
+    times = {"join_timeout_s": 600.0, "last_call_timeout_s": 30.0, "lost_after_s": 5.0}
+    return RendezvousConfig(**{**nodes, **places, **times, **settings})
 
 
 def setting(config: LaunchConfig, name: str) -> object:

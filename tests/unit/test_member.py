@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
@@ -29,19 +28,15 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
+from tests.support.configs import rendezvous_config
 from tests.support.memory_store import MemoryStore
 from tests.support.processes import wait_until
 
-CONFIG = RendezvousConfig(
-    token="job7",
-    min_nodes=2,
-    max_nodes=2,
+CONFIG = rendezvous_config(
     node_index=0,
     server_addresses=("10.0.0.1",),
     port=1,
     is_server=True,
-    local_addr=None,
-    interface=None,
     join_timeout_s=10.0,
     last_call_timeout_s=0.0,
     lost_after_s=30.0,

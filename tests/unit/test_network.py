@@ -9,23 +9,11 @@ import pytest
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.system import network
+from tests.support.configs import rendezvous_config
 
 
 def meeting(host: str, port: int = 0, is_server: bool | None = None) -> RendezvousConfig:
-    return RendezvousConfig(
-        token="x",
-        min_nodes=2,
-        max_nodes=2,
-        node_index=None,
-        server_addresses=(host,),
-        port=port,
-        is_server=is_server,
-        local_addr=None,
-        interface=None,
-        join_timeout_s=1.0,
-        last_call_timeout_s=1.0,
-        lost_after_s=1.0,
-    )
+    return rendezvous_config(server_addresses=(host,), port=port, is_server=is_server)
 
 
 def serves(where: RendezvousConfig) -> bool:

@@ -16,14 +16,14 @@ from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.commands.plan import plan
 from ddplaunch.commands.plan_model import Plan
 from ddplaunch.commands.plan_page import as_json, page
-from ddplaunch.config import LaunchConfig, RemoteConfig, RendezvousConfig
+from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.fault_spec import parse
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
 from ddplaunch.system.devices import has_driver
 from ddplaunch.transport import agent_process, remote_start
-from tests.support.configs import launch_config
+from tests.support.configs import launch_config, rendezvous_config
 
 HOSTS = parse_hosts("gpu[1-2]")
 CPUS = len(os.sched_getaffinity(0))
@@ -43,20 +43,6 @@ def config(**fields: Any) -> LaunchConfig:
 
 def dry_run(nodes: int, **fields: Any) -> LaunchConfig:
     return config(dry_run=True, min_nodes=nodes, max_nodes=nodes, **fields)
-
-
-def meeting(**fields: Any) -> RendezvousConfig:
-    places: dict[str, Any] = {
-        "server_addresses": ("node1",),
-        "port": 29400,
-        "is_server": None,
-        "local_addr": None,
-        "interface": None,
-    }
-    times: dict[str, Any] = {"join_timeout_s": 600.0, "last_call_timeout_s": 30.0, "lost_after_s": 5.0}
-    return RendezvousConfig(
-        **{"token": "x", "min_nodes": 2, "max_nodes": 2, "node_index": None, **places, **times, **fields}
-    )
 
 
 def warned(**fields: Any) -> str:
@@ -144,7 +130,7 @@ def test_nodes_of_an_allocation_are_started_through_srun():
 
 
 def test_one_of_several_nodes_knows_its_own_ranks_if_it_has_a_number():
-    found = plan(config(rendezvous=meeting(node_index=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
+    found = plan(config(rendezvous=rendezvous_config(node_index=1), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.nodes[0].ranks, found.starts) == (8, (4, 7), "this node of several")
     assert every(found, "RANK") == ["4", "5", "6", "7"]
 
@@ -161,7 +147,7 @@ def test_each_launcher_has_a_folder_in_that_of_the_run():
 
 
 def test_who_comes_first_is_not_known_before():
-    found = plan(config(rendezvous=meeting(), max_nodes=2, min_nodes=2, nproc_per_node=4))
+    found = plan(config(rendezvous=rendezvous_config(), max_nodes=2, min_nodes=2, nproc_per_node=4))
     assert (found.world_size, found.ranks, found.depends_on) == (8, (), "the order in which the nodes arrive")
     assert found.environ["WORLD_SIZE"] == "8"
     assert "by arrival" in page(found)
@@ -286,7 +272,7 @@ def test_secrets_among_the_scripts_arguments_are_masked(arguments: tuple[str, ..
 def test_the_interface_between_the_nodes_is_shown(given: dict[str, str], names: dict[str, str]):
     for found in (
         plan(config(hosts=HOSTS, nproc_per_node=1, **given)),
-        plan(config(rendezvous=meeting(**given), max_nodes=2, min_nodes=2, nproc_per_node=1, **given)),
+        plan(config(rendezvous=rendezvous_config(**given), max_nodes=2, min_nodes=2, nproc_per_node=1, **given)),
     ):
         assert {name: value for name, value in found.environ.items() if name.endswith("_IFNAME")} == names
     for alone in (plan(config(nproc_per_node=1, **given)), plan(dry_run(2, nproc_per_node=1, local_addr="10.0.0.1"))):

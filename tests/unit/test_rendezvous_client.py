@@ -5,26 +5,13 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.agent.rendezvous_client import RendezvousClient
-from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.rendezvous import MemberReady
+from tests.support.configs import rendezvous_config
 
 
 @pytest.fixture
 def client() -> RendezvousClient:
-    config = RendezvousConfig(
-        token="job7",
-        min_nodes=2,
-        max_nodes=2,
-        node_index=None,
-        server_addresses=("127.0.0.1",),
-        port=29400,
-        is_server=False,
-        local_addr=None,
-        interface=None,
-        join_timeout_s=600.0,
-        last_call_timeout_s=30.0,
-        lost_after_s=5.0,
-    )
+    config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False)
     return RendezvousClient("gpu1", config)
 
 

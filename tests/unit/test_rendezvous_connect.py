@@ -8,26 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
 from ddplaunch.rendezvous import connect
 from ddplaunch.rendezvous.connect import Refused, agreed_id, claim_node_index, enter
 from ddplaunch.rendezvous.signer import Signer
+from tests.support.configs import rendezvous_config
 from tests.support.memory_store import MemoryStore
 
-CONFIG = RendezvousConfig(
-    token="job7",
-    min_nodes=2,
-    max_nodes=2,
-    node_index=1,
-    server_addresses=("node1",),
-    port=0,
-    is_server=False,
-    local_addr=None,
-    interface=None,
-    join_timeout_s=1.0,
-    last_call_timeout_s=1.0,
-    lost_after_s=1.0,
+CONFIG = rendezvous_config(
+    node_index=1, port=0, is_server=False, join_timeout_s=1.0, last_call_timeout_s=1.0, lost_after_s=1.0
 )
 BY_LAUNCHER = MemberSpec(
     rendezvous=CONFIG, node_id="node2 x", run_id="job7", max_restarts=0, launcher_assigns_rendezvous=True

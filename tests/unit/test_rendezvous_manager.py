@@ -10,20 +10,10 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
 from ddplaunch.protocol.results import SetParticipants
+from tests.support.configs import rendezvous_config
 
-COMMON = RendezvousConfig(
-    token="run",
-    min_nodes=2,
-    max_nodes=3,
-    node_index=None,
-    server_addresses=(),
-    port=0,
-    is_server=None,
-    local_addr=None,
-    interface=None,
-    join_timeout_s=60.0,
-    last_call_timeout_s=0.0,
-    lost_after_s=5.0,
+COMMON = rendezvous_config(
+    token="run", max_nodes=3, server_addresses=(), port=0, join_timeout_s=60.0, last_call_timeout_s=0.0
 )
 
 
