@@ -287,6 +287,7 @@ class Run:
         self._report_attempts(completed)
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_round_formed()
+        self._messages.nodes_met(event)
         if is_first:
             running = ranks(range(event.world_size))
             are = "is" if event.world_size == 1 else "are"

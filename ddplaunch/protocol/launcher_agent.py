@@ -156,6 +156,7 @@ class AttemptStarted:
     world_size: Count
     pids: tuple[int, ...]
     node_rank: Count
+    nnodes: Count
     first_rank: Count
 
 

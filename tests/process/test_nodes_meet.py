@@ -84,6 +84,12 @@ def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script:
     assert {(line[0], line[3], line[6]) for line in lines} == {("4", "4", "2")}
     by_node = {(line[5], line[4]) for line in lines}
     assert by_node in ({("0", "1"), ("1", "3")}, {("0", "3"), ("1", "1")})
+    places = sorted(line for done in finished for line in done.err.splitlines() if " in all, " in line)
+    first_ranks, last_ranks = ("rank 0", "ranks 1-3") if ("0", "1") in by_node else ("ranks 0-2", "rank 3")
+    assert places == [
+        f"ddplaunch: node 1 of 2, 4 workers in all, {first_ranks} here",
+        f"ddplaunch: node 2 of 2, 4 workers in all, {last_ranks} here",
+    ]
 
 
 @pytest.mark.torch

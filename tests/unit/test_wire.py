@@ -145,7 +145,7 @@ EXIT = WorkerExit(0, 0, "gpu1", 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
 @pytest.mark.parametrize(
     "record",
     [
-        AttemptStarted(0, 10**9, (), 0, 0),
+        AttemptStarted(0, 10**9, (), 0, 1, 0),
         AgentSignalled(10**9),
         AgentSignalled(0),
         AgentFailed("", "", 0),

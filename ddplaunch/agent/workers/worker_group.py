@@ -118,6 +118,7 @@ class WorkerGroup:
             world_size=round_.world_size,
             pids=pids,
             node_rank=round_.node_rank,
+            nnodes=round_.nnodes,
             first_rank=round_.first_rank,
         )
         self._outbox.send(started)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.text import duration, plural, quote
+from ddplaunch.text import duration, plural, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -20,10 +20,14 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.line_prefix import Style
+    from ddplaunch.protocol.launcher_agent import AttemptStarted
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _SUSPEND_S = 0.5
 """Seconds to wait for the output that is still shown before this process is suspended."""
+
+_SHORT_S = 60.0
+"""Without ``-v`` the end of a shorter run on one node shows no line."""
 
 _STALL_S, _STOPPED_STALL_S = 10.0, 2.0
 """Seconds to wait at the end for a stopped terminal; the second value applies after a signal of the user."""
@@ -45,6 +49,7 @@ class UserMessages:
         self._console = console
         console.logs = where_logs(config, folder)
         self._count = 0
+        self._position: tuple[int, int, int] | None = None
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
 
     @property
@@ -98,6 +103,16 @@ class UserMessages:
         self.show(
             f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder, unlogged)}", Level.NORMAL
         )
+
+    def nodes_met(self, started: AttemptStarted) -> None:
+        """Where each node has a launcher: show this node's place among those that have met, if it is new."""
+        position = (started.node_rank, started.nnodes, started.world_size)
+        if self._config.rendezvous is None or self._config.task is not None or position == self._position:
+            return
+        self._position = position
+        here = ranks(range(started.first_rank, started.first_rank + len(started.pids)))
+        place = f"node {started.node_rank + 1} of {started.nnodes}"
+        self.show(f"{place}, {plural(started.world_size, 'worker')} in all, {here} here", Level.NORMAL)
 
     def suspended(self, terminals: Collection[str] = ()) -> None:
         """This process is about to be suspended (Ctrl-Z). A lone worker goes on writing to these ``terminals``."""
@@ -158,8 +173,9 @@ class UserMessages:
             self.show(f"stopped; {leftovers}", Level.ALWAYS if is_unclean else Level.NORMAL)
         elif is_unclean:
             self.show(leftovers, Level.ALWAYS)
-        elif self._config.max_nodes > 1:
-            self.show(f"succeeded after {duration(result.duration_s)}", Level.NORMAL)
+        else:
+            is_short = self._config.max_nodes == 1 and result.duration_s < _SHORT_S
+            self.show(f"succeeded after {duration(result.duration_s)}", Level.VERBOSE if is_short else Level.NORMAL)
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
         """Wait until all output is written, or ``is_interrupted()``."""

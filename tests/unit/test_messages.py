@@ -1,0 +1,62 @@
+"""The messages of a run on one node, and of a node among others."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.config import LaunchConfig, OutputConfig
+from ddplaunch.launcher.display.messages import UserMessages
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.protocol.results import RunResult
+from tests.support.configs import rendezvous_config
+
+
+class Console:
+    """Keeps what is shown."""
+
+    def __init__(self) -> None:
+        self.logs, self.shown, self.has_progress = "", list[str](), False
+
+    def show(self, text: str) -> None:
+        self.shown.append(text)
+
+
+def messages(config: LaunchConfig) -> tuple[UserMessages, list[str]]:
+    console = Console()
+    return UserMessages(config, "r1", None, console), console.shown  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("verbosity", "duration_s", "shown"),
+    [
+        (0, 59.9, []),
+        (0, 61.0, ["ddplaunch: succeeded after 1 min 1 s"]),
+        (1, 2.0, ["ddplaunch: succeeded after 2 s"]),
+        (-1, 3600.0, []),
+    ],
+)
+def test_how_long_a_run_on_one_node_took_is_said_of_long_runs(
+    verbosity: int, duration_s: float, shown: list[str]
+) -> None:
+    told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=verbosity)))
+    told.run_ended(RunResult("r1", 0, "succeeded", duration_s), is_explained=False)
+    assert lines == shown
+
+
+def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> None:
+    told, lines = messages(LaunchConfig(script="t.py", rendezvous=rendezvous_config()))
+    started = AttemptStarted(0, 8, (11, 12, 13, 14), 1, 2, 4)
+    for attempt, world_size in ((0, 8), (1, 8), (2, 4)):
+        told.nodes_met(replace(started, attempt=attempt, world_size=world_size))
+    assert lines == [
+        "ddplaunch: node 2 of 2, 8 workers in all, ranks 4-7 here",
+        "ddplaunch: node 2 of 2, 4 workers in all, ranks 4-7 here",
+    ]
+
+
+def test_a_run_that_meets_no_other_launcher_says_no_place() -> None:
+    told, lines = messages(LaunchConfig(script="t.py"))
+    told.nodes_met(AttemptStarted(0, 8, (11,), 0, 1, 0))
+    assert lines == []
