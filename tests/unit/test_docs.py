@@ -45,6 +45,13 @@ def test_readme_is_read_in_a_few_minutes():
     assert len(read("README.md").splitlines()) < 200
 
 
+@pages
+def test_lines_of_prose_fit_into_120_columns(page: Path):
+    """Not those of tables, code and screens."""
+    prose = re.sub(r"^```.*?^```|^ *\|.*?$", "", page.read_text(), flags=re.DOTALL | re.MULTILINE)
+    assert [line for line in prose.splitlines() if len(line) > 120] == []
+
+
 # Links.
 
 
@@ -203,6 +210,13 @@ def shown_commands(page: Path) -> Iterator[list[str]]:
 
 
 COMMANDS = list(dict.fromkeys(tuple(words) for page in PAGES for words in shown_commands(page)))
+
+
+def test_the_example_of_a_fault_can_be_pasted_where_the_readme_begins():
+    (example,) = (
+        line for line in read("README.md").splitlines() if line.startswith("ddplaunch") and "--inject" in line
+    )
+    assert (ROOT / shlex.split(example)[-1]).is_file()
 
 
 def test_examples_are_found():
