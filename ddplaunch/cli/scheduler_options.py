@@ -18,7 +18,7 @@ from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
 from ddplaunch.cluster.schedulers import SchedulerInfo
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.errors import OptionError, StartNotice, UsageError
+from ddplaunch.errors import LaunchError, OptionError, StartNotice, UsageError
 from ddplaunch.text import plural
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
@@ -180,6 +180,7 @@ def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> Scheduler
     """``scheduler`` with the endpoint that the tasks of an mpirun exchange; unchanged if they have no way to do so."""
     from ddplaunch.cluster import mpi_exchange, scheduler_checks, schedulers
     from ddplaunch.system import network
+    from ddplaunch.system.limits import NO_ROOM_HINT
 
     addresses = None
     if scheduler.is_server:
@@ -189,6 +190,8 @@ def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> Scheduler
     except OSError as error:
         message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
         raise UsageError(message, scheduler_checks.ENDPOINT_HINT) from None
+    except RuntimeError as error:  # "can't start new thread"
+        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
     return schedulers.with_exchanged(scheduler, exchanged.run, exchanged.addresses) if exchanged else scheduler
 
 

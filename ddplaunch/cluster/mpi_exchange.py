@@ -50,6 +50,7 @@ def exchange(environ: Mapping[str, str], addresses: tuple[str, ...] | None) -> E
 
     Raises:
         OSError: the process manager failed, or the other tasks have not called this within ``LIMIT_S``.
+        RuntimeError: no room for a thread.
     """
     own = None if addresses is None else ",".join(addresses)
     if (fd := _pmi_socket(environ)) is not None:

@@ -136,7 +136,7 @@ def resolve_nproc(nproc: int | str | None, visible: tuple[str, ...] | None, gpus
     At least 1 where any GPU is visible, also if there are too few for one worker: ``devices_of`` then raises.
 
     Raises:
-        ValueError: an unknown word, or no device of the kind it names.
+        ValueError: no device of the kind that ``nproc`` names.
     """
     if isinstance(nproc, int):
         return nproc
@@ -144,8 +144,6 @@ def resolve_nproc(nproc: int | str | None, visible: tuple[str, ...] | None, gpus
     cpus = len(os.sched_getaffinity(0))
     # "auto" leaves out Intel's GPUs, unlike torchrun: without torch, a laptop's integrated GPU looks like an XPU.
     counts = {None: by_gpu or 1, "auto": by_gpu or cpus, "cpu": cpus, "gpu": by_gpu, "xpu": _xpu_count(root)}
-    if nproc not in counts:
-        raise ValueError(f"--nproc-per-node: {nproc!r} is neither a number nor auto, cpu, gpu or xpu")
     if counts[nproc] == 0:
         raise ValueError(f"--nproc-per-node {nproc}: this node has no {nproc} that workers could use")
     return counts[nproc]

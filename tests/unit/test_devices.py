@@ -280,12 +280,9 @@ def test_the_number_of_workers_follows_the_word(
     assert devices.resolve_nproc(nproc, visible, gpus_per_proc, str(tmp_path)) == count
 
 
-@pytest.mark.parametrize(
-    ("word", "message"),
-    [("gpu", "has no gpu that"), ("xpu", "has no xpu that"), ("tpu", "'tpu' is neither a number nor auto, cpu")],
-)
-def test_a_word_that_gives_no_worker_is_refused(word: str, message: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=message):
+@pytest.mark.parametrize("word", ["gpu", "xpu"])
+def test_a_word_that_gives_no_worker_is_refused(word: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"has no {word} that"):
         devices.resolve_nproc(word, (), 1, str(tmp_path))
 
 

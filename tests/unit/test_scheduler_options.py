@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,10 +11,11 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cli.scheduler_options import PREFIXES
+from ddplaunch.cluster import mpi_exchange
 from ddplaunch.cluster.schedulers import TABLE, WORDS, candidate_ports
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.config import LaunchConfig, RendezvousConfig
-from ddplaunch.errors import UsageError
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.protocol.env_forwarding import rule_of
 from tests.unit.test_schedulers import BATCH, MPICH, open_mpi, step
 
@@ -54,6 +56,18 @@ def test_a_step_may_be_elastic_and_have_settings_of_its_own(config_of):
     found = meeting(config)
     assert (found.min_nodes, found.max_nodes, found.join_timeout_s, found.is_server) == (2, 4, 7, False)
     assert (config.run_id, found.token) == ("mine", "slurm-77.0.0")
+
+
+def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monkeypatch: pytest.MonkeyPatch):
+    def start(_self: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(mpi_exchange, "_load_pmix", lambda: object())
+    with pytest.raises(LaunchError, match="the launcher cannot start: can't start new thread") as raised:
+        config_of(open_mpi(1, 4, 0, 1, PMIX_NAMESPACE="prterun-a1-4711@1"))
+    assert "ulimit -u" in raised.value.hint
+    assert raised.value.exit_code == NODE_NOT_READY
 
 
 def test_a_port_that_the_user_fixes_is_the_only_one(config_of):
