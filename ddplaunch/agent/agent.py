@@ -98,7 +98,10 @@ class Agent:
         from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous  # A single node starts faster without it.
 
         is_stopping = lambda: self._stop_order is not None  # noqa: E731
-        callbacks = AgentCallbacks(self._wait, is_stopping, self._start_member, self._outbox.send, self._mailbox.post)
+        has_unkillable = lambda: bool(self._unkillable_pids)  # noqa: E731
+        callbacks = AgentCallbacks(
+            self._wait, is_stopping, has_unkillable, self._start_member, self._outbox.send, self._mailbox.post
+        )
         return MultiNodeRendezvous(self._spec, local_world_size, callbacks)
 
     def run(self) -> tuple[int, ...]:

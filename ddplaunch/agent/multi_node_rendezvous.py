@@ -214,8 +214,10 @@ class MultiNodeRendezvous:
         is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
         if self._client:
             index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
-            reason = result.reason if is_stopping else ""
-            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason))
+            has_unkillable = self._callbacks.has_unkillable()
+            reason = result.reason if is_stopping or has_unkillable else ""
+            ended = WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason, has_unkillable)
+            self._client.send(ended)
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             return self._without_verdict(result, is_stopping)

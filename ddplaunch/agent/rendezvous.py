@@ -70,6 +70,7 @@ class AgentCallbacks:
     Attributes:
         wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
         is_stopping: whether this node must stop.
+        has_unkillable: whether processes of this node survived SIGKILL.
         start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
             socket), and close them in this process.
         send: send a record to the launcher.
@@ -78,6 +79,7 @@ class AgentCallbacks:
 
     wait: Callable[[Callable[[], bool], float | Callable[[], float]], bool]
     is_stopping: Callable[[], bool]
+    has_unkillable: Callable[[], bool]
     start_member: Callable[[list[int]], None]
     send: Callable[[object], None]
     post: Callable[[object], None]

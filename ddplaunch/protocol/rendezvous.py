@@ -59,7 +59,9 @@ class WorkersEnded:
         failed: a worker failed (ddplaunch had not stopped it), or the node could not run its workers.
         stopped: somebody stopped this node; the run ends.
         cause: this node's first failure of a worker; None if none failed.
-        reason: why the node was stopped, if it knows more than that its launcher ordered it.
+        reason: why the node was stopped, if it knows more than that its launcher ordered it, or which processes of it
+            cannot be killed.
+        has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
     """
 
     node_index: Count
@@ -68,6 +70,7 @@ class WorkersEnded:
     stopped: bool = False
     cause: WorkerExit | None = None
     reason: OneLine = ""
+    has_unkillable: bool = False
 
 
 @dataclass(frozen=True)

@@ -43,6 +43,9 @@ class RoundReports:
             restart_allowed: fewer than ``max_restarts`` restarts have happened.
             may_shrink: the run continues after the loss of a node.
         """
+        if unkillable := next((node for node in self.ended_nodes if node.has_unkillable), None):
+            reason = self.reason or unkillable.reason
+            return RoundVerdict(attempt, attempt_follows=False, failed=True, reason=reason, cause=self._cause())
         is_incomplete = self.node_lost or bool(self.stop_reason)
         if any(node.failed and not (is_incomplete and _is_consequence(node)) for node in self.ended_nodes):
             attempt_follows = restart_allowed and not self.stop_reason

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
@@ -129,6 +131,17 @@ def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_al
     assert {(r.round.attempt, r.round.restart_count) for r in rounds.values()} == {(1, 1)}
     over = records(ended(coordinator, WorkersEnded(0, 1, failed=True), WorkersEnded(1, 1)), RoundVerdict)
     assert not any(record.attempt_follows for record in over.values())
+
+
+@pytest.mark.parametrize("nodes", [(2, 2), (1, 2)])
+def test_no_attempt_follows_where_processes_cannot_be_killed(nodes: tuple[int, int]):
+    """They may hold GPUs and memory, as on a single node."""
+    coordinator = Coordinator(0, *nodes, 5)
+    started(coordinator, 0, 1)
+    left = WorkersEnded(1, 0, failed=True, reason="pids 7 on gpu2 cannot be killed", has_unkillable=True)
+    over = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=exit_(0)), left), RoundVerdict)
+    verdict = RoundVerdict(0, attempt_follows=False, failed=True, reason=left.reason, cause=exit_(0))
+    assert over == {0: verdict, 1: verdict}
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
