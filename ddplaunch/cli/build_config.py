@@ -58,6 +58,8 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         launcher_starts_nodes=launcher_starts_nodes,
     )
     ignored = (StartNotice("warning", conf.ignored),) if conf.ignored and max_nodes > 1 else ()
+    if options["interface"] and max_nodes == 1 and not options["dry_run"]:
+        ignored = (StartNotice("warning", "--interface has an effect only with several nodes"),)
     master_addr, master_port = _static_store(options)
     meets_at_endpoint = max_nodes > 1 and not launcher_starts_nodes
     return LaunchConfig(
@@ -179,7 +181,11 @@ def _remote(
 ) -> RemoteConfig:
     options = completed.options
     forwards = bool(hosts or options["export"] or options["env_file"])
-    return replace(host_options.remote(options, environ, forwards=forwards), by_srun=completed.by_srun)
+    remote = host_options.remote(options, environ, forwards=forwards)
+    is_by_ssh = options["dry_run"] or (hosts and not completed.by_srun)
+    if remote.connect_timeout_s != RemoteConfig.connect_timeout_s and not is_by_ssh:
+        raise UsageError("--connect-timeout has an effect only over SSH, with --hosts or --hostfile")
+    return replace(remote, by_srun=completed.by_srun)
 
 
 def _check_supported(options: Mapping[str, Any]) -> None:

@@ -141,6 +141,12 @@ def test_a_node_rank_beyond_the_nodes_is_refused():
         config("--nnodes", "2", "--rdzv-endpoint", "a:1", "--node-rank", "2")
 
 
+def test_an_interface_without_effect_is_named():
+    (notice,) = config("--interface", "nope").notices
+    assert str(notice) == "warning: --interface has an effect only with several nodes"
+    assert config("--interface", "nope", "--hosts", "a,b").notices == ()
+
+
 def test_an_address_without_effect_is_checked_too():
     with pytest.raises(UsageError, match="--master-addr a b: must be a host name"):
         config("--master-addr", "a b")

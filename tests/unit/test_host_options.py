@@ -72,6 +72,7 @@ def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place
         ("--remote-python", "p"),
         ("--remote-setup", "s"),
         ("--ssh-user", "u"),
+        ("--connect-timeout", "30"),
         ("--ssh-port", "1"),
         ("--ssh-accept-new",),
     ],

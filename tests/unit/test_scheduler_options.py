@@ -168,6 +168,13 @@ def test_the_hosts_of_pbs_and_lsf_are_reached_over_ssh(config_of, tmp_path: Path
     assert config_of(pbs).hosts == ()
 
 
+@pytest.mark.parametrize("option", ["--connect-timeout", "--ssh-port"])
+def test_options_of_ssh_are_refused_where_srun_reaches_the_nodes(config_of, option: str):
+    with pytest.raises(UsageError, match=f"{option} has an effect only over SSH"):
+        config_of(BATCH, option, "30")
+    assert config_of(BATCH, option, "30", "--hosts", "b1").transport == "ssh"
+
+
 def test_the_nodes_of_an_allocation_are_reached_through_srun(config_of):
     config = config_of(BATCH)
     assert [host.name for host in config.hosts] == ["gpu1", "gpu2", "gpu3", "gpu4"]
