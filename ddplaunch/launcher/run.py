@@ -207,8 +207,7 @@ class Run:
             case AttemptStarted():
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
-                participants = self._nodes.participants
-                self._report_attempts(self._attempts.on_ended(node.index, result, participants))
+                self._on_attempt_ended(node, result)
             case WorkerActivity():
                 self._on_activity(node, event)
             case NodeLostRendezvous():
@@ -292,6 +291,16 @@ class Run:
             running = ranks(range(event.world_size))
             are = "is" if event.world_size == 1 else "are"
             self._show(f"attempt {event.attempt}: {running} {are} running", Level.VERBOSE)
+
+    def _on_attempt_ended(self, node: Node, result: AttemptResult) -> None:
+        completed = self._attempts.on_ended(node.index, result, self._nodes.participants)
+        # Where each node has a launcher, the --max-restarts of another one counts.
+        if self._config.rendezvous is None and self._attempts.restart_count > self._config.max_restarts:
+            node.handle.kill()
+            reason = f"the agent on {node.host} reports more restarts than --max-restarts {self._config.max_restarts}"
+            self._on_node_lost(node, reason)
+        else:
+            self._report_attempts(completed)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

@@ -27,6 +27,9 @@ from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     AgentEnded,
     AgentFailed,
+    AgentReady,
+    AttemptEnded,
+    AttemptStarted,
     Notice,
     Output,
     Ping,
@@ -34,6 +37,7 @@ from ddplaunch.protocol.launcher_agent import (
     StopWorkers,
 )
 from ddplaunch.protocol.rendezvous import FROM_MEMBER, RendezvousLost
+from ddplaunch.protocol.results import AttemptResult
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport import agent_process, local
 from ddplaunch.transport.handle import ChannelClosed
@@ -214,6 +218,22 @@ def test_a_run_whose_agent_talks_nonsense_ends_and_says_so(tmp_path: Path, words
     assert "sent an invalid record and was given up: " in finished.err
     assert finished.err.count("ddplaunch: error: ") == 1
     assert "Traceback" not in finished.err
+
+
+def test_an_agent_that_restarts_more_often_than_it_may_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(IN_PLACE_OF_AN_AGENT)
+    records = [wire.encode(AgentReady(1))]
+    for attempt in range(200):
+        result = AttemptResult(attempt, "failed", (), 1.0, attempt_follows=True, restart_count=attempt)
+        records += [wire.encode(AttemptStarted(attempt, 1, (11,), 0, 1, 0)), wire.encode(AttemptEnded(result))]
+    (tmp_path / "said").write_bytes(b"".join(records))
+    env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "IN_PLACE": f"cat {tmp_path / 'said'}; exec cat >/dev/null"}
+    finished = run("--max-restarts", "2", "--no-python", "true", env=env)
+    assert finished.returncode == NODE_LOST, finished.err
+    assert "reports more restarts than --max-restarts 2" in finished.err
+    assert len(finished.report["attempts"]) <= 3
+    assert finished.err.count("restart 2 of 2") == 1
+    assert "restart 3" not in finished.err
 
 
 # The channel of a rendezvous process.
