@@ -51,7 +51,7 @@ from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_folder, run_tags, signals
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.system.signals import SignalReceived
-from ddplaunch.text import quote, ranks
+from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
 from ddplaunch.transport.local import signal_node
@@ -179,7 +179,6 @@ class Run:
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
 
     def _suspend(self) -> None:
-        """Ctrl-Z: the workers are in other sessions, and run on."""
         if signals.can_be_suspended():
             self._messages.suspended(self._nodes.all[0].handle.inherited_fds)
             signals.suspend()
@@ -286,19 +285,13 @@ class Run:
         self._report_attempts(completed)
         if self._nodes.rendezvous:
             self._nodes.rendezvous.on_round_formed()
-        self._messages.nodes_met(event)
-        if is_first:
-            running = ranks(range(event.world_size))
-            are = "is" if event.world_size == 1 else "are"
-            self._show(f"attempt {event.attempt}: {running} {are} running", Level.VERBOSE)
+        self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult) -> None:
         completed = self._attempts.on_ended(node.index, result, self._nodes.participants)
-        # Where each node has a launcher, the --max-restarts of another one counts.
-        if self._config.rendezvous is None and self._attempts.restart_count > self._config.max_restarts:
+        if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()
-            reason = f"the agent on {node.host} reports more restarts than --max-restarts {self._config.max_restarts}"
-            self._on_node_lost(node, reason)
+            self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
         else:
             self._report_attempts(completed)
 

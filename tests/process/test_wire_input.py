@@ -230,7 +230,7 @@ def test_an_agent_that_restarts_more_often_than_it_may_is_not_believed(tmp_path:
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "IN_PLACE": f"cat {tmp_path / 'said'}; exec cat >/dev/null"}
     finished = run("--max-restarts", "2", "--no-python", "true", env=env)
     assert finished.returncode == NODE_LOST, finished.err
-    assert "reports more restarts than --max-restarts 2" in finished.err
+    assert "reports more than 2 restarts" in finished.err
     assert len(finished.report["attempts"]) <= 3
     assert finished.err.count("restart 2 of 2") == 1
     assert "restart 3" not in finished.err

@@ -49,7 +49,7 @@ def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> 
     told, lines = messages(LaunchConfig(script="t.py", rendezvous=rendezvous_config()))
     started = AttemptStarted(0, 8, (11, 12, 13, 14), 1, 2, 4)
     for attempt, world_size in ((0, 8), (1, 8), (2, 4)):
-        told.nodes_met(replace(started, attempt=attempt, world_size=world_size))
+        told.attempt_started(replace(started, attempt=attempt, world_size=world_size), is_first=True)
     assert lines == [
         "ddplaunch: node 2 of 2, 8 workers in all, ranks 4-7 here",
         "ddplaunch: node 2 of 2, 4 workers in all, ranks 4-7 here",
@@ -58,5 +58,5 @@ def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> 
 
 def test_a_run_that_meets_no_other_launcher_says_no_place() -> None:
     told, lines = messages(LaunchConfig(script="t.py"))
-    told.nodes_met(AttemptStarted(0, 8, (11,), 0, 1, 0))
+    told.attempt_started(AttemptStarted(0, 8, (11,), 0, 1, 0), is_first=True)
     assert lines == []

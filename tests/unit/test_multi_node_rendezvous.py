@@ -38,7 +38,9 @@ def spec(tmp_path: Path) -> AgentSpec:
 
 def joined(spec: AgentSpec, sent: list[object], *, shares_host: bool = False) -> MultiNodeRendezvous:
     """A node that has joined the run ``theirs``, and takes part in its first round."""
-    callbacks = AgentCallbacks(lambda *_: True, lambda: False, lambda _: None, sent.append, lambda _: None)
+    callbacks = AgentCallbacks(
+        lambda *_: True, lambda: False, lambda: False, lambda _: None, sent.append, lambda _: None
+    )
     rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
     client = SimpleNamespace(ready=MemberReady(3, "10.0.0.1", 1, "theirs", "key"), is_spare=False)
     rendezvous._client = client  # type: ignore[assignment]

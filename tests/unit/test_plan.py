@@ -139,7 +139,7 @@ def test_each_launcher_has_a_folder_in_that_of_the_run():
     given = {"max_nodes": 2, "min_nodes": 2, "nproc_per_node": 1, "run_id": "job7", "log_dir": "/logs"}
     here = setup.local_host_name()
     task = ScheduledTask(3, 1, 4, 2, 1, (2, 2))
-    found = [plan(config(rendezvous=meeting(node_index=1), task=of, **given)) for of in (None, task)]
+    found = [plan(config(rendezvous=rendezvous_config(node_index=1), task=of, **given)) for of in (None, task)]
     assert [every(each, "TORCHELASTIC_ERROR_FILE")[0] for each in found] == [
         f"/logs/job7/{here}/attempt_0/0/error.json",
         f"/logs/job7/{here}.3/attempt_0/0/error.json",

@@ -104,7 +104,14 @@ class UserMessages:
             f"{plural(count, 'worker')} on {on}, {where_logs(self._config, self._folder, unlogged)}", Level.NORMAL
         )
 
-    def nodes_met(self, started: AttemptStarted) -> None:
+    def attempt_started(self, started: AttemptStarted, *, is_first: bool) -> None:
+        """The workers of a node run; ``is_first``: it is the first node of the attempt of which this is known."""
+        self._show_position(started)
+        if is_first:
+            are = "is" if started.world_size == 1 else "are"
+            self.show(f"attempt {started.attempt}: {ranks(range(started.world_size))} {are} running", Level.VERBOSE)
+
+    def _show_position(self, started: AttemptStarted) -> None:
         """Where each node has a launcher: show this node's place among those that have met, if it is new."""
         position = (started.node_rank, started.nnodes, started.world_size)
         if self._config.rendezvous is None or self._config.task is not None or position == self._position:
@@ -118,7 +125,7 @@ class UserMessages:
         """This process is about to be suspended (Ctrl-Z). A lone worker goes on writing to these ``terminals``."""
         if not self._count:
             effect = "while the nodes start; fg resumes the launcher"
-        elif self._count == 1 and {"stdout", "stderr"} & {*terminals}:
+        elif self._count == self._config.max_nodes == 1 and {"stdout", "stderr"} & {*terminals}:
             effect = "the worker runs on and writes to this terminal; fg resumes the launcher"
         else:
             effect = f"the workers run on{' for up to a day' if self._is_remote else ''}; fg shows their output"
