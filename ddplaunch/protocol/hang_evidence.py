@@ -1,0 +1,131 @@
+"""What an agent knows about workers that stand still: records of ``WorkersExamined``, one ``RankEvidence`` per worker.
+
+Sent by agents to the launcher. No behaviour belongs here: ``hangs`` interprets the records. Every source but the first
+may be missing; ``missing_sources`` then says why.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Annotated
+
+from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
+
+MAX_CALLS = 64
+"""Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""
+
+MAX_GROUPS = 256
+MAX_STACK_CHARS = 32 << 10
+
+Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
+"""Shapes of the tensors of a call; longer lists are cut."""
+
+
+@dataclass(frozen=True)
+class ProcessGroup:
+    """A c10d process group. ``ranks`` are global ranks in group order; empty if unknown."""
+
+    name: OneLine
+    description: OneLine
+    ranks: Annotated[tuple[Count, ...], at_most(1 << 16)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectiveCall:
+    """One call of a collective or of send/recv, from torch's flight recorder.
+
+    Attributes:
+        group: name of the process group.
+        number: ``collective_seq_id``, or ``p2p_seq_id`` of send and recv; the first call of a group has 1.
+        operation: as in ``all_reduce``, without the backend; for NCCL's send and recv ``send 0->1``, in group ranks.
+        backend: ``gloo`` or ``nccl``.
+        is_p2p: send or recv.
+        is_done: the call has finished on this rank.
+        created_ns: when it was called, by the clock of the worker's host, nanoseconds since the epoch.
+    """
+
+    group: OneLine
+    number: Count
+    operation: OneLine
+    backend: OneLine
+    input_sizes: Sizes = ()
+    output_sizes: Sizes = ()
+    dtypes: Annotated[tuple[OneLine, ...], at_most(16)] = ()
+    is_p2p: bool = False
+    is_done: bool = False
+    created_ns: Annotated[int, between(0, 1 << 62)] = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlightRecord:
+    """The end of torch's flight record of one worker: ``calls`` in the order in which they were made.
+
+    ``is_complete`` is false if older calls were cut, by torch's ring buffer or by ``MAX_CALLS``.
+    """
+
+    groups: Annotated[tuple[ProcessGroup, ...], at_most(MAX_GROUPS)] = ()
+    calls: Annotated[tuple[CollectiveCall, ...], at_most(2 * MAX_CALLS)] = ()
+    is_complete: bool = True
+
+
+@dataclass(frozen=True)
+class PendingCall:
+    """A function of ``torch.distributed`` in which the worker's main thread is, from its Python frames.
+
+    Attributes:
+        function: as in ``recv`` or ``all_reduce``; the outermost function of ``torch.distributed``.
+        peer: the global rank of send or recv; None if there is none.
+        group: name of the process group; empty for the default group or if unknown.
+    """
+
+    function: OneLine
+    peer: Count | None = None
+    group: OneLine = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankEvidence:
+    """What is known about one worker at an examination.
+
+    "Moved" refers to the time between the two last samples of the worker, ``window_s`` seconds.
+
+    Attributes:
+        is_running: false if it has ended; the rest is then empty.
+        silent_s: seconds since its last output, or since its start.
+        window_s: seconds between the two last samples.
+        cpu_s: CPU seconds of the worker and its descendants in the window.
+        io_bytes: bytes that they read and wrote in the window, pipes and page cache included.
+        run_queue_wait_s: seconds in the window for which its main thread was ready but had no CPU.
+        collectives_moved: a collective was called or finished in the window; None if that source is missing.
+        blocked_state: why the kernel does not run it ("suspended by a signal"); empty if it may run.
+        where: its main thread's Python line, like ``train.py:6 in step (sleep)``; empty if unknown.
+        stack_is_same: two stacks of the main thread, seconds apart, are equal; None if there are fewer than two.
+        stacks: Python stacks of all threads, faulthandler's format, the main thread last; cut at the begin.
+        waits_for_input: it reads from standard input.
+        debugger: name of the debugger in which its main thread is; empty if in none.
+        pending: function of torch.distributed in which its main thread is.
+        busy_child: command and state of the descendant that used the most CPU, or that is blocked; empty if none.
+        missing_sources: what could not be asked, and why, one sentence each.
+    """
+
+    rank: Count
+    local_rank: Count
+    host: OneLine
+    pid: int
+    is_running: bool = True
+    silent_s: Seconds = 0.0
+    window_s: Seconds = 0.0
+    cpu_s: Seconds = 0.0
+    io_bytes: Size = 0
+    run_queue_wait_s: Seconds = 0.0
+    collectives_moved: bool | None = None
+    blocked_state: OneLine = ""
+    where: OneLine = ""
+    stack_is_same: bool | None = None
+    stacks: str = ""
+    waits_for_input: bool = False
+    debugger: OneLine = ""
+    pending: PendingCall | None = None
+    flight_record: FlightRecord | None = None
+    busy_child: OneLine = ""
+    missing_sources: Annotated[tuple[OneLine, ...], at_most(16)] = field(default=())
