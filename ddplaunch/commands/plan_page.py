@@ -168,17 +168,15 @@ def _environment_by_rank(plan: Plan) -> Iterator[str]:
         yield f"environment that differs between ranks: RANK, LOCAL_RANK and others depend on {plan.depends_on}"
     if len(plan.ranks) < 2:
         return
-    names = list(plan.ranks[0].environ)
-    columns = {name: [rank.environ.get(name, "") for rank in plan.ranks] for name in names}
-    long = [name for name in names if max(map(len, columns[name])) > _MAX_CELL]
     heads: dict[Row, str] = {}
-    for name in (name for name in names if name not in long):
-        key = tuple(columns[name])
-        heads[key] = f"{heads[key]}, {name}" if key in heads else name
+    for name in plan.ranks[0].environ:
+        values = tuple(rank.environ.get(name, "") for rank in plan.ranks)
+        heads[values] = f"{heads[values]}, {name}" if values in heads else name
+    short = {values: names for values, names in heads.items() if max(map(len, values)) <= _MAX_CELL}
     yield "environment that differs between ranks"
-    yield from _indented(table([("host", *heads.values()), *_elided(_rank_rows(plan.ranks, list(heads)))]))
-    for name in long:
-        yield f"  {name}, as of rank 0: {quote(columns[name][0], 90)}"
+    yield from _indented(table([("host", *short.values()), *_elided(_rank_rows(plan.ranks, list(short)))]))
+    for values in (values for values in heads if values not in short):
+        yield from (f"  {heads[values]}, as of rank 0:", f"    {quote(values[0], 110)}")
 
 
 def _rank_rows(ranks: Sequence[RankPlan], columns: Sequence[Row]) -> list[Row]:

@@ -14,7 +14,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.errors import UsageError
-from ddplaunch.protocol.environment import NAMES
+from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ class Rule:
 
 
 _INHERITED = (
-    *("TORCH_NCCL_ASYNC_ERROR_HANDLING", "OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"),
+    *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES),
     *(name for name in NAMES if name.endswith("_SOCKET_IFNAME")),
     "RES_OPTIONS",
 )

@@ -5,6 +5,7 @@ Used by the agent and by --plan. Pure. A test compares the environment table of 
 
 from __future__ import annotations
 
+import os.path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -20,6 +21,13 @@ TORCHELASTIC_RUN_ID = "TORCHELASTIC_RUN_ID"
 
 SECRET = "DDPLAUNCH_SECRET"
 """Read by the launcher: the secret of a rendezvous of nodes that were started by hand. Workers do not get it."""
+
+FLIGHT_RECORD_NAMES = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Two names of one setting of torch: the path, without the rank at its end, to which it writes a flight record when a
+collective fails or times out. Older versions know only the second."""
+
+FLIGHT_RECORD_FILE = "flight_record_rank_"
+"""Begin of the name of that file in the log folder of the worker; torch appends the rank."""
 
 NAMES: dict[str, str] = {
     "RANK": "number of the worker in the job, 0 to WORLD_SIZE - 1; contiguous on a node",
@@ -38,7 +46,8 @@ NAMES: dict[str, str] = {
     TORCHELASTIC_RUN_ID: "run id: --rdzv-id, or a new one; equal on all nodes",
     "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1 unless set",
+    "TORCH_FR_DUMP_TEMP_FILE": "with a log folder: begin of the name of torch's flight record, unless set",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "as TORCH_FR_DUMP_TEMP_FILE, for older versions of torch",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
     "CUDA_VISIBLE_DEVICES": "inherited; set by --gpus, --gpus-per-proc, --virtual-local-rank; AMD: HIP_VISIBLE_DEVICES",
     "GLOO_SOCKET_IFNAME": "with several nodes: the network interface between them, unless set",
@@ -55,7 +64,6 @@ def shared_environ(inherited: Mapping[str, str], node_tag: str, local_world_size
     """
     env = {name: value for name, value in inherited.items() if name != SECRET}
     env[RUN_ID] = node_tag
-    env.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1")
     if local_world_size > 1:
         env.setdefault("OMP_NUM_THREADS", str(max(1, cpus // local_world_size)))
     return env
@@ -68,7 +76,10 @@ def worker_environ(
     local_rank: int,
     error_file: str,
 ) -> dict[str, str]:
-    """The environment of one worker, complete except for the variable of its devices."""
+    """The environment of one worker, complete except for the variable of its devices.
+
+    ``error_file`` is a path in the log folder of the worker; empty without one.
+    """
     rank = round_.first_rank + local_rank
     env = dict(shared)
     env.update(
@@ -91,6 +102,9 @@ def worker_environ(
     )
     if not round_.has_store:
         del env["TORCHELASTIC_USE_AGENT_STORE"]
+    if error_file and not any(name in env for name in FLIGHT_RECORD_NAMES):
+        path = os.path.join(os.path.dirname(error_file), FLIGHT_RECORD_FILE)
+        env.update(dict.fromkeys(FLIGHT_RECORD_NAMES, path))
     if spec.task:
         env.update({**spec.task.environ(), **({"LOCAL_RANK": "0"} if spec.workers.virtual_local_rank else {})})
     return env

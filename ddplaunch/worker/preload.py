@@ -26,7 +26,7 @@ worker."""
 _READ_AT_IMPORT = ("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "ATEN_", "TORCH")
 """Prefixes of variables that torch and its libraries read when they load."""
 
-_READ_LATER = ("TORCH_NCCL_", "TORCH_HOME", "TORCHELASTIC_")
+_READ_LATER = ("TORCH_NCCL_", "TORCH_FR_", "TORCH_HOME", "TORCHELASTIC_")
 
 
 def modules_for(source: bytes) -> tuple[str, ...]:

@@ -36,13 +36,14 @@ FORMATS = {
     "TORCHELASTIC_RUN_ID": r"[\w-]+",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": r"/.*/attempt_0/[01]/error\.json",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
     "OMP_NUM_THREADS": r"\d+",
 }
 """Of what both launchers set."""
 
 DIFFERS = {
     worker_environment.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
+    **dict.fromkeys(worker_environment.FLIGHT_RECORD_NAMES, "ours alone: the record goes to the worker's log folder"),
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torchrun's alone: its 1 hides the flight record, torch's default is 3",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",
 }
 

@@ -66,7 +66,7 @@ PROMISES: dict[str, dict[int, str]] = {
         1: "what functions return",
         2: "address and port of the workers' store can be fixed",
         3: "all variables are there",
-        4: "TORCH_NCCL_ASYNC_ERROR_HANDLING: 1, or the user's",
+        4: "TORCH_NCCL_ASYNC_ERROR_HANDLING: the user's",
         5: "the timer's variable",
         6: "the health check's port",
         7: "gloo's sum over nodes of one size",

@@ -59,7 +59,8 @@ VALUES = {
     "TORCHELASTIC_RUN_ID": "job7",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": "/logs/1/error.json",
-    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    "TORCH_FR_DUMP_TEMP_FILE": "/logs/1/flight_record_rank_",
+    "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/1/flight_record_rank_",
     "OMP_NUM_THREADS": "8",
     "DDPLAUNCH_RUN_ID": "job7",
 }
@@ -128,9 +129,29 @@ def test_what_the_user_has_set_stays(value: str) -> None:
     assert {name: worker[name] for name in given} == given
 
 
+def test_torchs_own_reaction_to_a_timeout_is_not_changed(worker: dict[str, str]) -> None:
+    """Its default, 3, writes the flight record; torchrun's 1 aborts the process group first."""
+    assert "TORCH_NCCL_ASYNC_ERROR_HANDLING" not in worker
+
+
+@pytest.mark.parametrize("name", environment.FLIGHT_RECORD_NAMES)
+def test_the_flight_record_goes_where_the_user_wants_it(name: str) -> None:
+    worker = environment.worker_environ({name: "/mine/trace_"}, SPEC, ROUND, 1, "/logs/1/error.json")
+    assert {key: worker.get(key) for key in environment.FLIGHT_RECORD_NAMES} == {
+        **dict.fromkeys(environment.FLIGHT_RECORD_NAMES),
+        name: "/mine/trace_",
+    }
+
+
+def test_without_a_log_folder_torch_chooses_where_the_flight_record_goes() -> None:
+    worker = environment.worker_environ({}, SPEC, ROUND, 1, "")
+    assert not worker.keys() & set(environment.FLIGHT_RECORD_NAMES)
+
+
 def test_what_a_surrounding_job_has_left_does_not(worker: dict[str, str]) -> None:
     stale = dict.fromkeys(environment.NAMES.keys() - {"CUDA_VISIBLE_DEVICES"} - BY_NETWORK, "stale")
-    del stale["OMP_NUM_THREADS"], stale["TORCH_NCCL_ASYNC_ERROR_HANDLING"]
+    for name in ("OMP_NUM_THREADS", *environment.FLIGHT_RECORD_NAMES):
+        del stale[name]
     shared = environment.shared_environ({**stale, "HOME": "/home/u"}, "job7", 2, 16)
     assert environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json") == worker
 
