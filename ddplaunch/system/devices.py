@@ -1,7 +1,7 @@
 """The accelerators of this node: number, PCI addresses, processes that use them, and the devices of each worker.
 
-Runs in the agent. Uses NVML where the optional package nvidia-ml-py is installed, else the drivers' files
-below ``root`` in /proc and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or
+Runs in the agent. Uses NVML where the driver has brought its library, else the drivers' files below ``root`` in /proc
+and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or
 nvidia-smi (takes seconds on a node with many GPUs), and must not open a device file, which would wake a GPU without
 persistence mode.
 """
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib
 import os
 import re
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.system import nvml
 from ddplaunch.text import is_device_id
 
 if TYPE_CHECKING:
@@ -68,8 +68,8 @@ def gpu_models(root: str = "/") -> tuple[str, ...]:
     """Models of all GPUs by index; an empty text for a GPU whose model is not known."""
     addresses = gpu_pci_addresses(root)
     if root == "/" and addresses:
-        with contextlib.suppress(Exception), _Nvml() as nvml:
-            return tuple(_decoded(nvml.nvmlDeviceGetName(handle)) for handle in _handles(nvml))
+        with contextlib.suppress(Exception), _Nvml() as binding:
+            return tuple(_decoded(binding.nvmlDeviceGetName(handle)) for handle in _handles(binding))
     return tuple(_field(address, "Model", root) for address in addresses)
 
 
@@ -217,26 +217,30 @@ def _nvidia_addresses(root: str) -> tuple[str, ...]:
 
 @functools.cache  # An index must not change its meaning during a run, even when a GPU falls off the bus.
 def _nvml_addresses() -> tuple[str, ...]:
-    with contextlib.suppress(Exception), _Nvml() as nvml:  # Whatever the binding raises, /proc is read next.
-        infos = map(nvml.nvmlDeviceGetPciInfo, _handles(nvml))
+    with contextlib.suppress(Exception), _Nvml() as binding:  # Whatever the binding raises, /proc is read next.
+        infos = map(binding.nvmlDeviceGetPciInfo, _handles(binding))
         return tuple(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" for info in infos)
     return ()
 
 
 class _Nvml:
-    """The optional NVML binding, initialised inside the ``with`` block. Errors of the binding are raised unchanged."""
+    """The NVML binding, initialised inside the ``with`` block. Errors of the binding are raised unchanged."""
 
     def __enter__(self) -> Any:
-        self._nvml = importlib.import_module("pynvml")
-        self._nvml.nvmlInit()
-        return self._nvml
+        if not nvml.is_installed():  # The import of the binding alone would delay a start without GPUs.
+            raise OSError(f"no {nvml.LIBRARY}")
+        import pynvml
+
+        self._binding: Any = pynvml
+        self._binding.nvmlInit()
+        return self._binding
 
     def __exit__(self, *_: object) -> None:
-        self._nvml.nvmlShutdown()
+        self._binding.nvmlShutdown()
 
 
-def _handles(nvml: Any) -> list[Any]:
-    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
+def _handles(binding: Any) -> list[Any]:
+    return [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
 
 
 def _decoded(name: str | bytes) -> str:
@@ -245,11 +249,11 @@ def _decoded(name: str | bytes) -> str:
 
 def _pids_by_nvml(root: str) -> list[tuple[int, int]]:
     if root == "/":
-        with contextlib.suppress(Exception), _Nvml() as nvml:
+        with contextlib.suppress(Exception), _Nvml() as binding:
             return [
                 (int(process.pid), index)
-                for index, handle in enumerate(_handles(nvml))
-                for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
+                for index, handle in enumerate(_handles(binding))
+                for process in binding.nvmlDeviceGetComputeRunningProcesses(handle)
             ]
     return []
 

@@ -47,6 +47,7 @@ MAY_IMPORT = {
 HOMES = {
     "click": {"cli"},
     "torch": {"rendezvous", "worker", "worker/fake_cuda"},
+    "pynvml": {"system"},
     "psutil": {"agent", "agent/workers", "system"},
     "paramiko": {"transport/ssh"},
 }

@@ -122,6 +122,7 @@ class FakeNvml(SimpleNamespace):
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml(0x17, 0xE3)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
+    monkeypatch.setattr(devices.nvml, "is_installed", lambda: True)
     monkeypatch.setattr(devices, "_nvml_addresses", devices._nvml_addresses.__wrapped__)
     return fake
 
@@ -129,6 +130,14 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
 def test_nvml_is_asked_where_it_is_installed(nvml: FakeNvml) -> None:
     assert devices.gpu_pci_addresses() == ("0000:17:00.0", "0000:e3:00.0")
     assert nvml.calls == ["init", "shutdown"]
+
+
+def test_without_the_drivers_library_the_binding_is_not_imported(
+    nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(devices.nvml, "is_installed", lambda: False)
+    assert devices._nvml_addresses() == ()
+    assert nvml.calls == []
 
 
 def test_an_nvml_that_fails_is_as_good_as_none(nvml: FakeNvml) -> None:

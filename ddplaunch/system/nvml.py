@@ -1,0 +1,157 @@
+"""What NVIDIA's GPUs of this machine do now: utilization and power, through NVML.
+
+Runs in the agent, in a thread: it waits up to ``LIMIT_S``. NVML itself is called in a child process, because it blocks
+where the driver does. Must not import the binding (pynvml), which is large.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ddplaunch.text import quote
+
+LIBRARY = "libnvidia-ml.so.1"
+"""A part of NVIDIA's driver. A machine without it has no GPU of NVIDIA that a program could use."""
+
+LIMIT_S = 2.0
+"""NVML answers within milliseconds; within a second where it must wake GPUs without persistence mode."""
+
+_CHILD = str(Path(__file__).with_name("nvml_child.py"))
+_MAX_ANSWER_BYTES = 1 << 20
+_REAP_S = 0.2
+
+
+@functools.cache
+def is_installed() -> bool:
+    """Whether NVML's library can be loaded. Takes less than a millisecond, and asks no driver."""
+    try:
+        ctypes.CDLL(LIBRARY)
+    except OSError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuActivity:
+    """One GPU. None: the GPU or its driver does not tell.
+
+    Attributes:
+        index: NVML's index: in PCI order, whatever CUDA_VISIBLE_DEVICES hides.
+        pci_address: as NVML writes it: ``00000000:17:00.0``.
+        utilization: percent of the last period (up to a second) in which a kernel ran, however little it did.
+        memory_utilization: percent of that period in which device memory was read or written.
+        power_w: watts.
+        power_limit_w: watts, the limit that is in force.
+        error: what NVML says of a GPU that fails, as ``GPU is lost``; empty for others.
+    """
+
+    index: int
+    name: str = ""
+    uuid: str = ""
+    pci_address: str = ""
+    utilization: int | None = None
+    memory_utilization: int | None = None
+    power_w: float | None = None
+    power_limit_w: float | None = None
+    error: str = ""
+
+
+_SPINNING_UTILIZATION = 99
+_SPINNING_MEMORY = 1
+_SPINNING_POWER = 0.5
+
+
+def is_spinning(gpu: GpuActivity) -> bool:
+    """Whether the GPU looks like one in which a kernel of NCCL waits for another rank.
+
+    Such a kernel polls a flag: utilization is at least 99 %, device memory is used in at most 1 % of the time, and the
+    power is below half of the limit (a computing GPU is near it). False if one of these is unknown.
+    """
+    if None in (gpu.utilization, gpu.memory_utilization, gpu.power_w, gpu.power_limit_w):
+        return False
+    is_busy = (gpu.utilization or 0) >= _SPINNING_UTILIZATION
+    is_still = (gpu.memory_utilization or 0) <= _SPINNING_MEMORY
+    return is_busy and is_still and (gpu.power_w or 0) < _SPINNING_POWER * (gpu.power_limit_w or 0)
+
+
+def gpu_activity(limit_s: float = LIMIT_S) -> tuple[tuple[GpuActivity, ...], str]:
+    """All GPUs of NVIDIA, or none and a sentence that says why. Blocks up to ``limit_s`` seconds; raises nothing."""
+    answer, missing = _ask("activity", limit_s)
+    try:
+        return tuple(_built(gpu) for gpu in answer), missing
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return (), "NVML's answer could not be read"
+
+
+def _built(answer: dict[str, Any]) -> GpuActivity:
+    return GpuActivity(
+        index=int(answer["index"]),
+        name=_line(answer.get("name")),
+        uuid=_line(answer.get("uuid")),
+        pci_address=_line(answer.get("pci_address")),
+        utilization=_percent(answer.get("utilization")),
+        memory_utilization=_percent(answer.get("memory_utilization")),
+        power_w=_watts(answer.get("power_mw")),
+        power_limit_w=_watts(answer.get("power_limit_mw")),
+        error=_line(answer.get("error")),
+    )
+
+
+def _line(text: str | None) -> str:
+    return quote(str(text or ""))
+
+
+def _percent(value: int | None) -> int | None:
+    return None if value is None else max(0, min(int(value), 100))
+
+
+def _watts(milliwatts: int | None) -> float | None:
+    return None if milliwatts is None else int(milliwatts) / 1000
+
+
+def _ask(what: str, limit_s: float) -> tuple[list[Any], str]:
+    """The GPUs as ``nvml_child`` reads them, or none and the reason."""
+    try:
+        output, returncode = _run_child(what, limit_s)
+    except subprocess.TimeoutExpired:
+        return [], f"NVML has not answered for {limit_s:g} s: the GPU driver hangs, or is very slow"
+    except OSError as error:
+        return [], f"no process could be started to ask NVML: {os.strerror(error.errno or 0)}"
+    try:
+        answer = json.loads(output[:_MAX_ANSWER_BYTES])
+        error_text, gpus = answer.get("error"), answer.get("gpus")
+    except (ValueError, AttributeError, RecursionError):
+        return [], f"the process that asked NVML ended with {returncode}, without an answer"
+    if isinstance(gpus, list):
+        return gpus, "" if gpus else "NVML knows no GPU"
+    return [], f"NVML: {quote(str(error_text))}"
+
+
+def _run_child(what: str, limit_s: float) -> tuple[bytes, int]:
+    # -S and -I: the child takes this process's search path, which has no folder of the user first.
+    command = [sys.executable, "-S", "-I", _CHILD, what, *sys.path]
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+    try:
+        output, _ = process.communicate(timeout=limit_s)
+        return output, process.returncode
+    finally:
+        _end(process)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """Kill the process if it runs. Does not wait for one that the driver holds: ``subprocess`` reaps it later."""
+    process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_REAP_S)
+    if process.stdout:
+        process.stdout.close()

@@ -1,0 +1,139 @@
+"""The real binding asks a fake library of the driver (tests/support/fake_nvml.c), in the real child process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.system import nvml
+from ddplaunch.system.nvml import GpuActivity, gpu_activity, is_spinning
+from tests.support import fake_nvml
+from tests.support.fake_nvml import gpu
+
+Says = Callable[..., None]
+
+SPINNING = GpuActivity(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return fake_nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
+    """Sets what the driver answers, as lines of its file."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "says"))
+    return lambda *lines: (tmp_path / "says").write_text("\n".join(lines) + "\n") and None
+
+
+def test_each_gpu_is_read(driver: Says) -> None:
+    driver("gpus 2", "0 name NVIDIA H100 80GB HBM3", *gpu(0, 100, 0, 120_500), *gpu(1, 37, 21, 655_000))
+    first, second = gpu_activity()[0]
+    assert first == GpuActivity(
+        index=0,
+        name="NVIDIA H100 80GB HBM3",
+        uuid="GPU-0000-0",
+        pci_address="00000000:10:00.0",
+        utilization=100,
+        memory_utilization=0,
+        power_w=120.5,
+        power_limit_w=700.0,
+    )
+    assert (second.index, second.utilization, second.memory_utilization, second.power_w) == (1, 37, 21, 655.0)
+    assert [is_spinning(first), is_spinning(second)] == [True, False]
+
+
+def test_what_a_gpu_does_not_support_is_unknown(driver: Says) -> None:
+    driver("gpus 1", *gpu(0, 100, 0, 120_500), "error nvmlDeviceGetUtilizationRates 3")
+    (found,) = gpu_activity()[0]
+    assert (found.utilization, found.memory_utilization, found.power_w, found.error) == (None, None, 120.5, "")
+    assert not is_spinning(found)
+
+
+def test_what_an_old_driver_lacks_is_unknown(driver: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(fake_nvml.build(tmp_path / "old", "-DOLD")))
+    driver("gpus 1", *gpu(0, 100, 0, 120_500))
+    (found,) = gpu_activity()[0]
+    assert (found.power_limit_w, found.pci_address, found.utilization, found.error) == (None, "", 100, "")
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetPowerUsage"])
+def test_a_lost_gpu_is_named(function: str, driver: Says) -> None:
+    driver("gpus 1", f"error {function} 15")
+    (found,) = gpu_activity()[0]
+    assert (found.index, found.error) == (0, "GPU is lost")
+
+
+def test_a_number_that_makes_no_sense_is_within_its_limits(driver: Says) -> None:
+    driver("gpus 1", *gpu(0, 4_000_000_000, 101, 0))
+    (found,) = gpu_activity()[0]
+    assert (found.utilization, found.memory_utilization) == (100, 100)
+
+
+def test_a_name_cannot_steer_the_terminal(driver: Says) -> None:
+    driver("gpus 1", "0 name \x1b[31mred")
+    assert gpu_activity()[0][0].name == r"\x1b[31mred"
+
+
+def test_a_driver_that_is_not_loaded_is_a_reason(driver: Says) -> None:
+    driver("error nvmlInitWithFlags 9")
+    assert gpu_activity() == ((), "NVML: Driver Not Loaded")
+
+
+def test_no_gpus_are_a_reason(driver: Says) -> None:
+    driver("gpus 0")
+    assert gpu_activity() == ((), "NVML knows no GPU")
+
+
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUtilizationRates"])
+def test_a_driver_that_hangs_is_a_finding_in_time(function: str, driver: Says) -> None:
+    driver("gpus 1", f"block {function}")
+    started = time.monotonic()
+    assert gpu_activity(0.7) == ((), "NVML has not answered for 0.7 s: the GPU driver hangs, or is very slow")
+    assert time.monotonic() - started < 5
+
+
+def test_without_the_library_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / nvml.LIBRARY).write_text("not a library")
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path))
+    assert gpu_activity() == ((), "NVML: NVML Shared Library Not Found")
+
+
+def test_only_a_library_that_loads_counts_as_installed(library: Path, tmp_path: Path) -> None:
+    (tmp_path / nvml.LIBRARY).write_text("not a library")
+    for folder, is_installed in ((library, "True"), (tmp_path, "False")):
+        text = "import sys; from ddplaunch.system import nvml; print(nvml.is_installed(), 'pynvml' in sys.modules)"
+        command = ["env", f"LD_LIBRARY_PATH={folder}", sys.executable, "-c", text]
+        assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{is_installed} False\n"
+
+
+@pytest.mark.parametrize("text", ["", "x", "[]", "{}", '{"gpus": [{}]}', '{"gpus": [3]}', '{"gpus": [{"index": "x"}]}'])
+def test_an_answer_that_is_none_is_a_reason(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "_run_child", lambda *_: (text.encode(), 1))
+    gpus, missing = gpu_activity()
+    assert gpus == ()
+    assert missing
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"utilization": 99, "memory_utilization": 1, "power_w": 349.9}, True),
+        ({"utilization": 98}, False),
+        ({"memory_utilization": 2}, False),
+        ({"power_w": 350.0}, False),
+        ({"power_w": None}, False),
+        ({"power_limit_w": None}, False),
+    ],
+)
+def test_a_spinning_kernel_is_busy_without_memory_and_power(changes: dict[str, float | None], expected: bool) -> None:
+    assert is_spinning(replace(SPINNING, **changes)) is expected  # type: ignore[arg-type]
