@@ -42,7 +42,7 @@ class Rule:
 _INHERITED = (
     *("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES", *FLIGHT_RECORD_NAMES),
     *(name for name in NAMES if name.endswith("_SOCKET_IFNAME")),
-    "RES_OPTIONS",
+    *("NCCL_RAS_ADDR", "RES_OPTIONS"),
 )
 """Those of ``NAMES`` that a worker may inherit."""
 

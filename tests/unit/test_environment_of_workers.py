@@ -11,8 +11,9 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec, Program
 
-BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "RES_OPTIONS"}
-"""Set only where nodes reach each other, or no name server does: tests/ssh/test_job.py, test_silent_dns.py."""
+BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
+"""Set only where nodes reach each other, no name server does, or GPUs are: test_job.py, test_silent_dns.py in
+tests/ssh, tests/process/test_ras_address.py."""
 
 SPEC = AgentSpec(
     run_id="job7",

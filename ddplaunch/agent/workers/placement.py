@@ -15,7 +15,7 @@ from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
-from ddplaunch.system import devices, numa
+from ddplaunch.system import devices, nccl_ras, numa
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +36,11 @@ class Placement:
     cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
     fake_gpus: FakeGpuConfig | None = None
+
+    @property
+    def ras_address(self) -> str:
+        """Where NCCL's RAS of the node's workers listens; empty if it does not, or only at NCCL's default address."""
+        return self.shared_environ.get(nccl_ras.VARIABLE, "")
 
 
 def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
@@ -58,6 +63,8 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     shared = environment.shared_environ(
         inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
     )
+    if not spec.fake_gpus:
+        shared.update(nccl_ras.own_address(inherited))
     fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)
     return Placement(nproc, variable, assigned, cpus, shared, fake_gpus)
