@@ -9,13 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
 
 MAX_CALLS = 64
 """Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""
 
 MAX_GROUPS = 256
 MAX_STACK_CHARS = 32 << 10
+
+MAX_RAS_CHARS = 8 << 20
+MAX_GPUS = 256
 
 Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
 """Shapes of the tensors of a call; longer lists are cut."""
@@ -129,3 +132,40 @@ class RankEvidence:
     flight_record: FlightRecord | None = None
     busy_child: OneLine = ""
     missing_sources: Annotated[tuple[OneLine, ...], at_most(16)] = field(default=())
+
+
+_Percent = Annotated[int, between(0, 100)]
+_RasText = Annotated[str, Limit(f"at most {MAX_RAS_CHARS} characters", lambda text: len(text) <= MAX_RAS_CHARS)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """What one GPU does, as ``system.nvml.GpuActivity`` has it, with its fields. None: unknown."""
+
+    index: Count
+    name: OneLine = ""
+    uuid: OneLine = ""
+    pci_address: OneLine = ""
+    utilization: _Percent | None = None
+    memory_utilization: _Percent | None = None
+    power_w: Seconds | None = None
+    power_limit_w: Seconds | None = None
+    error: OneLine = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeEvidence:
+    """What is known about a node, apart from its workers.
+
+    Attributes:
+        ras: the answer of NCCL's RAS, which covers all nodes, for ``system.ras_report``; empty if there is none.
+        ras_missing: why there is none, or that it is cut; one sentence.
+        gpus: all GPUs of NVIDIA, also those that the job does not use.
+        gpus_missing: why there are none; one sentence.
+    """
+
+    host: OneLine
+    ras: _RasText = ""
+    ras_missing: OneLine = ""
+    gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
+    gpus_missing: OneLine = ""
