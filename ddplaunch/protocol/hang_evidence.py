@@ -43,6 +43,7 @@ class CollectiveCall:
         operation: as in ``all_reduce``, without the backend; for NCCL's send and recv ``send 0->1``, in group ranks.
         backend: ``gloo`` or ``nccl``.
         is_p2p: send or recv.
+        is_started: NCCL's kernel runs on the GPU. Known only with TORCH_NCCL_ENABLE_TIMING=1.
         is_done: the call has finished on this rank.
         created_ns: when it was called, by the clock of the worker's host, nanoseconds since the epoch.
     """
@@ -55,6 +56,7 @@ class CollectiveCall:
     output_sizes: Sizes = ()
     dtypes: Annotated[tuple[OneLine, ...], at_most(16)] = ()
     is_p2p: bool = False
+    is_started: bool = False
     is_done: bool = False
     created_ns: Annotated[int, between(0, 1 << 62)] = 0
 
@@ -169,3 +171,26 @@ class NodeEvidence:
     ras_missing: OneLine = ""
     gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
     gpus_missing: OneLine = ""
+
+
+MAX_TIMES = 20_000
+"""Calls in one ``CollectiveTimes``: as many as the largest flight record that is usual."""
+
+
+@dataclass(frozen=True)
+class CollectiveTimes:
+    """When a rank called consecutive collectives of one process group.
+
+    Attributes:
+        host: ranks of one host share a clock.
+        group: name of the process group.
+        first_number: number of the first call.
+        created_ns: time of each call by the clock of the host, nanoseconds since the epoch; 0 for a call that does not
+            count, such as a broadcast, in which not all ranks wait for each other.
+    """
+
+    rank: Count
+    host: OneLine
+    group: OneLine
+    first_number: Count
+    created_ns: Annotated[tuple[int, ...], at_most(MAX_TIMES)]

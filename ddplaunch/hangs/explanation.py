@@ -1,0 +1,138 @@
+"""Explains a hang: which ranks are the cause, who waits where for whom, in sentences and for ``hang.json``."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.hangs.findings import Finding, Kind, find_reasons
+from ddplaunch.hangs.rank_state import JobState, job_state
+from ddplaunch.hangs.waits import Waits
+from ddplaunch.hangs.wording import finding_sentences, indirect_sentences, since_ns, standing_sentences
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.hangs.waits import Place
+    from ddplaunch.protocol.hang_evidence import RankEvidence
+
+MAX_SENTENCES = 12
+
+_MAX_FINDINGS = 3
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Ranks that wait in one call.
+
+    Attributes:
+        ranks: the ranks that wait, ascending.
+        waits_for: the ranks for which they wait; empty if all have come.
+        operation: as in ``CollectiveCall``, or the name of the Python function.
+        number: of the call in its process group; 0 if unknown.
+        group: name of the process group.
+        group_description: description of the process group.
+        since_ns: when the first of them called, by the clock of its host, nanoseconds since the epoch; 0 if unknown.
+    """
+
+    ranks: tuple[int, ...]
+    waits_for: tuple[int, ...]
+    operation: str
+    number: int
+    group: str
+    group_description: str
+    since_ns: int
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is known about a job that stands still. ``wire.to_json`` makes JSON of it.
+
+    Attributes:
+        job_state: what the ranks do together.
+        reasons: why ranks wait, the surest first: ``mismatch``, ``order``, ``missing``, ``circle``, ``unfinished``.
+        culprits: the ranks to look at, ascending; empty if none stands out.
+        sentences: at most MAX_SENTENCES, without full stop; the first says the cause.
+        waits: every call in which ranks wait.
+        states: the ranks in each ``RankState``.
+    """
+
+    job_state: JobState
+    reasons: tuple[Kind, ...]
+    culprits: tuple[int, ...]
+    sentences: tuple[str, ...]
+    waits: tuple[Wait, ...]
+    states: dict[str, tuple[int, ...]]
+
+
+def explain(evidences: Sequence[RankEvidence]) -> Explanation:
+    """Explain what all ranks of all nodes do; one evidence per rank."""
+    waits = Waits(evidences)
+    findings = find_reasons(waits)
+    culprits = {rank for finding in findings for rank in finding.culprits}
+    return Explanation(
+        job_state=job_state(evidences),
+        reasons=tuple(dict.fromkeys(finding.kind for finding in findings)),
+        culprits=tuple(sorted(culprits)),
+        sentences=_sentences(waits, findings),
+        waits=tuple(_wait(waits, place) for place in waits.ranks_at),
+        states=_states(waits),
+    )
+
+
+def sentence_for_failure(evidences: Sequence[RankEvidence], failed_rank: int) -> str:
+    """Why ``failed_rank`` failed, if it failed because it waited in vain for others; empty if that is not known.
+
+    Arguments:
+        evidences: of all ranks. That of the failed rank is from before its end, or has at least its flight record.
+        failed_rank: the rank of the first failure.
+    """
+    waits = Waits([_before_its_end(each) if each.rank == failed_rank else each for each in evidences])
+    place = waits.place_of.get(failed_rank)
+    if place is None:
+        return ""
+    findings = [finding for finding in find_reasons(waits) if set(finding.culprits) - {failed_rank}]
+    findings.sort(key=lambda finding: place not in finding.places)
+    if not findings:
+        return ""
+    headline, *rest = finding_sentences(waits, findings[0])
+    doing = rest[-1:] if findings[0].kind == Kind.MISSING else []
+    return "; ".join([headline, *doing])
+
+
+def _before_its_end(evidence: RankEvidence) -> RankEvidence:
+    record = evidence.flight_record
+    if record is None or evidence.is_running:
+        return evidence
+    return replace(evidence, is_running=True, window_s=1.0, silent_s=1.0, collectives_moved=False)
+
+
+def _sentences(waits: Waits, findings: list[Finding]) -> tuple[str, ...]:
+    if not findings:
+        return tuple(standing_sentences(waits, waits.evidence))
+    shown = findings[:_MAX_FINDINGS]
+    lines = [line for finding in shown for line in finding_sentences(waits, finding)]
+    lines += indirect_sentences(waits, findings)
+    if hidden := len(findings) - len(shown):
+        lines = [*lines[: MAX_SENTENCES - 1], f"{hidden} more calls wait for other reasons"]
+    return tuple(lines[:MAX_SENTENCES])
+
+
+def _wait(waits: Waits, place: Place) -> Wait:
+    return Wait(
+        ranks=tuple(waits.ranks_at[place]),
+        waits_for=tuple(sorted(waits.waits_for(place))),
+        operation=place.operation,
+        number=place.number,
+        group=place.group.name,
+        group_description=place.group.description,
+        since_ns=since_ns(waits, place),
+    )
+
+
+def _states(waits: Waits) -> dict[str, tuple[int, ...]]:
+    states: defaultdict[str, list[int]] = defaultdict(list)
+    for rank, state in waits.states.items():
+        states[state.value].append(rank)
+    return {state: tuple(members) for state, members in states.items()}

@@ -1,0 +1,172 @@
+"""The dump of torch's flight recorder is read, whatever it contains."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from ddplaunch.hangs import flight_record
+from ddplaunch.hangs.flight_record import parse, parse_times
+from ddplaunch.protocol.hang_evidence import MAX_CALLS, FlightRecord, ProcessGroup
+from ddplaunch.protocol.wire import decode, encode
+from tests.support.hangs import recorded
+
+GROUPS = {"0": ("default_pg", (0, 1))}
+
+
+def entry(number: int, name: str = "nccl:all_reduce", state: str = "completed", **fields: Any) -> dict[str, Any]:
+    """An entry as torch writes it for NCCL."""
+    return {
+        "collective_seq_id": number,
+        "input_dtypes": ["Float"],
+        "input_sizes": [[2, 3]],
+        "is_p2p": False,
+        "op_id": number,
+        "output_dtypes": ["Float"],
+        "output_sizes": [[2, 3]],
+        "p2p_seq_id": 0,
+        "pg_id": 0,
+        "process_group": ["0", "default_pg"],
+        "profiling_name": name,
+        "record_id": number - 1,
+        "retired": state == "completed",
+        "state": state,
+        "time_created_ns": 1000 + number,
+        "time_discovered_completed_ns": None,
+        "time_discovered_started_ns": None,
+        "timeout_ms": 600000,
+        **fields,
+    }
+
+
+def dump(*entries: dict[str, Any]) -> bytes:
+    return json.dumps({"version": "2.10", "pg_config": {}, "pg_status": {}, "entries": entries}).encode()
+
+
+def p2p(number: int, name: str, state: str) -> dict[str, Any]:
+    return entry(1, name, state, is_p2p=True, p2p_seq_id=number, collective_seq_id=7)
+
+
+def test_gloo() -> None:
+    record = recorded("sleep")[0].flight_record
+    assert record
+    assert record.is_complete
+    assert [(call.number, call.operation, call.is_done) for call in record.calls] == [
+        (1, "all_reduce", True),
+        (2, "all_reduce", True),
+        (3, "all_reduce", True),
+        (4, "all_reduce", False),
+    ]
+    assert record.calls[3].backend == "gloo"
+    assert record.calls[3].input_sizes == ((3,),)
+    assert record.calls[3].dtypes == ("Float",)
+    assert record.calls[3].created_ns > 1e18
+    assert record.groups == (ProcessGroup("0", "default_pg", (0, 1, 2, 3)),)
+
+
+def test_nccl() -> None:
+    record = parse(dump(entry(1), entry(2, state="started"), entry(3, state="scheduled")), GROUPS)
+    assert [(call.backend, call.is_done, call.is_started) for call in record.calls] == [
+        ("nccl", True, False),
+        ("nccl", False, True),
+        ("nccl", False, False),
+    ]
+
+
+def test_nccl_send_and_recv() -> None:
+    record = parse(dump(p2p(4, "nccl:send 0->1", "completed"), p2p(5, "nccl:recv 0<-1", "scheduled")), GROUPS)
+    assert [(call.operation, call.number, call.is_p2p, call.is_done) for call in record.calls] == [
+        ("send 0->1", 4, True, True),
+        ("recv 0<-1", 5, True, False),
+    ]
+
+
+@pytest.mark.parametrize("state", ["completed", "scheduled"])
+def test_calls_of_a_batch_have_its_state(state: str) -> None:
+    calls = [p2p(1, "nccl:send 0->1", "scheduled"), p2p(1, "nccl:recv 0<-1", "scheduled")]
+    record = parse(dump(*calls, p2p(1, "nccl:coalesced", state)), GROUPS)
+    assert [(call.operation, call.is_done) for call in record.calls] == [
+        ("send 0->1", state == "completed"),
+        ("recv 0<-1", state == "completed"),
+    ]
+
+
+def test_only_the_end_of_a_long_record_is_kept() -> None:
+    old = entry(2, state="scheduled", process_group=["5", "undefined"])
+    record = parse(dump(entry(1, process_group=["4", "undefined"]), old, *(entry(i) for i in range(3, 2001))), GROUPS)
+    assert len(record.calls) == MAX_CALLS + 2
+    assert not record.is_complete
+    assert [call.group for call in record.calls[:3]] == ["4", "5", "0"]
+    assert record.calls[-1].number == 2000
+    assert decode(encode(record), (FlightRecord,)) == record
+
+
+def test_many_unfinished_calls_stay_within_the_limits() -> None:
+    record = parse(dump(*(entry(i, state="scheduled") for i in range(1, 1001))), GROUPS)
+    assert [call.number for call in record.calls] == [*range(1, 65), *range(937, 1001)]
+
+
+def test_the_ring_buffer_has_dropped_calls() -> None:
+    assert not parse(dump(entry(9)), GROUPS).is_complete
+
+
+def test_groups_without_members_or_description() -> None:
+    record = parse(dump(entry(1, process_group=["3", "undefined"])), {})
+    assert record.groups == (ProcessGroup("3", "", ()),)
+
+
+def test_foreign_text_cannot_steer_the_terminal() -> None:
+    record = parse(dump(entry(1, "nccl:\x1b[31mx", process_group=["0", "a\nb"])), {})
+    assert record.calls[0].operation == r"\x1b[31mx"
+    assert decode(encode(record), (FlightRecord,)) == record
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"",
+        b"\xff",
+        b"[]",
+        b'{"entries": 3}',
+        b'{"entries": [3]}',
+        b'{"entries": [{}]}',
+        dump(entry(1))[:-40],
+        dump(entry(1, input_sizes=[3])),
+        dump(entry(1, input_sizes=[["x"]])),
+        dump(entry(-1)),
+        dump(entry(1, time_created_ns="now")),
+        dump(entry(1, profiling_name=None)),
+        dump(entry(1, process_group=[])),
+        b"[" * 100_000,
+    ],
+    ids=range(14),
+)
+def test_a_malformed_dump(text: bytes) -> None:
+    with pytest.raises(ValueError, match=r"^the flight record is too large, cut off or not one of torch: .+"):
+        parse(text, GROUPS)
+    with pytest.raises(ValueError, match=r"^the flight record is "):
+        parse_times(text, 0, "gpu0")
+
+
+def test_a_huge_dump(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(flight_record, "MAX_DUMP_BYTES", 100)
+    with pytest.raises(ValueError, match="bytes, at most 100 are read"):
+        parse(dump(entry(1)), GROUPS)
+
+
+def test_an_empty_record() -> None:
+    assert parse(b"{}", {}) == FlightRecord()
+
+
+def test_times_of_calls_that_synchronise() -> None:
+    calls = [
+        entry(1),
+        entry(2, "nccl:broadcast"),
+        p2p(3, "nccl:send 0->1", "completed"),
+        entry(4, "nccl:_all_gather_base"),
+    ]
+    (times,) = parse_times(dump(*calls), 1, "gpu0")
+    assert (times.rank, times.host, times.group, times.first_number) == (1, "gpu0", "0", 1)
+    assert times.created_ns == (1001, 0, 0, 1004)
