@@ -1,0 +1,141 @@
+"""The rank that is late in collectives is found; even ranks are not accused; clocks of hosts may differ."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.hangs.slow_ranks import lateness_table, rank_lateness, warning
+from ddplaunch.protocol.hang_evidence import CollectiveTimes
+from ddplaunch.protocol.wire import decode, encode
+
+STEP_S = 0.1
+
+
+def job(
+    seed: int,
+    *,
+    slow: int | None = None,
+    ranks: int = 4,
+    hosts: int = 1,
+    per_step: int = 1,
+    overlap: bool = False,
+    jitter_s: float = 0.003,
+    steps: int = 250,
+) -> list[CollectiveTimes]:
+    """Times of a job whose clocks are seconds apart.
+
+    Arguments:
+        slow: this rank takes 20 ms longer for a step.
+        per_step: collectives of each step; with ``overlap`` ranks do not wait for one before they call the next.
+    """
+    chance = random.Random(seed)
+    clocks = [chance.uniform(-5, 5) for _ in range(hosts)]
+    now = [1e9] * ranks
+    created: list[list[int]] = [[] for _ in range(ranks)]
+    for _ in range(steps):
+        now = [at + STEP_S + chance.gauss(0, jitter_s) + 0.02 * (rank == slow) for rank, at in enumerate(now)]
+        for _ in range(per_step):
+            for rank, at in enumerate(now):
+                created[rank].append(int((at + clocks[rank * hosts // ranks]) * 1e9))
+            end = max(now) + 0.001
+            now = [(at if overlap else end) + 0.002 + chance.expovariate(2000) for at in now]
+        now = [max(at, end) for at in now]
+    return [
+        CollectiveTimes(rank, f"gpu{rank * hosts // ranks}", "0", 1, tuple(times)) for rank, times in enumerate(created)
+    ]
+
+
+SHAPES = [
+    {},
+    {"ranks": 2},
+    {"hosts": 2},
+    {"hosts": 2, "per_step": 5},
+    {"hosts": 2, "per_step": 5, "overlap": True},
+    {"hosts": 4, "per_step": 5},
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_slow_rank_is_named(shape: dict[str, int]) -> None:
+    for seed in range(6 if shape else 20):
+        slow = seed % shape.get("ranks", 4)
+        assert warning(rank_lateness(job(seed, slow=slow, **shape))).startswith(f"rank {slow} on gpu")
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_even_ranks_are_not_accused(shape: dict[str, int]) -> None:
+    for seed in range(9):
+        jitter_s = (0.001, 0.005, 0.02)[seed % 3]
+        assert not warning(rank_lateness(job(seed, jitter_s=jitter_s, **shape)))
+
+
+def test_a_slow_host_of_one_rank_is_not_accused_without_proof() -> None:
+    """From the times of equal steps alone nobody can tell a slow rank from a clock that is ahead."""
+    assert not warning(rank_lateness(job(1, slow=2, hosts=4)))
+
+
+def test_figures_of_a_slow_rank() -> None:
+    first, *others = rank_lateness(job(3, slow=2, steps=300))
+    assert (first.rank, first.host) == (2, "gpu0")
+    assert first.last_share > 0.95
+    assert 0.015 < first.median_s < 0.025 < first.p95_s < 0.035
+    assert 0.10 < first.cost_share < 0.18  # 20 of 123 ms, less what the second was late.
+    assert all(other.cost_share < 0.01 for other in others)
+
+
+def test_a_delay_costs_once_in_calls_that_overlap() -> None:
+    first = rank_lateness(job(3, slow=2, per_step=5, overlap=True))[0]
+    assert first.rank == 2
+    assert 0.08 < first.cost_share < 0.2
+
+
+def test_too_few_collectives() -> None:
+    assert not warning(rank_lateness(job(1, slow=1, steps=150)))
+
+
+def test_calls_that_do_not_count_and_records_that_begin_later() -> None:
+    times = job(1, slow=1, steps=300)
+    cut = times[0].created_ns
+    times[0] = replace(times[0], first_number=31, created_ns=cut[30:])
+    times[1] = replace(
+        times[1], created_ns=tuple(0 if index % 50 == 0 else ns for index, ns in enumerate(times[1].created_ns))
+    )
+    first = rank_lateness(times)[0]
+    assert first.rank == 1
+    assert first.collectives == 300 - 30 - 5
+
+
+def test_times_that_arrive_in_parts() -> None:
+    parts = [
+        replace(times, first_number=times.first_number + start, created_ns=times.created_ns[start : start + 100])
+        for times in job(1, slow=1, steps=300)
+        for start in (0, 100, 200)
+    ]
+    assert rank_lateness(parts) == rank_lateness(job(1, slow=1, steps=300))
+
+
+def test_a_clock_that_is_set_during_the_run() -> None:
+    times = job(1, hosts=2, steps=300)
+    jumped = tuple(ns + 10**10 * (index > 295) for index, ns in enumerate(times[3].created_ns))
+    assert not warning(rank_lateness([*times[:3], replace(times[3], created_ns=jumped)]))
+
+
+@pytest.mark.parametrize("times", [[], job(1)[:1], [replace(each, created_ns=()) for each in job(1)]], ids=range(3))
+def test_nothing_is_known(times: list[CollectiveTimes]) -> None:
+    assert rank_lateness(times) == ()
+    assert not warning(())
+
+
+def test_a_record_of_times_can_be_sent() -> None:
+    times = job(1)[0]
+    assert decode(encode(times), (CollectiveTimes,)) == times
+
+
+def test_the_table() -> None:
+    head, first, *_ = lateness_table(rank_lateness(job(3, slow=2)))
+    assert head.split("  ")[:2] == ["rank", "host"]
+    assert first.split()[:2] == ["2", "gpu0"]
+    assert first.endswith("%")
