@@ -98,7 +98,10 @@ def signature(call: CollectiveCall) -> tuple[object, ...]:
     operation = call.operation
     if operation.lstrip("_").startswith(_OTHER_SIZES) or operation.endswith(_OTHER_SIZES_ENDS):
         return (operation,)
-    return (operation, _elements(call.input_sizes), _elements(call.output_sizes), call.dtypes)
+    # Of a gathered or scattered tensor only the whole is equal; the parts of the ranks may differ.
+    inputs = 0 if "gather" in operation else _elements(call.input_sizes)
+    outputs = 0 if "scatter" in operation else _elements(call.output_sizes)
+    return (operation, inputs, outputs, call.dtypes)
 
 
 def _elements(sizes: tuple[tuple[int, ...], ...]) -> int:

@@ -342,6 +342,14 @@ def test_sizes_that_may_differ() -> None:
     assert explain(ranks).reasons == ("unfinished",)
 
 
+def test_parts_of_a_gathered_tensor_may_differ() -> None:
+    def gathers(rank: int, *, whole: int) -> RankEvidence:
+        return waiting(rank, replace(call(1, "all_gather"), input_sizes=((rank + 1,),), output_sizes=((whole,),)))
+
+    assert explain([gathers(rank, whole=10) for rank in range(4)]).reasons == ("unfinished",)
+    assert explain([gathers(rank, whole=10 + (rank == 2)) for rank in range(4)]).culprits == (2,)
+
+
 def test_another_type_is_a_mismatch() -> None:
     ranks = [waiting(rank, call(1)) for rank in range(3)]
     found = explain([*ranks, waiting(3, call(1, dtypes=("Half",)))])
