@@ -15,10 +15,11 @@ from ddplaunch.version import __version__
 # Not from typing: before ``__main__`` runs, the working directory of ``python -m ddplaunch`` may hide modules.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddplaunch.config import LaunchConfig, OutputConfig, TimeoutConfig, WorkerConfig
+    from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
     from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.launch import launch
     from ddplaunch.protocol.results import RunResult
+    from ddplaunch.timeouts import TimeoutConfig
 
 __all__ = [
     "LaunchConfig",

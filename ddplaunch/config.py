@@ -16,6 +16,7 @@ from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.fault_spec import FaultSpec
 from ddplaunch.text import is_run_id
+from ddplaunch.timeouts import TimeoutConfig
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -24,9 +25,6 @@ Entry = Literal["script", "module", "program"]
 StartMethod = Literal["forkserver", "spawn"]
 TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
-
-_MAX_S = 7 * 86400.0
-"""A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
 
 _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
 """Pings and heartbeats are sent once a second; one or two late answers to pings do not show that a node is lost."""
@@ -138,30 +136,6 @@ class OutputConfig:
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
     verbosity: int = 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class TimeoutConfig:
-    """Time limits of a run, in seconds.
-
-    Attributes:
-        shutdown_timeout_s: from SIGTERM to SIGKILL when workers are stopped.
-        hang_timeout_s: time without output of any worker after which the job counts as hung; None: never.
-        join_timeout_s: how long the nodes of one launcher may take to meet; else ``RendezvousConfig.join_timeout_s``.
-        lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.lost_after_s``.
-    """
-
-    shutdown_timeout_s: float = 30.0
-    hang_timeout_s: float | None = None
-    join_timeout_s: float = 600.0
-    lost_after_s: float = 5.0
-
-    def validate(self) -> None:
-        """Raise UsageError for an invalid value or combination."""
-        if not 0 <= self.shutdown_timeout_s <= _MAX_S:
-            raise OptionError("--shutdown-timeout", f"{self.shutdown_timeout_s:g}", f"must be 0 to {_MAX_S:g} s")
-        if self.hang_timeout_s is not None and not 1 <= self.hang_timeout_s <= _MAX_S:
-            raise OptionError("--hang-timeout", f"{self.hang_timeout_s:g}", f"must be 1 to {_MAX_S:g} s")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -356,9 +330,6 @@ class LaunchConfig:
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
 
     def _check_combinations(self) -> None:
-        if self.timeouts.hang_timeout_s is not None and (self.task or (self.rendezvous and self.max_nodes > 1)):
-            hint = "Name all nodes with --hosts or --hostfile; in a SLURM job, start ddplaunch once, without srun."
-            raise UsageError("--hang-timeout: needs one launcher; here every node, or every worker, has its own", hint)
         for error in ineffective_options(self, "error"):
             raise error
 

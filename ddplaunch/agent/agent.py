@@ -12,6 +12,8 @@ import os
 import signal
 import time
 from dataclasses import replace
+from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import (
@@ -20,13 +22,15 @@ from ddplaunch.agent.events import (
     ForkserverExited,
     LauncherLost,
     OutputResumed,
+    WorkersSampled,
 )
 from ddplaunch.agent.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
-from ddplaunch.agent.workers import start_plan
+from ddplaunch.agent.workers import node_evidence, start_plan
+from ddplaunch.agent.workers.activity_watch import ActivityWatch
+from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
-from ddplaunch.agent.workers.hang_detector import HangDetector
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.protocol import first_failure
@@ -35,6 +39,7 @@ from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
     AttemptEnded,
+    ExamineWorkers,
     InjectFault,
     Notice,
     PassSignal,
@@ -78,7 +83,8 @@ class Agent:
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
         self._rendezvous = self._choose_rendezvous(size)
         self._group: WorkerGroup | None = None
-        self._hang_detector: HangDetector | None = None
+        self._examiner = Examiner(is_needed=bool(spec.timeouts.hang_limits) and plan.bootstrap)
+        self._activity_watch: ActivityWatch | None = None
         self._helper_pids: dict[int, int] = {}
         self._name_lookups: dict[str, NameLookup] = {}
         self._last_start_at = 0.0
@@ -127,6 +133,7 @@ class Agent:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
+        self._examiner.close()
         self._rendezvous.close()
         return self._forkserver.close()
 
@@ -136,13 +143,21 @@ class Agent:
         started_at, oom_counters = time.monotonic(), OomCounters.read()
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
-        hangs = HangDetector(self._spec.timeouts.hang_timeout_s, group, self._outbox.send, self._mailbox.post)
-        self._group, self._hang_detector = group, hangs
+        is_watched_here = self._spec.launcher_assigns_rendezvous or not self._spec.rendezvous
+        report = self._outbox.send if is_watched_here else self._rendezvous.report_activity
+        # NCCL's RAS answers for all nodes: one question is enough.
+        ras_address = "" if round_.first_rank else self._placement.ras_address
+        devices = frozenset(chain.from_iterable(self._placement.devices)) if self._placement.devices else None
+        ask_node = partial(node_evidence.gather, self._spec.host, ras_address, devices)
+        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, report, self._mailbox.post)
+        self._group, self._activity_watch = group, watch
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
-        hangs.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
+        watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
+        if self._stop_order:
+            watch.examine_before_stop(self._wait)
         self._stop_workers(group)
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
@@ -156,7 +171,7 @@ class Agent:
             exits=exits,
             duration_s=duration_s,
             reason=reason,
-            hung=hangs.is_hung,
+            hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
 
@@ -196,7 +211,8 @@ class Agent:
         self._report_slow_lookup(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
-            spec = worker_spec(self._spec, self._forkserver.plan, self._placement, round_, worker, environ)
+            plan, socket_name = self._forkserver.plan, self._examiner.name
+            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, socket_name)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
@@ -292,6 +308,7 @@ class Agent:
             case ChildExited(local_rank=local_rank) if local_rank < 0:
                 self._on_helper_exited(local_rank)
             case ChildExited(local_rank=local_rank) if self._group:
+                self._examiner.forget(self._group.workers[local_rank].pid)
                 self._group.on_exited(local_rank)
             case ForkserverReady() | ImportFailed() | ForkserverExited():
                 self._on_forkserver_event(event)
@@ -303,8 +320,8 @@ class Agent:
                 self._on_signal(signum)
             case Ping():
                 self._outbox.send(Pong())
-            case OutputResumed() | AbortHungAttempt() if self._hang_detector:
-                self._failure = self._hang_detector.handle_event(event) or self._failure
+            case OutputResumed() | WorkersSampled() | ExamineWorkers() | AbortHungAttempt() if self._activity_watch:
+                self._failure = self._activity_watch.handle_event(event) or self._failure
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case InjectFault() if self._group:
@@ -361,7 +378,9 @@ class Agent:
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:
+        watch, is_first = self._activity_watch, self._stop_order is None
         self._stop_order = order
         self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
-        if self._group and not self._forkserver.is_starting:
+        is_examined_first = is_first and watch is not None and watch.is_quiet
+        if self._group and not self._forkserver.is_starting and not is_examined_first:
             self._group.stop(order.signum)

@@ -7,6 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ddplaunch.agent.workers.sampler import Sample
+from ddplaunch.protocol.hang_evidence import NodeEvidence
+
 
 @dataclass(frozen=True)
 class ChildExited:
@@ -35,6 +38,18 @@ class OutputResumed:
     """An idle worker of ``attempt`` has written output."""
 
     attempt: int
+
+
+@dataclass(frozen=True)
+class WorkersSampled:
+    """A thread has sampled the workers of ``attempt``: ``samples`` by local rank, of those that ran.
+
+    ``node`` is None if only the workers were sampled.
+    """
+
+    attempt: int
+    samples: dict[int, Sample]
+    node: NodeEvidence | None = None
 
 
 @dataclass(frozen=True)

@@ -17,12 +17,16 @@ from ddplaunch.agent.rendezvous_client import RendezvousClient
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
     AttemptEnded,
     EndpointOpen,
+    ExamineWorkers,
     FirstRoundFormed,
     JoinRendezvous,
     NodeLostRendezvous,
     Notice,
+    OrderToNodes,
+    ReportOfNode,
     RunIdAgreed,
 )
 from ddplaunch.protocol.rendezvous import (
@@ -35,6 +39,7 @@ from ddplaunch.protocol.rendezvous import (
     RecordsRejected,
     RendezvousLost,
     RendezvousNotFound,
+    ReportToServer,
     RoundFormed,
     RoundVerdict,
     StopRound,
@@ -50,6 +55,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous import AgentCallbacks
+    from ddplaunch.protocol.launcher_agent import WorkerActivity, WorkersExamined
     from ddplaunch.protocol.results import Outcome, Round
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -258,6 +264,10 @@ class MultiNodeRendezvous:
         if self._round and self._client and self._client.index is not None:
             self._client.send(NodeStops(self._client.index, self._round.attempt))
 
+    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None:
+        if self._client and self._client.index is not None:
+            self._client.send(ReportToServer(self._client.index, report))
+
     def close(self) -> None:
         """Leave the run unless it has ended: otherwise only missing heartbeats would show the loss to other nodes."""
         client = self._client
@@ -283,7 +293,7 @@ class MultiNodeRendezvous:
                 self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
-            case SetParticipants() if self._client:
+            case SetParticipants() | OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
@@ -312,6 +322,10 @@ class MultiNodeRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
+            case ReportOfNode():
+                self._callbacks.send(record)
+            case ExamineWorkers() | AbortHungAttempt():
+                self._callbacks.post(record)
             case RecordsRejected(count=count):
                 self._on_rejected(client, count)
             case RendezvousLost():

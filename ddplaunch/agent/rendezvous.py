@@ -18,6 +18,7 @@ from ddplaunch.system.network import listen
 if TYPE_CHECKING:
     import socket
 
+    from ddplaunch.protocol.launcher_agent import WorkerActivity, WorkersExamined
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -55,6 +56,9 @@ class Rendezvous(Protocol):
 
     def report_failure(self) -> None:
         """Report to the other nodes at once that this node stops its workers."""
+
+    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None:
+        """Report what this node's workers do to the launcher that watches the job, if that is another node's."""
 
     def handle_event(self, event: object) -> None:
         """Handle an event of the agent's mailbox that the agent does not handle."""
@@ -134,6 +138,8 @@ class SingleNodeRendezvous:
         return {}
 
     def report_failure(self) -> None: ...
+
+    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None: ...
 
     def handle_event(self, event: object) -> None: ...
 

@@ -17,11 +17,11 @@ from ddplaunch.config import (
     OutputConfig,
     RemoteConfig,
     RendezvousConfig,
-    TimeoutConfig,
     WorkerConfig,
 )
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.protocol.environment import SECRET
+from ddplaunch.timeouts import TimeoutConfig
 
 _MIN_SECRET = 16
 
@@ -137,12 +137,20 @@ def _line_prefix(template: str | None, timestamps: bool) -> str | None:
 
 def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: RdzvConf | None) -> TimeoutConfig:
     """``conf`` is None where every node has a launcher: ``RendezvousConfig`` then has these times."""
-    hang = options["hang_timeout"]
+    report = options["hang_report"]
     timeouts = TimeoutConfig(
         shutdown_timeout_s=_shutdown_timeout_s(options, environ),
-        hang_timeout_s=None if hang is None else values.parse_seconds(hang, "--hang-timeout"),
+        hang_timeout_s=_seconds(options, "hang_timeout"),
+        busy_timeout_s=_seconds(options, "busy_timeout"),
     )
+    if report is not None:
+        timeouts = replace(timeouts, hang_report_s=None if report == "off" else _seconds(options, "hang_report"))
     return replace(timeouts, join_timeout_s=conf.join_timeout_s, lost_after_s=conf.lost_after_s) if conf else timeouts
+
+
+def _seconds(options: Mapping[str, Any], name: str) -> float | None:
+    value = options[name]
+    return None if value is None else values.parse_seconds(value, f"--{name.replace('_', '-')}")
 
 
 def _local_addr(options: Mapping[str, Any]) -> str | None:

@@ -49,7 +49,7 @@ AFTER_OPTIONS = {
         (
             "80-89",
             "ddplaunch's own: 80 a bug, 81 --check warns, 82 not ready to run, 83 no rendezvous, 84 node lost, "
-            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout)",
+            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout)",
         ),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
         ("others", "exit code of the worker that failed first"),

@@ -127,9 +127,24 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option(
             "--hang-timeout",
             "TIME",
-            "The job counts as failed when no worker has written a line for this time, like 90 or 5m. Default: never.",
+            "The job counts as failed when nothing has moved on any node for this time, like 90 or 5m: no output, no "
+            "collective, no CPU time, nothing read or written. Default: never.",
             pet=False,
-            short="the job fails if no worker writes a line so long",
+            short="the job fails if nothing moves for so long",
+        ),
+        Option(
+            "--busy-timeout",
+            "TIME",
+            "As --hang-timeout, but only output and collectives count as movement: also ends a rank that computes for "
+            "ever. Default: never.",
+            pet=False,
+        ),
+        Option(
+            "--hang-report",
+            "TIME|off",
+            "When nothing has moved for this time, show which ranks wait for whom, and write hang.txt; the job goes "
+            "on. Default: 5m, or ten times the longest pause of the run if that is more.",
+            pet=False,
         ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(

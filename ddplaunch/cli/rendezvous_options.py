@@ -9,9 +9,9 @@ import math
 from dataclasses import dataclass
 
 from ddplaunch.cli import values
-from ddplaunch.config import TimeoutConfig
 from ddplaunch.errors import OptionError
 from ddplaunch.text import seconds
+from ddplaunch.timeouts import TimeoutConfig
 
 SEARCH_TIMEOUT_S = 60.0
 """Torchrun's default of ``read_timeout``: seconds to search for the serving node if no option says which it is."""

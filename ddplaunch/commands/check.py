@@ -18,7 +18,7 @@ from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
-from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, TimeoutConfig, WorkerConfig
+from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
@@ -33,6 +33,7 @@ from ddplaunch.protocol.queries import (
 )
 from ddplaunch.system import run_folder
 from ddplaunch.text import quote
+from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import FromNode
 

@@ -11,11 +11,14 @@ if TYPE_CHECKING:
 
     from ddplaunch.protocol.hang_evidence import RankEvidence
 
-BUSY_CPU_SHARE = 0.01
-"""CPU seconds per second, of one core, from which a worker computes. One that sleeps, or waits in gloo, uses less."""
+BUSY_CPU_SHARE, BUSY_CPU_S = 0.01, 0.05
+"""CPU seconds per second, of one core, and CPU seconds from which a worker computes.
 
-BUSY_IO_BYTES_PER_S = 1024
-"""Bytes per second from which a worker reads or writes. What an idle library writes to a pipe now and then is less."""
+One that sleeps, or waits in gloo, uses less. The second limit is for short windows: the kernel counts in steps of
+0.01 s, and an examination costs a little itself."""
+
+BUSY_IO_BYTES_PER_S, BUSY_IO_BYTES = 1024, 64 << 10
+"""Bytes per second, and bytes, from which a worker reads or writes. The stacks that it writes for us are less."""
 
 _BLOCKING = re.compile(
     r"init_process_group|destroy_process_group|new_group|new_subgroups\w*|split_group|init_device_mesh"
@@ -103,5 +106,6 @@ def _waits(evidence: RankEvidence) -> bool:
 
 
 def _is_busy(evidence: RankEvidence) -> bool:
-    uses_cpu = evidence.cpu_s >= BUSY_CPU_SHARE * evidence.window_s
-    return evidence.window_s > 0 and (uses_cpu or evidence.io_bytes >= BUSY_IO_BYTES_PER_S * evidence.window_s)
+    uses_cpu = evidence.cpu_s >= max(BUSY_CPU_S, BUSY_CPU_SHARE * evidence.window_s)
+    uses_io = evidence.io_bytes >= max(BUSY_IO_BYTES, BUSY_IO_BYTES_PER_S * evidence.window_s)
+    return evidence.window_s > 0 and (uses_cpu or uses_io)

@@ -12,9 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol.results import AttemptResult, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
-
-    from ddplaunch.protocol.launcher_agent import WorkerActivity
+    from collections.abc import Iterable, Sequence
 
 
 @dataclass
@@ -120,13 +118,3 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         hung=any(part.hung for part in parts),
         lost_rendezvous=any(part.lost_rendezvous for part in parts),
     )
-
-
-def is_hung(activity: Mapping[int, WorkerActivity], participants: Sequence[int], attempt: int) -> bool:
-    """Whether the job hangs: all nodes whose workers of ``attempt`` still run report no output.
-
-    ``activity`` is the last report of each node, by index; a node without a report counts as active.
-    """
-    reports = [activity.get(index) for index in participants]
-    states = {report.state if report and report.attempt == attempt else "active" for report in reports}
-    return "idle" in states and "active" not in states

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
 from ddplaunch.launcher import on_exit, outcome, setup, slurm_requeue
-from ddplaunch.launcher.attempts import Attempts, is_hung
+from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
+from ddplaunch.launcher.hang_watch import HangWatch
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
@@ -32,7 +33,6 @@ from ddplaunch.launcher.timers import Timers
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
-    AbortHungAttempt,
     AgentEnded,
     AgentFailed,
     AgentReady,
@@ -44,8 +44,10 @@ from ddplaunch.protocol.launcher_agent import (
     NodeLostRendezvous,
     Notice,
     Pong,
+    ReportOfNode,
     RunIdAgreed,
     WorkerActivity,
+    WorkersExamined,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_folder, run_tags, signals
@@ -126,8 +128,8 @@ class Run:
         self._injector = Injector(config.injections, signal_one, self._pings)
         self._logs = LogCollector(setup.logs_folder(config, self._folder), self._nodes, self._messages)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
-        self._activity: dict[int, WorkerActivity] = {}
-        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
+        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, self._hangs)
         self._timers = Timers(self._pings, parts, mailbox)
 
     # The loop.
@@ -207,8 +209,10 @@ class Run:
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
                 self._on_attempt_ended(node, result)
-            case WorkerActivity():
-                self._on_activity(node, event)
+            case WorkerActivity() | WorkersExamined():
+                self._hangs.on_report(node.index, self._nodes.participants, event)
+            case ReportOfNode(node_index=index, participants=participants, report=report):
+                self._hangs.on_report(index, participants, report)
             case NodeLostRendezvous():
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
@@ -299,11 +303,6 @@ class Run:
         for result in completed:
             self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
 
-    def _on_activity(self, node: Node, event: WorkerActivity) -> None:
-        self._activity[node.index] = event
-        if is_hung(self._activity, self._nodes.participants, event.attempt):
-            self._nodes.send(AbortHungAttempt(event.attempt))
-
     # The end of a node. Only these methods decide how the loss of a node affects the run.
 
     def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
@@ -386,6 +385,7 @@ class Run:
         )
         count = len(self._shutdown.signals)
         self._logs.close()
+        self._hangs.show_stopped()
         self._messages.run_ended(result, is_explained=error is not None)
         slurm_requeue.requeue(result, self._show)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731

@@ -17,7 +17,7 @@ MAX_CALLS = 64
 MAX_GROUPS = 256
 MAX_STACK_CHARS = 32 << 10
 
-MAX_RAS_CHARS = 8 << 20
+MAX_RAS_CHARS = 1 << 20
 MAX_GPUS = 256
 
 Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
@@ -162,7 +162,7 @@ class NodeEvidence:
     Attributes:
         ras: the answer of NCCL's RAS, which covers all nodes, for ``system.ras_report``; empty if there is none.
         ras_missing: why there is none, or that it is cut; one sentence.
-        gpus: all GPUs of NVIDIA, also those that the job does not use.
+        gpus: the job's GPUs of NVIDIA.
         gpus_missing: why there are none; one sentence.
     """
 

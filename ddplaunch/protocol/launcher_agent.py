@@ -7,16 +7,16 @@ at the end list the records that each reader accepts. No behaviour belongs here.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
-from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, SignalNumber
+from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
-
-ActivityState = Literal["idle", "active", "finished"]
 
 # Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
 
@@ -71,13 +71,32 @@ class PassSignal:
 
 
 @dataclass(frozen=True)
+class ExamineWorkers:
+    """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``."""
+
+    attempt: int
+    number: int
+
+
+@dataclass(frozen=True)
 class AbortHungAttempt:
-    """Launcher to all agents, once the workers of every node are idle: the attempt hangs.
+    """Launcher to all agents: the attempt hangs, for this ``reason``.
 
     The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
     """
 
     attempt: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class OrderToNodes:
+    """Launcher to agent, and on to the coordinator, where each node has its own launcher: ``order`` is for all nodes.
+
+    Sent by the launcher that receives the ReportOfNode records.
+    """
+
+    order: ExamineWorkers | AbortHungAttempt
 
 
 @dataclass(frozen=True)
@@ -179,14 +198,44 @@ class Output:
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """Agent to launcher, at every change: whether the workers of ``attempt`` write output.
+    """Agent to launcher: for how long the workers of ``attempt`` have been quiet. Repeated while they are.
 
-    ``idle``: no worker has written output for ``timeouts.hang_timeout_s`` seconds; ``active``: a worker has written
-    output again; ``finished``: the attempt ends.
+    Attributes:
+        quiet_s: seconds since a worker wrote output, or called or finished a collective; 0: they are active again.
+        still_s: as ``quiet_s``, and no worker that does not wait in a collective used a CPU, or read or wrote data.
+        is_finished: the attempt ends on this node; the other fields have no meaning.
     """
 
     attempt: Count
-    state: ActivityState
+    quiet_s: Seconds = 0.0
+    still_s: Seconds = 0.0
+    is_finished: bool = False
+
+
+@dataclass(frozen=True)
+class WorkersExamined:
+    """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
+
+    ``node`` is None where there was no time to ask NCCL and the GPUs.
+    """
+
+    attempt: Count
+    number: Count
+    ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
+    node: NodeEvidence | None = None
+
+
+@dataclass(frozen=True)
+class ReportOfNode:
+    """Coordinator to the agent on the node that serves the rendezvous, and that agent to its launcher.
+
+    Only where each node has its own launcher: that launcher watches the whole job. ``report`` is of one node of the
+    round, ``participants`` are the indices of all.
+    """
+
+    node_index: Count
+    participants: tuple[Count, ...]
+    report: WorkerActivity | WorkersExamined
 
 
 @dataclass(frozen=True)
@@ -251,7 +300,9 @@ TO_AGENT = (
     SetParticipants,
     StopWorkers,
     PassSignal,
+    ExamineWorkers,
     AbortHungAttempt,
+    OrderToNodes,
     InjectFault,
     log_transfer.GrantLogBytes,
 )
@@ -272,6 +323,8 @@ FROM_AGENT = (
     Pong,
     Notice,
     WorkerActivity,
+    WorkersExamined,
+    ReportOfNode,
     AgentSignalled,
     AgentFailed,
     AgentEnded,

@@ -10,6 +10,14 @@ from dataclasses import dataclass
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    ExamineWorkers,
+    OrderToNodes,
+    ReportOfNode,
+    WorkerActivity,
+    WorkersExamined,
+)
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
@@ -71,6 +79,17 @@ class WorkersEnded:
     cause: WorkerExit | None = None
     reason: OneLine = ""
     has_unkillable: bool = False
+
+
+@dataclass(frozen=True)
+class ReportToServer:
+    """Node to coordinator, where each node has its own launcher: what this node's workers do.
+
+    The coordinator passes it on to the node that serves the rendezvous, whose launcher watches the whole job.
+    """
+
+    node_index: Count
+    report: WorkerActivity | WorkersExamined
 
 
 @dataclass(frozen=True)
@@ -224,6 +243,26 @@ class RendezvousLost:
     refused_hint: str = ""
 
 
-FROM_NODE = (NodeJoined, WorkersStoreListens, NodeStops, WorkersEnded, NodeLeft, SetParticipants)
-TO_NODE = (WaitingNodes, NoFreePlace, ListenForWorkersStore, RoundFormed, StopRound, RoundVerdict, AllNodesLeft)
+FROM_NODE = (
+    NodeJoined,
+    WorkersStoreListens,
+    NodeStops,
+    WorkersEnded,
+    NodeLeft,
+    SetParticipants,
+    ReportToServer,
+    OrderToNodes,
+)
+TO_NODE = (
+    WaitingNodes,
+    NoFreePlace,
+    ListenForWorkersStore,
+    RoundFormed,
+    StopRound,
+    RoundVerdict,
+    AllNodesLeft,
+    ReportOfNode,
+    ExamineWorkers,
+    AbortHungAttempt,
+)
 FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, *TO_NODE)

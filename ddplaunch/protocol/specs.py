@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.config import Entry, FakeGpuConfig, OutputConfig, RendezvousConfig, TimeoutConfig, WorkerConfig
+from ddplaunch.config import Entry, FakeGpuConfig, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.timeouts import TimeoutConfig
 
 
 @dataclass(frozen=True)

@@ -16,12 +16,15 @@ SIGNUM = signal.SIGRTMIN + 11
 """A real-time signal that scripts and libraries do not use."""
 
 VARIABLE = "DDPLAUNCH_STACKS_FILE"
-"""Path of the file for the stacks; the worker's bootstrap removes the variable before the script runs."""
+"""Path of the agent's file for the stacks; the worker's bootstrap removes the variable before the script runs."""
 
 FILE = "stacks.txt"
+"""File in the worker's log folder that gets the stacks, once some were written."""
+
 DUMP_S = 1.0
 """Time for the workers to write their stacks."""
 
+_DEBUGGER = re.compile(r"/(?P<name>ipdb|pudb|pdb|bdb|pydevd|debugpy|remote_pdb)(?:\.py\"|/|_)")
 _FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)')
 _WORKER_PACKAGE = re.escape(str(Path(__file__).parents[1] / "worker"))
 _LIBRARY_PATH = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_WORKER_PACKAGE}/|^<")
@@ -39,6 +42,17 @@ def whereabouts(text: str) -> str:
     script = _script_frame(frames)
     inside = "" if script is frames[0] else f" ({frames[0]['name']}, {_file_and_line(frames[0])})"
     return f"{_file_and_line(script)} in {script['name']}{inside}"
+
+
+def main_thread(dump: str) -> str:
+    """The frames of the main thread, which comes last in a dump."""
+    return dump.rpartition("(most recent call first):")[2]
+
+
+def debugger(dump: str) -> str:
+    """Name of the debugger in which the main thread is; empty if in none."""
+    match = _DEBUGGER.search(main_thread(dump))
+    return match["name"] if match else ""
 
 
 def raised_at(traceback: str) -> str:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import Enum, auto
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -18,6 +19,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeLeft,
     NodeStops,
     NoFreePlace,
+    ReportToServer,
     RoundFormed,
     RoundVerdict,
     StopRound,
@@ -103,6 +105,10 @@ class Coordinator:
                 return self._on_left(index)
             case SetParticipants(participants=participants):
                 return self._assign(participants)
+            case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
+                return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), report))]
+            case OrderToNodes(order=order) if order.attempt == self.attempt:
+                return [Outgoing(index, order) for index in self.participants if index in self._running]
         return []
 
     def waiting_nodes(self) -> list[Outgoing]:

@@ -11,8 +11,8 @@ import resource
 from ddplaunch.errors import LaunchError
 from ddplaunch.text import plural
 
-_FILES_PER_WORKER = 4
-"""Two pipes and two log files."""
+_FILES_PER_WORKER = 6
+"""Two pipes, two log files, the file of its Python stacks, the connection of the examiner."""
 
 _OWN_FILES = 32
 """The control channel, the forkserver's socket, /proc during a sweep, and files opened for a moment."""

@@ -65,24 +65,6 @@ class GpuActivity:
     error: str = ""
 
 
-_SPINNING_UTILIZATION = 99
-_SPINNING_MEMORY = 1
-_SPINNING_POWER = 0.5
-
-
-def is_spinning(gpu: GpuActivity) -> bool:
-    """Whether the GPU looks like one in which a kernel of NCCL waits for another rank.
-
-    Such a kernel polls a flag: utilization is at least 99 %, device memory is used in at most 1 % of the time, and the
-    power is below half of the limit (a computing GPU is near it). False if one of these is unknown.
-    """
-    if None in (gpu.utilization, gpu.memory_utilization, gpu.power_w, gpu.power_limit_w):
-        return False
-    is_busy = (gpu.utilization or 0) >= _SPINNING_UTILIZATION
-    is_still = (gpu.memory_utilization or 0) <= _SPINNING_MEMORY
-    return is_busy and is_still and (gpu.power_w or 0) < _SPINNING_POWER * (gpu.power_limit_w or 0)
-
-
 def gpu_activity(limit_s: float = LIMIT_S) -> tuple[tuple[GpuActivity, ...], str]:
     """All GPUs of NVIDIA, or none and a sentence that says why. Blocks up to ``limit_s`` seconds; raises nothing."""
     answer, missing = _ask("activity", limit_s)

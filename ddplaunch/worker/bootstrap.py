@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import fcntl
 import json
 import os
+import resource
 import runpy
 import signal
 import sys
@@ -18,7 +20,7 @@ import traceback
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch.protocol import stack_dump
+from ddplaunch.protocol import examination, stack_dump
 from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
 
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
+
+_STACKS_FD_LIMIT = 1024
+"""``select`` accepts no descriptor from this number on; a script that closes all up to it loses its stacks only."""
 
 exit_code: int | None = None
 """Exit code of this process, in the form of ``subprocess``: negative for a signal; None while the script runs."""
@@ -59,8 +64,7 @@ def run(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    if stack_dump.VARIABLE in os.environ:
-        _register_stack_dump(os.environ.pop(stack_dump.VARIABLE))
+    _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
     target = _prepare_script(argv) if how == "script" else _prepare_module(argv)
     linux.set_command_line(sys.orig_argv, os.environ)
     if fake_gpus:
@@ -93,11 +97,24 @@ def _install(fake_gpus: FakeGpuConfig) -> None:
     install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
 
 
+def _prepare_examination(stacks_file: str, socket_name: str) -> None:
+    """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
+    if stacks_file:
+        _register_stack_dump(stacks_file)
+    if socket_name:
+        from ddplaunch.worker import responder
+
+        responder.prepare(socket_name)
+
+
 def _register_stack_dump(stacks_file: str) -> None:
-    """Write the stacks of all threads to a file when the agent sends the signal."""
+    """Write the stacks of all threads to a file of the agent when the agent sends the signal."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
-        file = sys.stderr if stacks_file == "/dev/stderr" else open(stacks_file, "w")  # noqa: SIM115
-        faulthandler.register(stack_dump.SIGNUM, file, all_threads=True)
+        fd = os.open(stacks_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
+        # A high number: the first file of the script gets the number that it has without ddplaunch.
+        highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _STACKS_FD_LIMIT)
+        faulthandler.register(stack_dump.SIGNUM, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, highest - 24), all_threads=True)
+        os.close(fd)
 
 
 def _exit_with(error: BaseException, error_file: str) -> NoReturn:

@@ -23,7 +23,7 @@ from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
-from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload
+from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload, responder
 
 _HEADER_BYTES = 8
 _MAX_FDS = 5
@@ -74,6 +74,7 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
                 _send(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
+    responder.watch(sys.modules.get("torch.distributed.distributed_c10d"))
     late_import.choose_modules()
     _send(sock, ForkserverReady(_reason_not_to_fork(threads)))
     return True

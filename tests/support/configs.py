@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any
 
-from ddplaunch.config import LaunchConfig, OutputConfig, RendezvousConfig, TimeoutConfig, WorkerConfig
+from ddplaunch.config import LaunchConfig, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.timeouts import TimeoutConfig
 
 GROUPS: dict[str, type] = {"workers": WorkerConfig, "output": OutputConfig, "timeouts": TimeoutConfig}
 GROUP_OF = {field.name: group for group, cls in GROUPS.items() for field in fields(cls)}

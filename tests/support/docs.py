@@ -23,9 +23,10 @@ from typing import Literal, get_origin
 from ddplaunch import config
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, TimeoutConfig, WorkerConfig
+from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
+from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.worker.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
 from tests.support.runs import ROOT
 

@@ -102,6 +102,8 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "max_restarts": ("3", "max_restarts", 3),
     "shutdown_timeout": ("5", "shutdown_timeout_s", 5.0),
     "hang_timeout": ("600", "hang_timeout_s", 600.0),
+    "busy_timeout": ("10m", "busy_timeout_s", 600.0),
+    "hang_report": ("off", "hang_report_s", None),
     "signals_to_handle": ("SIGUSR1", "signals", ("SIGUSR1",)),
     "on_exit": ("date", "on_exit", "date"),
     "monitor_interval": ("5", None, "nothing polls"),

@@ -6,19 +6,16 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.system import nvml
-from ddplaunch.system.nvml import GpuActivity, gpu_activity, is_spinning
+from ddplaunch.system.nvml import GpuActivity, gpu_activity
 from tests.support import fake_nvml
 from tests.support.fake_nvml import gpu
 
 Says = Callable[..., None]
-
-SPINNING = GpuActivity(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
 
 
 @pytest.fixture(scope="session")
@@ -48,14 +45,12 @@ def test_each_gpu_is_read(driver: Says) -> None:
         power_limit_w=700.0,
     )
     assert (second.index, second.utilization, second.memory_utilization, second.power_w) == (1, 37, 21, 655.0)
-    assert [is_spinning(first), is_spinning(second)] == [True, False]
 
 
 def test_what_a_gpu_does_not_support_is_unknown(driver: Says) -> None:
     driver("gpus 1", *gpu(0, 100, 0, 120_500), "error nvmlDeviceGetUtilizationRates 3")
     (found,) = gpu_activity()[0]
     assert (found.utilization, found.memory_utilization, found.power_w, found.error) == (None, None, 120.5, "")
-    assert not is_spinning(found)
 
 
 def test_what_an_old_driver_lacks_is_unknown(driver: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,19 +116,3 @@ def test_an_answer_that_is_none_is_a_reason(text: str, monkeypatch: pytest.Monke
     gpus, missing = gpu_activity()
     assert gpus == ()
     assert missing
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        ({}, True),
-        ({"utilization": 99, "memory_utilization": 1, "power_w": 349.9}, True),
-        ({"utilization": 98}, False),
-        ({"memory_utilization": 2}, False),
-        ({"power_w": 350.0}, False),
-        ({"power_w": None}, False),
-        ({"power_limit_w": None}, False),
-    ],
-)
-def test_a_spinning_kernel_is_busy_without_memory_and_power(changes: dict[str, float | None], expected: bool) -> None:
-    assert is_spinning(replace(SPINNING, **changes)) is expected  # type: ignore[arg-type]

@@ -35,8 +35,10 @@ UNKNOWN = evidence(6, window_s=0.0)
         (evidence(0, pending=PendingCall("forward")), RankState.STILL),  # FSDP runs the script's model.
         (evidence(0, cpu_s=0.04), RankState.STILL),
         (evidence(0, cpu_s=0.05), RankState.BUSY),
-        (evidence(0, io_bytes=5119), RankState.STILL),
-        (evidence(0, io_bytes=5120), RankState.BUSY),
+        (evidence(0, cpu_s=0.5, window_s=51.0, silent_s=99.0), RankState.STILL),
+        (evidence(0, io_bytes=(64 << 10) - 1), RankState.STILL),
+        (evidence(0, io_bytes=64 << 10), RankState.BUSY),
+        (evidence(0, io_bytes=64 << 10, window_s=65.0, silent_s=99.0), RankState.STILL),
         (evidence(0, waits_for_input=True), RankState.INPUT),
         (evidence(0, blocked_state="suspended by a signal"), RankState.BLOCKED),
         (evidence(0, [call(1)], blocked_state="suspended by a signal"), RankState.BLOCKED),

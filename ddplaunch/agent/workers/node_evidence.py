@@ -9,13 +9,16 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import asdict
+from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from ddplaunch.protocol.hang_evidence import MAX_GPUS, Gpu, NodeEvidence
+from ddplaunch.protocol.hang_evidence import MAX_GPUS, MAX_RAS_CHARS, Gpu, NodeEvidence
 from ddplaunch.system import nccl_ras, nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
+
+    from ddplaunch.system.nvml import GpuActivity
 
 LIMIT_S = 6.0
 _MARGIN_S = 0.5
@@ -24,17 +27,23 @@ _MARGIN_S = 0.5
 _Found = TypeVar("_Found")
 
 
-def gather(host: str, ras_address: str, limit_s: float = LIMIT_S) -> NodeEvidence:
+def gather(
+    host: str, ras_address: str, devices: Collection[str] | None = None, limit_s: float = LIMIT_S
+) -> NodeEvidence:
     """The evidence of this node, named ``host``, within ``limit_s`` seconds; raises nothing.
 
-    ``ras_address`` is ``Placement.ras_address``; empty: NCCL is not asked.
+    Args:
+        host: display name of the node.
+        ras_address: ``Placement.ras_address``; empty: NCCL is not asked.
+        devices: indices or UUIDs of the GPUs of the job, as in CUDA_VISIBLE_DEVICES; None: all of this machine.
+        limit_s: after this time, a source that has not answered is missing.
     """
     deadline = time.monotonic() + limit_s
     own_limit_s = max(0.1, limit_s - _MARGIN_S)
     late = f"no answer within {limit_s:g} s"
     no_gpus: tuple[tuple[Gpu, ...], str] = ((), late)
     ras = _started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))
-    gpus = _started("nvml", no_gpus, lambda: _gpus(min(nvml.LIMIT_S, own_limit_s)))
+    gpus = _started("nvml", no_gpus, lambda: _gpus(devices, min(nvml.LIMIT_S, own_limit_s)))
     (text, ras_missing), (found, gpus_missing) = ras(deadline), gpus(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
 
@@ -58,11 +67,19 @@ def _ras(address: str, limit_s: float) -> tuple[str, str]:
     answer, missing = nccl_ras.ask(address, limit_s)
     if answer is None:
         return "", missing
-    return answer.text, "" if answer.is_complete else "the answer of NCCL's RAS is cut"
+    return answer.text[:MAX_RAS_CHARS], "" if answer.is_complete and len(
+        answer.text
+    ) <= MAX_RAS_CHARS else "the answer of NCCL's RAS is cut"
 
 
-def _gpus(limit_s: float) -> tuple[tuple[Gpu, ...], str]:
+def _gpus(devices: Collection[str] | None, limit_s: float) -> tuple[tuple[Gpu, ...], str]:
     if not nvml.is_installed():
         return (), "this node has no GPU of NVIDIA"
     gpus, missing = nvml.gpu_activity(limit_s)
-    return tuple(Gpu(**asdict(gpu)) for gpu in gpus[:MAX_GPUS]), missing
+    found = (gpu for gpu in gpus if devices is None or _is_one_of(gpu, devices))
+    return tuple(Gpu(**asdict(gpu)) for gpu in islice(found, MAX_GPUS)), missing
+
+
+def _is_one_of(gpu: GpuActivity, devices: Collection[str]) -> bool:
+    """CUDA accepts the begin of a UUID, too."""
+    return str(gpu.index) in devices or any(gpu.uuid.startswith(name) for name in devices if not name.isdigit())

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.protocol import environment, stack_dump
+from ddplaunch.protocol import environment, examination, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.system import devices, nccl_ras, numa
 
@@ -131,13 +131,14 @@ def worker_spec(
     round_: Round,
     worker: Worker,
     defaults: Mapping[str, str],
+    examination_socket: str = "",
 ) -> ProcessSpec:
     """The ProcessSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     env = environment.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
-    if spec.timeouts.hang_timeout_s is not None and plan.bootstrap:
-        env[stack_dump.VARIABLE] = str(worker.stacks_file or "/dev/stderr")
+    if spec.timeouts.hang_limits and plan.bootstrap:
+        env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:

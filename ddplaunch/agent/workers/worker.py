@@ -1,4 +1,4 @@
-"""One worker process: its pid, pipes, files and end, its Python stacks when the job hangs, and injected faults.
+"""One worker process: its pid, pipes, files and end, its Python stacks, and injected faults.
 
 Runs in the agent, main thread only; ``Throttle`` has a thread that suspends and resumes a worker. Nothing here starts
 or reaps a process (see ``worker_group``).
@@ -16,17 +16,12 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import Pump
 from ddplaunch.protocol import stack_dump
-from ddplaunch.system import processes
+from ddplaunch.system import process_activity, processes
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import InjectFault
 
 _MAX_STACKS_BYTES = 1 << 20
-_BLOCKED_STATES = {
-    "T": "suspended by a signal",
-    "t": "suspended by a debugger",
-    "D": "in uninterruptible sleep, as in a file system or a device that does not answer",
-}
 
 _THROTTLE_PERIOD_S = 0.1
 _MIN_RUN_S = 0.002
@@ -69,7 +64,10 @@ class Worker:
         stop_signals: the stop signals that were sent to it.
         simulated_exit_code: reported in place of a SIGKILL, for an injected fault.
         throttle: slows the worker down, for an injected fault.
-        blocked_state: why the process was blocked when the job hung; empty if it was not.
+        blocked_state: why the process was blocked when its stacks were requested; empty if it was not.
+        stacks_fd: file of the Python stacks while the worker runs.
+        stacks_offsets: where each requested dump begins in that file.
+        written_stacks: the dumps, once that file is closed.
     """
 
     rank: int
@@ -85,6 +83,9 @@ class Worker:
     simulated_exit_code: int | None = None
     throttle: Throttle | None = None
     blocked_state: str = ""
+    stacks_fd: int | None = None
+    stacks_offsets: list[int] = field(default_factory=list)
+    written_stacks: list[bytes] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:
@@ -94,40 +95,64 @@ class Worker:
     def error_file(self) -> Path | None:
         return self.worker_dir / "error.json" if self.worker_dir else None
 
-    @property
-    def stacks_file(self) -> Path | None:
-        """File that gets the Python stacks when the job hangs; None means the worker's stderr."""
-        return self.worker_dir / stack_dump.FILE if self.worker_dir else None
+    # Python stacks.
 
-    # A job that hangs.
+    def open_stacks_file(self) -> str:
+        """Create the file in memory that gets the Python stacks; returns the path by which the worker opens it.
 
-    def request_stacks(self) -> None:
-        """Make the worker write its Python stacks if it handles the signal; resume it if it is suspended."""
+        Empty if the kernel has none. A file in the log folder would be empty in nearly every run.
+        """
+        with contextlib.suppress(OSError):
+            self.stacks_fd = os.memfd_create(stack_dump.FILE, os.MFD_CLOEXEC)
+            return f"/proc/{os.getpid()}/fd/{self.stacks_fd}"
+        return ""
+
+    def close_stacks_file(self) -> None:
+        """Copy the stacks, if there are some, to the worker's log folder, and free the memory."""
+        self.written_stacks = self._stacks_bytes()
+        text = b"".join(self.written_stacks)
+        if text and self.worker_dir:
+            with contextlib.suppress(OSError):
+                (self.worker_dir / stack_dump.FILE).write_bytes(text)
+        if self.stacks_fd is not None:
+            os.close(self.stacks_fd)
+            self.stacks_fd = None
+
+    def request_stacks(self, *, resume: bool) -> None:
+        """Make the worker write its Python stacks if it handles the signal.
+
+        A worker that is suspended writes them once it is resumed, which ``resume`` does.
+        """
         if not self.is_running:
             return
-        self.blocked_state = _BLOCKED_STATES.get(processes.state(self.pid), "")
+        self.blocked_state = process_activity.blocked_state(self.pid)
         if processes.catches(self.pid, stack_dump.SIGNUM):
+            if self.stacks_fd is not None:
+                self.stacks_offsets.append(os.fstat(self.stacks_fd).st_size)
             processes.signal_process(self.pid, stack_dump.SIGNUM)
-            processes.signal_process(self.pid, signal.SIGCONT)
+            if resume:
+                processes.signal_process(self.pid, signal.SIGCONT)
 
     def whereabouts(self) -> str:
         """The worker's Python line from the stacks, and ``blocked_state``; empty if neither is known."""
-        return ", ".join(filter(None, (self._python_line(), self.blocked_state)))
+        line = stack_dump.whereabouts(self.stacks[-1]) if self.stacks else ""
+        return ", ".join(filter(None, (line, self.blocked_state)))
 
-    def _python_line(self) -> str:
-        return stack_dump.whereabouts(self.stacks())
+    @property
+    def stacks(self) -> tuple[str, ...]:
+        """The dumps of Python stacks that the worker has written, oldest first, each with the newest thread first."""
+        return tuple(data.decode("utf-8", "replace") for data in self._stacks_bytes() if data.strip())
 
-    def stacks(self) -> str:
-        """The Python stacks that the worker has written for a hang, newest thread first; empty without any."""
-        if self.stacks_file is None:
-            return ""
-        try:
-            fd = os.open(self.stacks_file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        except OSError:
-            return ""
-        with contextlib.suppress(OSError), os.fdopen(fd, "rb") as file:
-            return (file.read(_MAX_STACKS_BYTES) or b"").decode("utf-8", "replace")
-        return ""
+    def _stacks_bytes(self) -> list[bytes]:
+        if self.stacks_fd is None or not self.stacks_offsets:
+            return self.written_stacks
+        with contextlib.suppress(OSError):
+            ends = [*self.stacks_offsets[1:], os.fstat(self.stacks_fd).st_size]
+            return [
+                os.pread(self.stacks_fd, min(end - start, _MAX_STACKS_BYTES), start)
+                for start, end in zip(self.stacks_offsets, ends, strict=True)
+            ]
+        return []
 
     # Injected faults.
 

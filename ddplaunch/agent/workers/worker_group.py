@@ -135,10 +135,19 @@ class WorkerGroup:
 
     # Faults and signals.
 
-    def request_stacks(self) -> None:
-        """Make all workers write their Python stacks, as far as they can."""
+    def request_stacks(self, *, resume: bool) -> None:
+        """Make all workers write their Python stacks, as far as they can; ``resume`` those that are suspended."""
         for worker in self.workers:
-            worker.request_stacks()
+            worker.request_stacks(resume=resume)
+
+    def pids_by_local_rank(self) -> dict[int, int]:
+        """Pids of the workers that run, by local rank."""
+        return {worker.local_rank: worker.pid for worker in self.workers if worker.is_running}
+
+    @property
+    def host(self) -> str:
+        """Display name of the node."""
+        return self._spec.host
 
     def inject(self, order: InjectFault) -> None:
         """Inject a fault into one worker, and report whether it still ran."""
@@ -219,6 +228,8 @@ class WorkerGroup:
             pump.join(deadline)
         for copy in self._copies.values():
             copy.close()
+        for worker in self.workers:
+            worker.close_stacks_file()
         return shorten([self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid])
 
     def _exit(self, worker: Worker, out_of_memory: Certainty, stop_requested: bool) -> WorkerExit:
@@ -245,7 +256,7 @@ class WorkerGroup:
             log_file=main_log(worker.worker_dir, tails),
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
-            stacks=worker.stacks()[-_MAX_STACKS_CHARS:] if self._spec.run_dir_name else "",
+            stacks=worker.stacks[-1][-_MAX_STACKS_CHARS:] if worker.stacks and self._spec.run_dir_name else "",
         )
 
     @property

@@ -1,0 +1,237 @@
+"""Measures for how long the workers of this node have done nothing, and examines them when the launcher asks.
+
+Runs in the agent, main thread only; pump threads post OutputResumed, and a sampling thread posts WorkersSampled. Must
+not decide that the job hangs: the launcher decides, from the reports of all nodes.
+
+Cost: nothing while workers write output. After ``_FIRST_SAMPLE_S`` without any, one sample, then a few a minute.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.workers import evidence, sampler
+from ddplaunch.hangs.rank_state import RankState, rank_state
+from ddplaunch.protocol import stack_dump
+from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddplaunch.agent.workers.examiner import Examiner
+    from ddplaunch.agent.workers.sampler import Sample
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.protocol.hang_evidence import NodeEvidence
+    from ddplaunch.timeouts import TimeoutConfig
+
+    Wait = Callable[[Callable[[], bool], Callable[[], float]], bool]
+
+_NEVER = float("inf")
+_SUSPENDED_S = 2.0
+"""If a timer fires this much too late, this process was suspended meanwhile."""
+
+_FIRST_SAMPLE_S = 10.0
+_MAX_PERIOD_S = 30.0
+_MIN_PERIOD_S = 0.5
+_STACKS_APART_S = 2.0
+_QUIET_AT_STOP_S = 30.0
+_STOP_EXAMINATION_S = 1.0
+
+
+class ActivityWatch:
+    """Watches the workers of one attempt.
+
+    Attributes:
+        is_hung: the launcher has found that the job hangs.
+    """
+
+    def __init__(
+        self,
+        timeouts: TimeoutConfig,
+        group: WorkerGroup,
+        examiner: Examiner,
+        node_evidence: Callable[[], NodeEvidence],
+        report: Callable[[WorkerActivity | WorkersExamined], None],
+        post: Callable[[object], None],
+    ) -> None:
+        """The watch begins with ``watch``.
+
+        Args:
+            timeouts: after which times something follows.
+            group: the workers of the attempt.
+            examiner: asks the workers for their flight records.
+            node_evidence: asks NCCL and the GPUs; blocks for seconds.
+            report: sends to the launcher that watches the job.
+            post: posts an event to this agent; any thread calls it.
+        """
+        self.is_hung = False
+        self._limits = timeouts.hang_limits
+        shortest = min(self._limits, default=_NEVER)
+        self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else _NEVER
+        self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
+        self._group, self._examiner, self._node_evidence = group, examiner, node_evidence
+        self._send, self._post = report, post
+        self._deadline = self._progress_at = self._busy_at = 0.0
+        self._samples: dict[int, Sample] = {}
+        self._is_sampling = self._is_reported = self._is_stopping = self._is_finished = False
+        self._asked = self._examination = 0
+        self._second_stacks_at = _NEVER
+
+    def watch(self, wait: Wait, done: Callable[[], bool]) -> None:
+        """``wait`` until ``done``. If the job hangs, also collect the workers' Python stacks."""
+        self._restart_clocks(time.monotonic())
+        self._deadline = time.monotonic() + self._first_sample_s
+        while not wait(done, lambda: min(self._deadline, self._second_stacks_at)):
+            self._on_deadline(time.monotonic())
+        self._is_finished = True
+        if self._limits:
+            self._send(WorkerActivity(self._group.attempt, is_finished=True))
+        if self.is_hung:
+            self._group.request_stacks(resume=True)
+            end_s = time.monotonic() + stack_dump.DUMP_S
+            wait(lambda: self._group.all_ended, lambda: end_s)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether the job may seem to hang to the user who stops it."""
+        quiet_s = time.monotonic() - self._last_progress()
+        return bool(self._limits) and quiet_s >= min(_QUIET_AT_STOP_S, *self._limits)
+
+    def examine_before_stop(self, wait: Wait) -> None:
+        """If the workers have been quiet for long, send the launcher what they do, in at most ``_STOP_EXAMINATION_S``.
+
+        Call it before the workers are stopped: the user may stop the job because it seems to hang.
+        """
+        if not self.is_quiet:
+            return
+        self._group.request_stacks(resume=False)
+        self._is_finished, self._is_stopping, self._examination = False, True, 0
+        taken_before = self._samples
+        self._take_sample(reads_all=True)
+        end_s = time.monotonic() + _STOP_EXAMINATION_S
+        if wait(lambda: self._samples is not taken_before or self._group.all_ended, lambda: end_s):
+            self._send_examination(0, taken_before, None)
+        self._is_finished = True
+
+    def handle_event(
+        self, event: OutputResumed | WorkersSampled | ExamineWorkers | AbortHungAttempt
+    ) -> AttemptFailure | None:
+        """Handle an event; returns the attempt's failure if the job hangs.
+
+        Events of an earlier attempt, and all events after the end of ``watch``, are ignored.
+        """
+        if event.attempt != self._group.attempt or self._is_finished:
+            return None
+        match event:
+            case AbortHungAttempt(reason=reason):
+                self.is_hung = True
+                return AttemptFailure(reason)
+            case ExamineWorkers(number=number):
+                self._asked = number
+                self._group.request_stacks(resume=False)
+                self._second_stacks_at = time.monotonic() + _STACKS_APART_S
+            case WorkersSampled():
+                self._on_sampled(event)
+            case OutputResumed():
+                self._on_active()
+        return None
+
+    # Clocks.
+
+    def _restart_clocks(self, now: float) -> None:
+        self._progress_at = self._busy_at = now
+
+    def _last_progress(self) -> float:
+        return max([self._progress_at, *(stream.written_s for stream in self._group.streams)])
+
+    def _on_deadline(self, now: float) -> None:
+        if now >= self._second_stacks_at:
+            self._second_stacks_at = _NEVER
+            self._group.request_stacks(resume=False)
+            self._take_sample(reads_all=True)
+            return
+        if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
+            self._restart_clocks(now)
+        for stream in self._group.streams:  # Set before the check: output that arrives during it is also posted.
+            stream.on_next_output = self._post_resumed if self._is_reported else None
+        quiet_s = now - self._last_progress()
+        if quiet_s < self._first_sample_s:
+            self._deadline = now - quiet_s + self._first_sample_s
+        else:
+            self._take_sample(reads_all=False)
+
+    def _take_sample(self, *, reads_all: bool) -> None:
+        """Sample in a thread; the deadlines go on when it has ended."""
+        self._deadline = _NEVER
+        if self._is_sampling:
+            return
+        self._is_sampling = True
+        if reads_all:
+            self._examination, self._asked = self._asked, 0
+        pids, earlier, group = self._group.pids_by_local_rank(), self._samples, self._group
+
+        def run() -> None:
+            sampled = WorkersSampled(group.attempt, {})
+            try:
+                node = self._node_evidence() if reads_all and not self._is_stopping else None
+                samples = sampler.take(self._examiner, pids, earlier, reads_all=reads_all)
+                sampled = WorkersSampled(group.attempt, samples, node)
+            finally:
+                self._post(sampled)
+
+        threading.Thread(target=run, name="sampler", daemon=True).start()
+
+    def _on_sampled(self, event: WorkersSampled) -> None:
+        self._is_sampling = False
+        earlier, self._samples = self._samples, event.samples
+        now = time.monotonic()
+        self._move_clocks(now, earlier)
+        if self._examination:
+            self._send_examination(self._examination, earlier, event.node)
+            self._examination = 0
+        quiet_s, still_s = self._quiet_and_still_s(now)
+        if quiet_s >= self._first_sample_s:
+            self._report(quiet_s, still_s)
+        elif self._is_reported:
+            self._on_active()
+        self._deadline = now + self._time_to_next(quiet_s, still_s)
+        if self._asked and self._second_stacks_at == _NEVER:  # The launcher's question came while this sample ran.
+            self._take_sample(reads_all=True)
+
+    def _move_clocks(self, now: float, earlier: Mapping[int, Sample]) -> None:
+        states = {rank_state(each) for each in evidence.of_group(self._group, self._samples, earlier)}
+        if RankState.MOVING in states:
+            self._progress_at = now
+        if states & {RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}:
+            self._busy_at = now
+
+    def _quiet_and_still_s(self, now: float) -> tuple[float, float]:
+        progress_at = self._last_progress()
+        return now - progress_at, now - max(progress_at, self._busy_at)
+
+    def _time_to_next(self, quiet_s: float, still_s: float) -> float:
+        """Seconds until the next sample: at the latest when a limit is reached."""
+        left = (limit - reached for limit in self._limits for reached in (quiet_s, still_s))
+        return max(_MIN_PERIOD_S, min([self._period_s, *(each for each in left if each > 0)]))
+
+    # Reports.
+
+    def _report(self, quiet_s: float, still_s: float) -> None:
+        self._is_reported = True
+        self._send(WorkerActivity(self._group.attempt, quiet_s, still_s))
+
+    def _on_active(self) -> None:
+        if self._is_reported:
+            self._is_reported = False
+            self._send(WorkerActivity(self._group.attempt))
+        self._deadline = min(self._deadline, time.monotonic() + self._first_sample_s)
+
+    def _post_resumed(self) -> None:
+        self._post(OutputResumed(self._group.attempt))
+
+    def _send_examination(self, number: int, earlier: Mapping[int, Sample], node: NodeEvidence | None) -> None:
+        ranks = evidence.of_group(self._group, self._samples, earlier, with_stacks=True)
+        self._send(WorkersExamined(self._group.attempt, number, tuple(ranks), node))

@@ -1,0 +1,138 @@
+"""Samples of workers: what the kernel has counted, and what torch's flight record says.
+
+Runs in a daemon thread of the agent, because a worker may take seconds to answer. Must not signal or reap a process.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddplaunch.hangs import flight_record
+from ddplaunch.protocol import examination
+from ddplaunch.protocol.hang_evidence import FlightRecord, PendingCall
+from ddplaunch.system import process_activity
+from ddplaunch.system.process_activity import ProcessActivity
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.agent.workers.examiner import Answer, Examiner
+
+_MAX_MISSING_CHARS = 300
+_MAX_NAME = 100
+_MAX_RANK = 1 << 24
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One worker at one moment.
+
+    Attributes:
+        at: ``time.monotonic()``.
+        answers_cpu_s: CPU seconds that the worker has used for its answers so far.
+        status: torch's counters of collectives, to be compared only; empty if it was not asked or did not answer.
+        flight_record: read only where ``status`` had not changed, or where it was required.
+        missing_sources: what could not be asked, and why.
+    """
+
+    pid: int
+    at: float
+    activity: ProcessActivity
+    answers_cpu_s: float = 0.0
+    status: bytes = b""
+    flight_record: FlightRecord | None = None
+    pending: PendingCall | None = None
+    waits_for_input: bool = False
+    blocked_state: str = ""
+    missing_sources: tuple[str, ...] = field(default=())
+
+
+def take(
+    examiner: Examiner, pids: Mapping[int, int], earlier: Mapping[int, Sample], *, reads_all: bool
+) -> dict[int, Sample]:
+    """Sample the workers ``pids`` (by local rank).
+
+    The whole flight record is read only if no collective was called or finished since the ``earlier`` sample, or with
+    ``reads_all``: it takes up to 0.2 s of a worker's time.
+    """
+    statuses = examiner.ask(pids.values(), examination.STATUS)
+    same = [
+        pid
+        for local_rank, pid in pids.items()
+        if pid in statuses and (reads_all or statuses[pid].record == _status(earlier.get(local_rank), pid))
+    ]
+    records = examiner.ask(same, examination.RECORD) if same else {}
+    return {local_rank: _sample(examiner, pid, statuses.get(pid), records.get(pid)) for local_rank, pid in pids.items()}
+
+
+def _status(sample: Sample | None, pid: int) -> bytes:
+    return sample.status if sample and sample.pid == pid else b""
+
+
+def _sample(examiner: Examiner, pid: int, status: Answer | None, answer: Answer | None) -> Sample:
+    record, missing = None, _missing_status(examiner, pid, status)
+    if answer and answer.record:
+        try:
+            record = flight_record.parse(answer.record, _groups(answer))
+        except ValueError as error:
+            missing = f"torch's flight record: {error}"[:_MAX_MISSING_CHARS]
+    return Sample(
+        pid=pid,
+        at=time.monotonic(),
+        activity=process_activity.read(pid),
+        answers_cpu_s=max([0.0, *(_cpu_s(each) for each in (status, answer) if each)]),
+        status=status.record if status else b"",
+        flight_record=record,
+        pending=_pending(answer) if answer else None,
+        waits_for_input=process_activity.waits_for_input(pid),
+        blocked_state=process_activity.blocked_state(pid),
+        missing_sources=(missing,) if missing else (),
+    )
+
+
+def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
+    if not examiner.is_connected(pid):
+        return "torch's flight record: the worker has created no process group with ddplaunch's bootstrap"
+    if status is None:
+        return "torch's flight record: the worker does not answer; it is suspended, or its main thread holds the GIL"
+    return "" if status.record else "torch's flight record: this torch has none"
+
+
+def _cpu_s(answer: Answer) -> float:
+    value = _facts(answer).get(examination.CPU_S)
+    return value if isinstance(value, float) else 0.0
+
+
+def _facts(answer: Answer) -> dict[str, object]:
+    with contextlib.suppress(ValueError, RecursionError):
+        facts = json.loads(answer.facts)
+        if isinstance(facts, dict):
+            return facts
+    return {}
+
+
+def _groups(answer: Answer) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name of each process group -> description and ranks; what does not fit is left out."""
+    found = _facts(answer).get(examination.GROUPS)
+    groups = {}
+    for name, group in found.items() if isinstance(found, dict) else ():
+        with contextlib.suppress(ValueError, TypeError):
+            description, ranks = group
+            if isinstance(description, str) and all(type(rank) is int for rank in ranks):
+                groups[name] = (description, tuple(ranks))
+    return groups
+
+
+def _pending(answer: Answer) -> PendingCall | None:
+    found = _facts(answer).get(examination.PENDING)
+    if not isinstance(found, list) or len(found) != 3:
+        return None
+    function, peer, group = found
+    is_rank = type(peer) is int and 0 <= peer < _MAX_RANK
+    if not isinstance(function, str) or not isinstance(group, str) or not f"{function}{group}".isprintable():
+        return None
+    return PendingCall(function[:_MAX_NAME], peer if is_rank else None, group[:_MAX_NAME])

@@ -1,0 +1,99 @@
+"""hang.txt and hang.json: what was found when the job stood still, for people and for programs.
+
+Runs in the launcher. A full disk prevents the files, and nothing else.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol import wire
+from ddplaunch.text import escape
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddplaunch.hangs.explanation import Explanation
+    from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+
+SCHEMA = 1
+"""Version of the fields of hang.json."""
+
+_MAX_FILES = 100
+
+
+def write(
+    folder: Path, attempt: int, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation
+) -> Path | None:
+    """Write both files to the run's ``folder``; a later hang gets hang_2.txt, and so on.
+
+    Returns the path of the text; None if the disk did not take it.
+    """
+    names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES)))
+    stem = next((name for name in names if not (folder / f"{name}.txt").exists()), names[-1])
+    facts = {
+        "schema": SCHEMA,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "attempt": attempt,
+        **wire.to_json(found),
+        "ranks": [wire.to_json(evidence) for evidence in ranks],
+        "nodes": [wire.to_json(node) for node in nodes],
+    }
+    try:
+        _write_whole(folder / f"{stem}.json", json.dumps(facts, indent=1) + "\n")
+        _write_whole(folder / f"{stem}.txt", page(attempt, ranks, nodes, found))
+    except OSError:
+        return None
+    return folder / f"{stem}.txt"
+
+
+def page(attempt: int, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> str:
+    """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS."""
+    parts = [f"attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
+    parts += [escape(sentence) for sentence in found.sentences]
+    for evidence in sorted(ranks, key=lambda each: each.rank):
+        parts += ["", *_rank(evidence)]
+    for node in nodes:
+        parts += ["", *_node(node)]
+    return "\n".join(parts) + "\n"
+
+
+def _rank(evidence: RankEvidence) -> list[str]:
+    head = f"rank {evidence.rank} on {evidence.host}, pid {evidence.pid}"
+    if not evidence.is_running:
+        return [f"{head}: has ended"]
+    facts = [
+        f"no output for {evidence.silent_s:.0f} s",
+        f"in the last {evidence.window_s:.1f} s {evidence.cpu_s:.2f} s of CPU time, {evidence.io_bytes} bytes read "
+        f"and written, {evidence.run_queue_wait_s:.2f} s waiting for a CPU",
+    ]
+    facts += [evidence.blocked_state] if evidence.blocked_state else []
+    facts += [f"busiest child: {evidence.busy_child}"] if evidence.busy_child else []
+    facts += ["reads standard input"] if evidence.waits_for_input else []
+    lines = [f"{head}: {'; '.join(facts)}", *(f"  not known: {missing}" for missing in evidence.missing_sources)]
+    calls = evidence.flight_record.calls[-5:] if evidence.flight_record else ()
+    for call in calls:
+        done = "done" if call.is_done else "not done"
+        lines.append(f"  {call.operation} #{call.number} of group {call.group}, sizes {call.input_sizes}: {done}")
+    return [escape(line) for line in (*lines, *evidence.stacks.splitlines())]
+
+
+def _node(node: NodeEvidence) -> list[str]:
+    lines = [f"GPUs of {node.host}: {node.gpus_missing}" if node.gpus_missing else f"GPUs of {node.host}:"]
+    for gpu in node.gpus:
+        lines.append(
+            f"  {gpu.index} {gpu.name} {gpu.uuid}: {gpu.utilization} % busy, memory {gpu.memory_utilization} %, "
+            f"{gpu.power_w} of {gpu.power_limit_w} W {gpu.error}"
+        )
+    lines += [f"NCCL's RAS: {node.ras_missing}"] if node.ras_missing else []
+    return [escape(line) for line in (*lines, *node.ras.splitlines())]
+
+
+def _write_whole(path: Path, text: str) -> None:
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8", errors="backslashreplace")
+    os.replace(part, path)

@@ -1,0 +1,226 @@
+"""Notices that a job stands still, has its workers examined, and reports or ends it.
+
+Runs in the launcher, in the main thread. Agents report for how long their workers have been quiet
+(``WorkerActivity``); if all of them have for a limit of ``TimeoutConfig``, the launcher asks for evidence
+(``ExamineWorkers``), and only that decides: a job of which anything moves is never called stuck.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.hangs.explanation import explain
+from ddplaunch.hangs.gpus import with_gpus
+from ddplaunch.hangs.rank_state import JobState
+from ddplaunch.launcher.display import hang_files
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    ExamineWorkers,
+    OrderToNodes,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.text import duration
+from ddplaunch.timeouts import AUTO_HANG_REPORT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.hangs.explanation import Explanation
+    from ddplaunch.launcher.display.messages import UserMessages
+
+_NEVER = float("inf")
+_ANSWER_S = 12.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_PAUSES = 10
+"""The automatic limit is this many times the longest pause so far."""
+
+
+@dataclass
+class _Examination:
+    """One round of questions to all nodes, ended by the last answer or at ``deadline``."""
+
+    number: int
+    attempt: int
+    quiet_s: float
+    still_s: float
+    deadline: float
+    missing: set[int]
+    ranks: list[RankEvidence] = field(default_factory=list)
+    nodes: list[NodeEvidence] = field(default_factory=list)
+
+
+class HangWatch:
+    """Watches one run."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        send: Callable[[object], None],
+        folder: Callable[[], Path | None],
+        messages: UserMessages,
+    ) -> None:
+        """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
+        self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
+        self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self._attempt = -1
+        self._participants: Sequence[int] = ()
+        self._activity: dict[int, tuple[float, WorkerActivity]] = {}
+        self._longest_pause_s = 0.0
+        self._examination: _Examination | None = None
+        self._count = 0
+        self._reported: JobState | None = None
+        self._not_before = 0.0
+        self._at_stop: list[RankEvidence] = []
+
+    # Events.
+
+    def on_report(self, index: int, participants: Sequence[int], report: WorkerActivity | WorkersExamined) -> None:
+        """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
+        now, self._participants = time.monotonic(), participants
+        if isinstance(report, WorkerActivity):
+            self._on_activity(index, report, now)
+        else:
+            self._on_examined(index, report, now)
+
+    def _on_activity(self, index: int, event: WorkerActivity, now: float) -> None:
+        if event.attempt > self._attempt:
+            self._start_attempt(event.attempt)
+        if event.attempt < self._attempt:
+            return
+        if not event.quiet_s and not event.is_finished:
+            self._on_active(now)
+        self._activity[index] = (now, event)
+
+    def _start_attempt(self, attempt: int) -> None:
+        self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
+
+    def _on_active(self, now: float) -> None:
+        quiet_s, still_s = self._job_quiet_s(now)
+        self._longest_pause_s = max(self._longest_pause_s, still_s)
+        if self._reported:
+            self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS)
+            self._reported = None
+
+    def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
+        if event.number == 0:  # Before a stop.
+            self._at_stop.extend(event.ranks)
+        examination = self._examination
+        if examination and event.number == examination.number and index in examination.missing:
+            examination.missing.discard(index)
+            examination.ranks.extend(event.ranks)
+            examination.nodes.extend([event.node] if event.node else [])
+            if not examination.missing:
+                self._conclude(examination, now)
+
+    # Limits.
+
+    @property
+    def _report_s(self) -> float:
+        limit = self._timeouts.hang_report_s
+        if limit == "auto":
+            return max(AUTO_HANG_REPORT_S, _PAUSES * self._longest_pause_s)
+        return _NEVER if limit is None else limit
+
+    def _job_quiet_s(self, now: float) -> tuple[float, float]:
+        """Seconds for which the whole job has been quiet, and still; 0 if a node is active or has not reported."""
+        reports = [self._activity.get(index) for index in self._participants]
+        running = [report for report in reports if report is None or not report[1].is_finished]
+        if not running or None in running:
+            return 0.0, 0.0
+        known = [(now - at, event) for at, event in filter(None, running)]
+        if any(not event.quiet_s for _, event in known):
+            return 0.0, 0.0
+        # A report is repeated while it holds: what has happened since the last one is not known yet.
+        return min(event.quiet_s for _, event in known), min(event.still_s for _, event in known)
+
+    def _is_due(self, quiet_s: float, still_s: float) -> bool:
+        timeouts = self._timeouts
+        limits = (
+            (still_s, timeouts.hang_timeout_s),
+            (quiet_s, timeouts.busy_timeout_s),
+            (quiet_s, None if self._reported else self._report_s),
+            (still_s, None if self._reported is JobState.STUCK else self._report_s),
+        )
+        return any(limit is not None and reached >= limit for reached, limit in limits)
+
+    def run_due(self, now: float) -> float:
+        """Begin or end an examination if it is time. Returns when to call again."""
+        if self._examination:
+            if now >= self._examination.deadline:
+                self._conclude(self._examination, now)
+            return self._examination.deadline if self._examination else _NEVER
+        quiet_s, still_s = self._job_quiet_s(now)
+        if not self._is_due(quiet_s, still_s):
+            return _NEVER  # The next report of an agent ends the wait.
+        if now >= self._not_before:
+            self._examine(now, quiet_s, still_s)
+            return now + _ANSWER_S
+        return self._not_before
+
+    # Examinations.
+
+    def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
+        self._count += 1
+        running = {index for index in self._participants if not self._activity[index][1].is_finished}
+        self._examination = _Examination(self._count, self._attempt, quiet_s, still_s, now + _ANSWER_S, running)
+        self._send(ExamineWorkers(self._attempt, self._count))
+
+    def _conclude(self, examination: _Examination, now: float) -> None:
+        self._examination = None
+        self._not_before = now + min(max(examination.quiet_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        found = with_gpus(explain(examination.ranks), examination.nodes)
+        if examination.missing:  # An agent that does not answer may have workers that move.
+            return
+        timeouts, is_stuck = self._timeouts, found.job_state is JobState.STUCK
+        if is_stuck and timeouts.hang_timeout_s is not None and examination.still_s >= timeouts.hang_timeout_s:
+            self._abort(examination, found, f"nothing has moved for {duration(examination.still_s)}: the job hangs")
+        elif (
+            found.job_state is not JobState.MOVING
+            and timeouts.busy_timeout_s is not None
+            and examination.quiet_s >= timeouts.busy_timeout_s
+        ):
+            quiet = duration(examination.quiet_s)
+            self._abort(examination, found, f"no output and no collective for {quiet} (--busy-timeout)")
+        elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
+            self._reported = found.job_state
+            self._report(examination, found)
+
+    def _is_new(self, found: Explanation, examination: _Examination) -> bool:
+        """Whether the user does not know it yet: one report for each pause, and one more if a busy job gets stuck."""
+        reached_s = examination.still_s if found.job_state is JobState.STUCK else examination.quiet_s
+        return self._reported not in (found.job_state, JobState.STUCK) and reached_s >= self._report_s
+
+    def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
+        self._write(examination.ranks, examination.nodes, found)
+        explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
+        self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
+
+    def _report(self, examination: _Examination, found: Explanation) -> None:
+        path = self._write(examination.ranks, examination.nodes, found)
+        files = f"; all stacks: {path}" if path else ""
+        if found.job_state is JobState.STUCK:
+            first = f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
+        else:
+            first = f"no output and no collective for {duration(examination.quiet_s)}, while some ranks compute"
+        for line in (f"{first}{files}", *(f"  {sentence}" for sentence in found.sentences)):
+            self._messages.show(line, Level.ALWAYS)
+
+    def _write(self, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> Path | None:
+        folder = self._folder()
+        return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
+
+    def show_stopped(self) -> None:
+        """At the end of the run: where the workers were, if the user stopped a job that had been quiet for long."""
+        if self._at_stop:
+            found = explain(self._at_stop)
+            path = self._write(self._at_stop, (), found)
+            self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
+            for sentence in found.sentences:
+                self._messages.show(f"  {sentence}", Level.NORMAL)

@@ -1,0 +1,31 @@
+"""How an agent examines its workers: names of variables, and requests and answers on the examination socket.
+
+Used by the agent and the worker's bootstrap. No behaviour belongs here.
+
+A worker connects to the agent's socket, in Linux's abstract namespace (unix(7)), when its script creates the first
+process group. A request is one byte; an answer is a header of two lengths, ``HEADER``, then the two parts: JSON of this
+module's keys, and torch's flight record as torch wrote it.
+"""
+
+from __future__ import annotations
+
+import struct
+
+SOCKET_VARIABLE = "DDPLAUNCH_EXAMINATION"
+"""Name of the agent's socket; the worker's bootstrap removes the variable before the script runs."""
+
+STATUS = b"s"
+"""Request: torch's counters of collectives only. Takes about 0.1 ms."""
+
+RECORD = b"r"
+"""Request: process groups, pending call and the whole flight record. Takes about 60 us per recorded call."""
+
+HEADER = struct.Struct("!II")
+MAX_PART_BYTES = 64 << 20
+
+CPU_S, GROUPS, PENDING = "cpu_s", "groups", "pending"
+"""Keys of the JSON. A STATUS answer has only the first.
+
+CPU seconds of all answers so far; name of a group -> [description, ranks]; [function, peer or null, name of the group]
+or null.
+"""

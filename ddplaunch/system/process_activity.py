@@ -1,0 +1,105 @@
+"""What a process and its descendants have done so far: CPU time, bytes read and written, waiting for a CPU (proc(5)).
+
+Runs in the agent, for its workers, also when a machine is busy: a few reads of /proc for each process. A counter that
+this user may not read counts as 0.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.system import procfs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+_CPU_FIELDS = slice(11, 15)
+"""utime, stime, and both of the children that were waited for."""
+
+_READ_CALLS = {"x86_64": 0, "aarch64": 63}
+"""Number of read(2) on each architecture."""
+
+BLOCKED_STATES = {
+    "T": "suspended by a signal",
+    "t": "suspended by a debugger",
+    "D": "in uninterruptible sleep, as in a file system or a device that does not answer",
+}
+
+
+@dataclass(frozen=True)
+class ProcessActivity:
+    """Totals since the start of a process, of which the kernel's counters have a resolution of 10 ms.
+
+    Attributes:
+        cpu_s: CPU time of each process of the tree that runs, by pid, ended children included.
+        io_bytes: bytes that each has passed to read(2), write(2) and their kin, by pid.
+        run_queue_wait_s: time for which the main thread of the first process was ready and had no CPU.
+    """
+
+    cpu_s: dict[int, float]
+    io_bytes: dict[int, int]
+    run_queue_wait_s: float
+
+    def cpu_since(self, earlier: ProcessActivity) -> float:
+        """CPU seconds that the tree has used since ``earlier``; processes that began since then count in full."""
+        return sum(max(0.0, value - earlier.cpu_s.get(pid, 0.0)) for pid, value in self.cpu_s.items())
+
+    def io_since(self, earlier: ProcessActivity) -> int:
+        """Bytes that the tree has read and written since ``earlier``."""
+        return sum(max(0, value - earlier.io_bytes.get(pid, 0)) for pid, value in self.io_bytes.items())
+
+    def busiest_child(self, earlier: ProcessActivity, parent: int) -> int | None:
+        """The descendant of ``parent`` that used most CPU since ``earlier``; None if none used any."""
+        used = {pid: value - earlier.cpu_s.get(pid, 0.0) for pid, value in self.cpu_s.items() if pid != parent}
+        return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
+
+
+def read(pid: int) -> ProcessActivity:
+    """The activity of ``pid`` and its descendants."""
+    tree = (pid, *descendants(pid))
+    return ProcessActivity(
+        cpu_s={each: _cpu_s(each) for each in tree},
+        io_bytes={each: _io_bytes(each) for each in tree},
+        run_queue_wait_s=_run_queue_wait_s(pid),
+    )
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """All descendants of ``pid`` that run; empty on a kernel without /proc/PID/task/TID/children."""
+    try:
+        threads = os.listdir(f"/proc/{pid}/task")
+    except OSError:
+        return
+    for thread in threads:
+        for child in map(int, procfs.read(f"/proc/{pid}/task/{thread}/children").split()):
+            yield child
+            yield from descendants(child)
+
+
+def _cpu_s(pid: int) -> float:
+    return sum(map(int, procfs.stat(pid)[_CPU_FIELDS])) / _TICKS_PER_S
+
+
+def _io_bytes(pid: int) -> int:
+    counters = dict(line.split(b": ") for line in procfs.read(f"/proc/{pid}/io").splitlines())
+    return int(counters.get(b"rchar", 0)) + int(counters.get(b"wchar", 0))
+
+
+def _run_queue_wait_s(pid: int) -> float:
+    fields = procfs.read(f"/proc/{pid}/schedstat").split()
+    return int(fields[1]) / 1e9 if len(fields) > 1 else 0.0
+
+
+def waits_for_input(pid: int) -> bool:
+    """Whether the main thread of ``pid`` is in read(2) of its standard input; false if the kernel does not say."""
+    fields = procfs.read(f"/proc/{pid}/syscall").split()
+    return fields[:2] == [str(_READ_CALLS.get(os.uname().machine, -1)).encode(), b"0x0"]
+
+
+def blocked_state(pid: int) -> str:
+    """Why the kernel does not run the process; empty if it may run or is gone."""
+    fields = procfs.stat(pid)
+    return BLOCKED_STATES.get(fields[procfs.STATE].decode(), "") if fields else ""

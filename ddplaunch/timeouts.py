@@ -1,0 +1,54 @@
+"""The time limits of a run, as the user set them, checked.
+
+A part of LaunchConfig (see ``config``), used by launcher and agent.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from ddplaunch.errors import OptionError
+
+AUTO_HANG_REPORT_S = 300.0
+
+_MAX_S = 7 * 86400.0
+"""A longer time is probably a typing mistake, and CPython's lock calls overflow at a few times this value."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TimeoutConfig:
+    """Time limits of a run, in seconds.
+
+    Attributes:
+        shutdown_timeout_s: from SIGTERM to SIGKILL when workers are stopped.
+        hang_report_s: time without any movement after which the launcher reports where the workers are; None: never;
+            ``auto``: ``AUTO_HANG_REPORT_S``, or ten times the longest pause of the run if that is more.
+        hang_timeout_s: time without any movement after which the job counts as hung; None: never.
+        busy_timeout_s: as ``hang_timeout_s``, but CPU time, reading and writing do not count as movement; None: never.
+        join_timeout_s: how long the nodes of one launcher may take to meet; else ``RendezvousConfig.join_timeout_s``.
+        lost_after_s: time without an answer after which a node is lost; else ``RendezvousConfig.lost_after_s``.
+    """
+
+    shutdown_timeout_s: float = 30.0
+    hang_report_s: float | Literal["auto"] | None = "auto"
+    hang_timeout_s: float | None = None
+    busy_timeout_s: float | None = None
+    join_timeout_s: float = 600.0
+    lost_after_s: float = 5.0
+
+    @property
+    def hang_limits(self) -> tuple[float, ...]:
+        """The times without movement, in seconds, at which something follows; empty if the workers are not watched."""
+        report_s = AUTO_HANG_REPORT_S if self.hang_report_s == "auto" else self.hang_report_s
+        return tuple(each for each in (report_s, self.hang_timeout_s, self.busy_timeout_s) if each is not None)
+
+    def validate(self) -> None:
+        """Raise UsageError for an invalid value or combination."""
+        limits = {"--hang-timeout": self.hang_timeout_s, "--busy-timeout": self.busy_timeout_s}
+        limits |= {} if self.hang_report_s == "auto" else {"--hang-report": self.hang_report_s}
+        if not 0 <= self.shutdown_timeout_s <= _MAX_S:
+            raise OptionError("--shutdown-timeout", f"{self.shutdown_timeout_s:g}", f"must be 0 to {_MAX_S:g} s")
+        for option, limit in limits.items():
+            if limit is not None and not 1 <= limit <= _MAX_S:
+                raise OptionError(option, f"{limit:g}", f"must be 1 to {_MAX_S:g} s")

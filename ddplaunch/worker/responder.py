@@ -1,0 +1,150 @@
+"""Answers the agent's questions about process groups and torch's flight record, also while the script hangs.
+
+Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
+call ever after: it costs nothing until the agent asks. A thread is needed because a main thread that waits in a
+collective runs neither Python code nor Python's signal handlers. Must not import anything in that thread: the main
+thread may hold the import lock.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import PathFinder
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.protocol import examination
+
+if TYPE_CHECKING:
+    from importlib.machinery import ModuleSpec
+    from types import FrameType, ModuleType
+
+_C10D = "torch.distributed.distributed_c10d"
+
+_socket_name = ""
+_pid = 0
+"""The process that may start the thread: a child that the script forks is not a worker."""
+
+
+def prepare(socket_name: str) -> None:
+    """In a worker, before the script: start the thread once the script creates a process group.
+
+    ``socket_name`` is the agent's socket. Where the forkserver has imported torch, ``watch`` has been called.
+    """
+    global _socket_name, _pid
+    _socket_name, _pid = socket_name, os.getpid()
+    if _C10D not in sys.modules and "torch" not in sys.modules:
+        sys.meta_path.insert(0, _Finder())
+
+
+def watch(c10d: ModuleType | None) -> None:
+    """Notice new process groups of torch's module; without effect if it is None or another torch keeps none there."""
+    groups = getattr(c10d, "_pg_map", None)
+    if c10d is not None and type(groups) is dict:
+        c10d._pg_map = _Groups(groups)  # type: ignore[attr-defined]
+
+
+class _Groups(dict[Any, Any]):
+    """torch's dictionary of process groups."""
+
+    def __setitem__(self, group: Any, value: Any) -> None:
+        super().__setitem__(group, value)
+        _start()
+
+
+class _Finder(MetaPathFinder, Loader):
+    """Finds torch's module of process groups, once, in a worker that imports torch itself."""
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname != _C10D:
+            return None
+        with contextlib.suppress(ValueError):
+            sys.meta_path.remove(self)
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec and spec.loader:
+            self._loader, spec.loader = spec.loader, self
+        return spec
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        watch(module)
+
+
+def _start() -> None:
+    global _socket_name
+    if _socket_name and os.getpid() == _pid:
+        name, _socket_name = _socket_name, ""
+        # Not threading.Thread: the script would see it in threading.enumerate(), and its end would be awaited.
+        with contextlib.suppress(RuntimeError):
+            _thread.start_new_thread(_serve, (name, threading.main_thread().ident or 0))
+
+
+def _serve(name: str, main_thread: int) -> None:
+    with contextlib.suppress(Exception):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.connect(f"\0{name}")
+            while request := agent.recv(1):
+                facts, record = _answer(request, main_thread)
+                agent.sendall(examination.HEADER.pack(len(facts), len(record)) + facts + record)
+
+
+def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
+    is_whole = request == examination.RECORD
+    facts: dict[str, Any] = {}
+    record = _flight_record(is_whole)
+    if is_whole:
+        c10d = sys.modules[_C10D]
+        for key, read in ((examination.GROUPS, _groups), (examination.PENDING, _pending)):
+            with contextlib.suppress(Exception):
+                facts[key] = read(c10d, main_thread)
+    facts[examination.CPU_S] = time.thread_time()
+    return json.dumps(facts).encode(), record
+
+
+def _flight_record(is_whole: bool) -> bytes:
+    """Torch's flight record as JSON; empty where this torch has none."""
+    torch_c = sys.modules.get("torch._C._distributed_c10d")
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        with contextlib.suppress(Exception):
+            record = getattr(torch_c, name)(is_whole, False)
+            return record if isinstance(record, bytes) else str(record).encode()
+    return b""
+
+
+def _groups(c10d: Any, _main_thread: int) -> dict[str, tuple[str, list[int]]]:
+    names = dict(c10d._world.pg_names)
+    return {
+        names[group]: (str(getattr(group, "group_desc", "")), sorted(ranks, key=ranks.__getitem__))
+        for group, ranks in dict(c10d._world.pg_group_ranks).items()
+        if group in names
+    }
+
+
+def _pending(c10d: Any, main_thread: int) -> tuple[str, int | None, str] | None:
+    """The outermost function of torch's module in which the main thread is, with the rank and group of its call."""
+    frame = sys._current_frames().get(main_thread)
+    found: FrameType | None = None
+    while frame is not None:
+        if frame.f_globals is c10d.__dict__ and not frame.f_code.co_name.startswith("_"):
+            found = frame
+        frame = frame.f_back
+    if found is None:
+        return None
+    arguments = dict(found.f_locals)
+    group = c10d._world.pg_names.get(arguments.get("group"), "")
+    peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
+    return found.f_code.co_name, peer, group

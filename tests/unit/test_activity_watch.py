@@ -1,0 +1,188 @@
+"""For how long the workers of a node have been quiet, and what the agent asks them when."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.workers import activity_watch, sampler
+from ddplaunch.agent.workers.activity_watch import ActivityWatch
+from ddplaunch.agent.workers.examiner import Examiner
+from ddplaunch.agent.workers.output import Stream
+from ddplaunch.agent.workers.sampler import Sample
+from ddplaunch.agent.workers.worker import Worker
+from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    ExamineWorkers,
+    Output,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.system.process_activity import ProcessActivity
+from ddplaunch.timeouts import TimeoutConfig
+
+PID = 77
+
+
+class Watched:
+    """A watch of one worker, whose time and samples the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **timeouts: Any) -> None:
+        self.now, self.cpu_s = 1000.0, 0.0
+        monkeypatch.setattr(activity_watch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(sampler, "take", lambda *_, **__: {0: self._sample()})
+        self.stream = Stream(Output("node1", 0, 0, "stdout", 0), send=None, log=None)
+        pump: Any = SimpleNamespace(stream=self.stream)
+        self.worker = Worker(0, 0, None, pumps=[pump], pid=PID, started_at=self.now)
+        self.stacks: list[bool] = []
+        self.group = SimpleNamespace(
+            attempt=0,
+            host="node1",
+            workers=[self.worker],
+            streams=(self.stream,),
+            all_ended=True,
+            request_stacks=lambda resume: self.stacks.append(resume),
+            pids_by_local_rank=lambda: {0: PID},
+        )
+        self.reports: list[Any] = []
+        self.events: list[Any] = []
+        self.watch = ActivityWatch(
+            TimeoutConfig(**{"hang_report_s": None, **timeouts}),
+            self.group,  # type: ignore[arg-type]
+            Examiner(is_needed=False),
+            lambda: NodeEvidence(host="node1"),
+            self.reports.append,
+            self.events.append,
+        )
+
+    def _sample(self) -> Sample:
+        return Sample(PID, self.now, ProcessActivity({PID: self.cpu_s}, {PID: 0}, 0.0))
+
+    def run(self, *steps: Callable[[], object]) -> None:
+        """Before each step the time is that of the watch's deadline; its events are handled after each."""
+        waiting = list(steps)
+
+        def wait(_done: object, deadline: Any) -> bool:
+            while self._events_are_handled():
+                pass
+            if not waiting:
+                return True
+            self.now = max(self.now, min(deadline(), self.now + 3600))
+            waiting.pop(0)()
+            while self._events_are_handled():
+                pass
+            return not waiting
+
+        self.watch.watch(wait, lambda: False)
+
+    def _events_are_handled(self) -> bool:
+        activity_watch.threading.enumerate()
+        for thread in activity_watch.threading.enumerate():
+            if thread.name == "sampler":
+                thread.join(10)
+        for event in self.events:
+            self.watch.handle_event(event)
+        return bool(self.events and not self.events.clear())
+
+
+def nothing() -> None:
+    pass
+
+
+def activities(watched: Watched) -> list[WorkerActivity]:
+    return [report for report in watched.reports if isinstance(report, WorkerActivity)]
+
+
+def test_without_limits_nothing_is_sampled_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch)
+    watched.run(nothing, nothing)
+    assert watched.reports == []
+
+
+def test_quiet_workers_are_reported_until_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.run(nothing, nothing, nothing, nothing, lambda: watched.stream.write(b"line\n"), nothing)
+    quiet = activities(watched)
+    assert quiet[-1] == WorkerActivity(0, is_finished=True)
+    assert quiet[-2] == WorkerActivity(0)
+    times = [report.quiet_s for report in quiet[:-2]]
+    assert times == sorted(times)
+    assert times[0] == 6.0
+    assert all(0 < later - earlier <= 10 for earlier, later in itertools.pairwise(times))
+
+
+def test_a_report_comes_just_when_a_limit_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.run(*[nothing] * 12)
+    assert any(60.0 <= report.still_s < 60.6 for report in activities(watched))
+
+
+def test_a_worker_that_computes_is_quiet_but_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+
+    def compute() -> None:
+        watched.cpu_s += 5
+
+    watched.run(nothing, compute, compute, compute)
+    last = activities(watched)[-2]
+    assert last.quiet_s > 20
+    assert last.still_s == 0
+
+
+def test_a_suspended_machine_was_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+
+    def suspend() -> None:
+        watched.now += 5000
+
+    watched.run(suspend, nothing)
+    assert all(report.quiet_s < 60 for report in activities(watched))
+
+
+def test_an_examination_takes_stacks_twice_and_resumes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.run(nothing, lambda: watched.watch.handle_event(ExamineWorkers(0, 5)), nothing, nothing)
+    (examined,) = [report for report in watched.reports if isinstance(report, WorkersExamined)]
+    assert (examined.number, [rank.pid for rank in examined.ranks]) == (5, [PID])
+    assert examined.node == NodeEvidence(host="node1")
+    assert watched.stacks == [False, False]
+
+
+def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    failures: list[AttemptFailure | None] = []
+
+    def abort() -> None:
+        failures.extend(watched.watch.handle_event(AbortHungAttempt(number, "hangs")) for number in (7, 0))
+
+    watched.run(abort)
+    assert failures == [None, AttemptFailure("hangs")]
+    assert watched.watch.is_hung
+    assert watched.stacks == [True]
+    assert watched.watch.handle_event(AbortHungAttempt(0, "hangs")) is None
+
+
+def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.run(lambda: [watched.watch.handle_event(event) for event in (OutputResumed(3), WorkersSampled(3, {}))])
+    assert watched.reports == [WorkerActivity(0, is_finished=True)]
+
+
+def test_before_a_stop_quiet_workers_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_report_s=300.0)
+    watched.run(*[nothing] * 4)
+    assert watched.now - 1000 > 30
+
+    def wait(done: Callable[[], bool], _deadline: object) -> bool:
+        watched._events_are_handled()
+        return done()
+
+    watched.watch.examine_before_stop(wait)  # type: ignore[arg-type]
+    assert isinstance(watched.reports[-1], WorkersExamined)
+    assert watched.reports[-1].number == 0

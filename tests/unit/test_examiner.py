@@ -1,0 +1,100 @@
+"""The agent's questions to its workers: who may connect, what an answer may be, and who does not answer."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from ddplaunch.agent.workers.examiner import Examiner
+from ddplaunch.protocol import examination
+
+OWN = os.getpid()
+
+
+def packed(facts: bytes, record: bytes) -> bytes:
+    return examination.HEADER.pack(len(facts), len(record)) + facts + record
+
+
+@contextmanager
+def connected(examiner: Examiner) -> Iterator[socket.socket]:
+    """A connection from this process, which the examiner has accepted."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as worker:
+        worker.settimeout(10)
+        accepted = threading.Event()
+        examiner.on_accepted = accepted.set
+        worker.connect(f"\0{examiner.name}")
+        assert accepted.wait(10)
+        yield worker
+
+
+@pytest.fixture
+def examiner() -> Iterator[Examiner]:
+    found = Examiner(is_needed=True)
+    yield found
+    found.close()
+
+
+def answering(worker: socket.socket, *answers: bytes) -> threading.Thread:
+    def serve() -> None:
+        for answer in answers:
+            assert worker.recv(1)
+            worker.sendall(answer)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return thread
+
+
+def test_answers_come_by_pid(examiner: Examiner) -> None:
+    with connected(examiner) as worker:
+        thread = answering(worker, packed(b"{}", b"record"), packed(b"", b""))
+        answers = examiner.ask([OWN, 1], examination.STATUS)
+        assert (answers[OWN].facts, answers[OWN].record) == (b"{}", b"record")
+        assert set(answers) == {OWN}
+        assert examiner.ask([OWN], examination.STATUS)[OWN].record == b""
+        thread.join(10)
+
+
+def test_a_large_answer_arrives_whole(examiner: Examiner) -> None:
+    record = os.urandom(5 << 20)
+    with connected(examiner) as worker:
+        thread = answering(worker, packed(b"{}", record))
+        assert examiner.ask([OWN], examination.RECORD)[OWN].record == record
+        thread.join(10)
+
+
+def test_a_late_answer_to_another_question_is_not_taken_for_the_answer(examiner: Examiner) -> None:
+    with connected(examiner) as worker:
+        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}
+        assert worker.recv(1) == examination.STATUS
+        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}  # Not asked a second time.
+        worker.sendall(packed(b"", b"late"))
+        thread = answering(worker, packed(b"", b"record"))
+        assert examiner.ask([OWN], examination.RECORD)[OWN].record == b"record"
+        thread.join(10)
+
+
+def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:
+    with connected(examiner):
+        pass
+    assert examiner.ask([OWN], examination.STATUS) == {}
+    assert not examiner.is_connected(OWN)
+
+
+def test_an_answer_that_is_too_long_ends_the_connection(examiner: Examiner) -> None:
+    with connected(examiner) as worker:
+        thread = answering(worker, examination.HEADER.pack(examination.MAX_PART_BYTES + 1, 0))
+        assert examiner.ask([OWN], examination.STATUS) == {}
+        thread.join(10)
+    assert not examiner.is_connected(OWN)
+
+
+def test_no_socket_is_opened_where_no_worker_can_answer() -> None:
+    examiner = Examiner(is_needed=False)
+    assert examiner.name == ""
+    assert examiner.ask([OWN], examination.STATUS) == {}

@@ -1,0 +1,49 @@
+"""GPUs that work, and GPUs on which NCCL waits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ddplaunch.hangs import explanation
+from ddplaunch.hangs.gpus import spins, with_gpus, works
+from ddplaunch.hangs.rank_state import JobState
+from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
+
+SPINNING = Gpu(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
+WORKING = replace(SPINNING, index=1, memory_utilization=40, power_w=650.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, True),
+        ({"utilization": 99, "memory_utilization": 1, "power_w": 349.9}, True),
+        ({"utilization": 98}, False),
+        ({"memory_utilization": 2}, False),
+        ({"power_w": 350.0}, False),
+        ({"power_w": None}, False),
+        ({"power_limit_w": None}, False),
+    ],
+)
+def test_a_spinning_kernel_is_busy_without_memory_and_power(changes: dict[str, float | None], expected: bool) -> None:
+    assert spins(replace(SPINNING, **changes)) is expected  # type: ignore[arg-type]
+
+
+def test_a_job_whose_gpu_works_is_not_stuck() -> None:
+    rank = RankEvidence(rank=0, local_rank=0, host="a", pid=1, silent_s=99.0, window_s=9.0)
+    found = explanation.explain([rank])
+    assert found.job_state is JobState.STUCK
+    assert with_gpus(found, [NodeEvidence(host="a", gpus=(SPINNING,))]).job_state is JobState.STUCK
+    busy = with_gpus(found, [NodeEvidence(host="a", gpus=(SPINNING, WORKING))])
+    assert busy.job_state is JobState.BUSY
+    assert busy.sentences[-2:] == (
+        "1 GPU computes, for example GPU 1 of a",
+        "1 GPU spins: 100 % busy at low power, as NCCL waits",
+    )
+
+
+def test_a_gpu_that_does_not_tell_neither_works_nor_spins() -> None:
+    assert not works(Gpu(index=0))
+    assert not spins(Gpu(index=0))

@@ -1,0 +1,187 @@
+"""When the launcher examines a job, what it reports, and when it ends it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.config import LaunchConfig
+from ddplaunch.launcher import hang_watch
+from ddplaunch.launcher.hang_watch import HangWatch
+from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    ExamineWorkers,
+    OrderToNodes,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.timeouts import TimeoutConfig
+from tests.support.hangs import call, done, evidence
+
+WAITS = evidence(0, [*done(2), call(3)])
+SLEEPS = evidence(1, done(2), where="train.py:6 in step (sleep)")
+COMPUTES = replace(SLEEPS, cpu_s=4.0)
+MOVES = replace(SLEEPS, collectives_moved=True)
+
+
+class Watched:
+    """A HangWatch of two nodes with a worker each, at a time that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None, **timeouts: Any) -> None:
+        self.now = 1000.0
+        monkeypatch.setattr(hang_watch.time, "monotonic", lambda: self.now)
+        self.sent: list[object] = []
+        self.shown: list[str] = []
+        config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**timeouts))
+        messages = SimpleNamespace(show=lambda text, _level: self.shown.append(text))
+        self.watch = HangWatch(config, self.sent.append, lambda: folder, messages)  # type: ignore[arg-type]
+
+    def quiet(self, quiet_s: float, still_s: float | None = None, nodes: tuple[int, ...] = (0, 1)) -> float:
+        """Both nodes report; returns when the watch wants to be called again."""
+        for index in nodes:
+            activity = WorkerActivity(0, quiet_s, quiet_s if still_s is None else still_s)
+            self.watch.on_report(index, (0, 1), activity)
+        return self.watch.run_due(self.now)
+
+    def answer(self, *ranks: RankEvidence, node: NodeEvidence | None = None) -> None:
+        (order,) = self.sent
+        assert isinstance(order, ExamineWorkers)
+        self.sent.clear()
+        for index, rank in enumerate(ranks):
+            self.watch.on_report(index, (0, 1), WorkersExamined(0, order.number, (rank,), node))
+
+
+@pytest.fixture
+def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
+    return Watched(monkeypatch)
+
+
+def test_a_job_that_stands_still_is_reported_once_and_goes_on(watched: Watched) -> None:
+    watched.quiet(299.0)
+    assert watched.sent == []
+    watched.quiet(300.0)
+    assert watched.sent == [ExamineWorkers(0, 1)]
+    watched.answer(WAITS, SLEEPS)
+    assert watched.shown[0] == "nothing has moved for 5 min: the job seems to hang"
+    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3 of default_pg")
+    assert "  rank 1 is at train.py:6 in step (sleep)" in watched.shown
+    watched.now += 1000
+    watched.quiet(1300.0)
+    assert watched.sent == []
+
+
+def test_it_is_reported_that_the_job_moves_again_and_the_next_pause_must_be_ten_times_as_long(
+    watched: Watched,
+) -> None:
+    watched.quiet(310.0)
+    watched.answer(WAITS, SLEEPS)
+    watched.shown.clear()
+    watched.watch.on_report(1, (0, 1), WorkerActivity(0))
+    assert watched.shown == ["the job moves again, after 5 min 10 s"]
+    watched.now += 100
+    watched.quiet(3000.0)
+    assert watched.sent == []
+    watched.quiet(3100.0)
+    assert watched.sent == [ExamineWorkers(0, 2)]
+
+
+def test_a_job_is_not_examined_while_a_node_moves_or_has_not_reported(watched: Watched) -> None:
+    watched.quiet(500.0, nodes=(0,))
+    watched.watch.on_report(1, (0, 1), WorkerActivity(0))
+    watched.watch.run_due(watched.now)
+    assert watched.sent == []
+
+
+def test_a_node_that_has_done_its_part_does_not_count(watched: Watched) -> None:
+    watched.watch.on_report(1, (0, 1), WorkerActivity(0, is_finished=True))
+    watched.quiet(300.0, nodes=(0,))
+    watched.answer(replace(SLEEPS, rank=0))
+    assert watched.shown[0].startswith("nothing has moved for 5 min")
+
+
+def test_evidence_of_movement_prevents_any_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0, busy_timeout_s=60.0)
+    watched.quiet(400.0)
+    watched.answer(WAITS, MOVES)
+    assert (watched.sent, watched.shown) == ([], [])
+
+
+def test_a_job_that_stands_still_is_ended_if_the_user_wants_that(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watched = Watched(monkeypatch, tmp_path, hang_timeout_s=60.0)
+    watched.quiet(60.0)
+    watched.answer(WAITS, SLEEPS)
+    (order,) = watched.sent
+    assert isinstance(order, AbortHungAttempt)
+    assert order.reason.startswith("nothing has moved for 1 min: the job hangs; rank 1 never joined all_reduce #3")
+    facts = json.loads((tmp_path / "hang.json").read_text())
+    assert (facts["schema"], facts["job_state"], facts["culprits"]) == (1, "stuck", [1])
+    assert [rank["rank"] for rank in facts["ranks"]] == [0, 1]
+    assert "rank 1 on gpu0, pid 101" in (tmp_path / "hang.txt").read_text()
+
+
+def test_ranks_that_wait_for_one_that_computes_are_reported_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.quiet(300.0, still_s=0.0)
+    watched.answer(WAITS, COMPUTES)
+    assert watched.sent == []
+    assert watched.shown[0] == "no output and no collective for 5 min, while some ranks compute"
+
+
+def test_they_are_ended_with_a_busy_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, busy_timeout_s=60.0)
+    watched.quiet(60.0, still_s=0.0)
+    watched.answer(WAITS, COMPUTES)
+    (order,) = watched.sent
+    assert isinstance(order, AbortHungAttempt)
+    assert order.reason.startswith("no output and no collective for 1 min (--busy-timeout); rank 1 never joined")
+
+
+def test_a_gpu_that_computes_is_movement(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    watched.quiet(60.0)
+    gpu = Gpu(index=0, utilization=97, memory_utilization=60, power_w=600.0, power_limit_w=700.0)
+    watched.answer(WAITS, SLEEPS, node=NodeEvidence(host="gpu0", gpus=(gpu,)))
+    assert watched.sent == []
+
+
+def test_a_node_that_does_not_answer_leaves_the_question_open(watched: Watched) -> None:
+    deadline = watched.quiet(300.0)
+    watched.answer(WAITS)
+    assert watched.watch.run_due(deadline - 0.1) == deadline
+    watched.now = deadline
+    watched.watch.run_due(deadline)
+    assert (watched.sent, watched.shown) == ([], [])
+    watched.now += 100
+    watched.quiet(500.0)
+    assert watched.sent == [ExamineWorkers(0, 2)]
+
+
+def test_reports_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_report_s=None)
+    watched.quiet(90000.0)
+    assert watched.sent == []
+
+
+def test_where_each_node_has_a_launcher_the_order_goes_to_all_nodes(
+    monkeypatch: pytest.MonkeyPatch, watched: Watched
+) -> None:
+    config = SimpleNamespace(timeouts=TimeoutConfig(), rendezvous=object())
+    watched.watch = HangWatch(config, watched.sent.append, lambda: None, SimpleNamespace())  # type: ignore[arg-type]
+    watched.quiet(300.0)
+    assert watched.sent == [OrderToNodes(ExamineWorkers(0, 1))]
+
+
+def test_what_the_ranks_did_before_the_user_stopped_the_job_is_shown(watched: Watched) -> None:
+    watched.watch.on_report(0, (0, 1), WorkersExamined(0, 0, (WAITS,)))
+    watched.watch.on_report(1, (0, 1), WorkersExamined(0, 0, (SLEEPS,)))
+    watched.watch.show_stopped()
+    assert watched.shown[0] == "when it was stopped:"
+    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3")

@@ -1,0 +1,66 @@
+"""What the kernel counts for a process and its descendants."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from ddplaunch.system import process_activity
+from tests.support.processes import wait_until
+
+BUSY_CHILD = """
+import os, sys
+if os.fork():
+    print(os.wait(), flush=True)
+else:
+    data = os.urandom(1 << 20)
+    with open("/dev/null", "wb", 0) as sink:
+        for _ in range(20): sink.write(data)
+    end = os.times().user + 0.2
+    while os.times().user < end: pass
+    print("done", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def process() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", BUSY_CHILD], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as found:
+        yield found
+        found.kill()
+
+
+def test_a_childs_work_counts(process: subprocess.Popen[bytes]) -> None:
+    before = process_activity.read(process.pid)
+    assert process.stdout
+    assert process.stdout.readline() == b"done\n"
+    after = process_activity.read(process.pid)
+    (child,) = process_activity.descendants(process.pid)
+    assert after.cpu_since(before) >= 0.15
+    assert after.io_since(before) >= 20 << 20
+    assert after.busiest_child(before, process.pid) == child
+    wait_until(lambda: process_activity.waits_for_input(child))
+    idle = process_activity.read(process.pid)
+    assert idle.busiest_child(process_activity.read(process.pid), process.pid) is None
+    os.kill(child, signal.SIGKILL)
+    process.wait(10)
+
+
+def test_why_the_kernel_does_not_run_a_process(process: subprocess.Popen[bytes]) -> None:
+    assert process_activity.blocked_state(process.pid) == ""
+    process.send_signal(signal.SIGSTOP)
+    os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+    assert process_activity.blocked_state(process.pid) == "suspended by a signal"
+
+
+def test_a_process_that_is_gone_has_done_nothing() -> None:
+    with subprocess.Popen(["true"]) as gone:
+        gone.wait(10)
+    assert process_activity.read(gone.pid).cpu_s == {gone.pid: 0.0}
+    assert process_activity.blocked_state(gone.pid) == ""
+    assert not process_activity.waits_for_input(gone.pid)
