@@ -161,8 +161,11 @@ def test_the_example_of_a_report_has_all_keys():
 
 # Options and examples.
 
+
 OF_OTHERS = {
     *("--real-torch",),  # our tests'
+    *("--ci", "--amp", "--arch", "--compile", "--dcp-api", "--disable-amp", "--dist-url", "--use-fp", "--zero-stage"),
+    *("--multiprocessing-distributed",),  # of the programs of scripts/compat
     *("--lr", "--resume", "--epochs", "--nproc"),  # scripts', and an abbreviation of ours
     *(
         "--nodes",
