@@ -162,6 +162,16 @@ def test_the_example_of_a_report_has_all_keys():
 # Options and examples.
 
 
+def test_the_code_of_the_guides_is_that_of_programs_which_are_run():
+    runs = read("scripts/lib/compat/run_all.py")
+    named = re.findall(r"`scripts/lib/compat/(guides/\w+\.py)`", read("docs/guides.md"))
+    assert named
+    assert all(f'"{name}"' in runs for name in named)
+    programs = [read(f"scripts/lib/compat/{name}") for name in named] + [read("scripts/examples/train_digits.py")]
+    for block in re.findall(r"^```python\n(.*?)^```", read("docs/guides.md"), re.DOTALL | re.MULTILINE):
+        assert any(block in program for program in programs), block
+
+
 OF_OTHERS = {
     *("--real-torch",),  # our tests'
     *("--ci", "--amp", "--arch", "--compile", "--dcp-api", "--disable-amp", "--dist-url", "--use-fp", "--zero-stage"),
@@ -248,7 +258,8 @@ def test_the_examples_in_python_run(page: Path, monkeypatch: pytest.MonkeyPatch)
         return results.RunResult("run", 0, "succeeded", 1.0)
 
     monkeypatch.setattr(ddplaunch, "launch", launch, raising=False)
-    examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.DOTALL | re.MULTILINE)
+    examples = [block for block in blocks if "ddplaunch" in block]  # The others are parts of scripts.
     for example in examples:
         exec(example, {})
     assert len(launched) == len(examples)
