@@ -41,6 +41,16 @@ class LaunchError(Exception):
         self.hint = hint
         self.exit_code = exit_code
 
+    @property
+    def text(self) -> str:
+        """The error as the command prints it."""
+        return error_text(self.message, self.hint)
+
+
+def error_text(message: str, hint: str) -> str:
+    """An error with its hint, which may be empty, as the command prints it."""
+    return f"error: {message}" + (f"\n  hint: {hint}" if hint else "")
+
 
 class UsageError(LaunchError):
     """An invalid option or combination of options; exit code 2.

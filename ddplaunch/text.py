@@ -46,6 +46,13 @@ def clock(time_s: float) -> str:
         return "an unknown time"
 
 
+def iso_time(time_s: float) -> str:
+    """Local date and time, with milliseconds and zone, of ``time_s`` seconds since 1970: ISO 8601."""
+    local = time.localtime(time_s)
+    zone = time.strftime("%z", local)
+    return f"{time.strftime('%Y-%m-%dT%H:%M:%S', local)}.{int(time_s % 1 * 1000):03d}{zone[:3]}:{zone[3:]}"
+
+
 def plural(count: int, noun: str) -> str:
     """``1 node``, ``3 nodes``."""
     return f"{count} {noun}{'' if count == 1 else 's'}"
@@ -102,6 +109,14 @@ def duration(duration_s: float) -> str:
             rest = int(duration_s % length // lower_length)
             return f"{duration_s // length:.0f} {unit}" + (f" {rest} {lower}" if rest else "")
     return f"{duration_s:.0f} s"
+
+
+def elapsed(duration_s: float) -> str:
+    """A duration for a table: ``12s``, ``1m33s``, ``2h05m``, ``3d07h``."""
+    for unit, length, lower, lower_length in (("d", 86400, "h", 3600), ("h", 3600, "m", 60), ("m", 60, "s", 1)):
+        if duration_s >= length:
+            return f"{duration_s // length:.0f}{unit}{int(duration_s % length // lower_length):02d}{lower}"
+    return f"{max(0.0, duration_s) // 1:.0f}s"
 
 
 def is_device_id(text: str) -> bool:

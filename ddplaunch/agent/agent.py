@@ -16,6 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent import node_details
 from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
@@ -118,6 +119,7 @@ class Agent:
         """
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
+        self._outbox.send(node_details.read(self._spec))
         while (opened := self._rendezvous.next_round()) is not None:
             self._spec = self._rendezvous.complete(self._spec)
             result = self._rendezvous.finish_round(self._run_attempt(*opened))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import resource
 import shutil
 import socket
@@ -17,10 +16,9 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch.agent import torch_files
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
@@ -65,7 +63,7 @@ def _addresses(order: InspectNode) -> tuple[str, ...]:
 
 
 def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
-    torch, cuda = _torch_versions()
+    torch, cuda = torch_files.versions()
     started_s = time.monotonic()
     name = network.reverse_name(addresses[0])
     name_s = time.monotonic() - started_s
@@ -83,25 +81,6 @@ def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
         addresses=addresses,
         port=port,
     )
-
-
-def _torch_versions() -> tuple[str, str]:
-    """Versions of torch and of its CUDA or ROCm, from torch's files: an import takes a second."""
-    spec = find_spec("torch")
-    if not spec or not spec.submodule_search_locations:
-        return "", ""
-    try:
-        text = Path(spec.submodule_search_locations[0], "version.py").read_text(errors="replace")
-    except OSError:
-        return "unknown", ""
-    hip = _version_in(text, "hip")
-    return _version_in(text, "__version__") or "unknown", _version_in(text, "cuda") or (f"ROCm {hip}" if hip else "")
-
-
-def _version_in(text: str, name: str) -> str:
-    """The text that ``name`` has in torch's version.py; empty if it has none."""
-    found = re.search(rf"^{name}\b.*= *['\"]([^'\"]+)", text, re.MULTILINE)
-    return found[1] if found else ""
 
 
 def _free_bytes(folder: str) -> int | None:

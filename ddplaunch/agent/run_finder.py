@@ -14,7 +14,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
@@ -22,7 +22,8 @@ import psutil
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, Kind, RunOnHost, RunsFound
-from ddplaunch.system import cgroup, processes, procfs, run_tags
+from ddplaunch.system import cgroup, processes, procfs, run_json, run_tags
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -30,6 +31,9 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
 
 _WAIT_S, _REPEAT_S = 0.2, 0.5
+
+_MAX_SCRIPT = 200
+"""Characters of a script's path."""
 
 _HELPERS: tuple[Kind, ...] = ("forkserver", "store", "member")
 
@@ -46,6 +50,7 @@ class RunProcess:
         tag: the node tag; the run tag for a launcher.
         run_id: the run id; that of ``tag``, or another on which the nodes have agreed.
         launcher_alive: whether this process is an agent whose launcher is alive.
+        script: what the workers run, as far as this process shows it; that may change, so it is not compared.
     """
 
     process: psutil.Process
@@ -53,6 +58,7 @@ class RunProcess:
     run_id: str
     kind: Kind
     launcher_alive: bool = False
+    script: str = field(default="", compare=False)
 
     @property
     def pid(self) -> int:
@@ -81,6 +87,7 @@ def find_runs() -> RunsFound:
 
 def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
     counts = Counter(process.kind for process in found)
+    by_kind = sorted(found, key=lambda process: KINDS.index(process.kind))  # The launcher knows best.
     oldest_s = min(process.process.create_time() for process in found)
     return RunOnHost(
         run_tag=run_tag,
@@ -89,6 +96,7 @@ def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
         age_s=max(0.0, time.time() - oldest_s),
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
         launcher_alive=any(process.kind == "launcher" or process.launcher_alive for process in found),
+        script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
     )
 
 
@@ -200,17 +208,32 @@ def _is_live_and_ours(process: psutil.Process) -> bool:
 def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
     run_ids = _run_ids(inspected, agents)
     for candidate in inspected:
+        scripts = _scripts_of_launcher(candidate.process.pid) if candidate.launcher_tags else {}
         for tag, run_id in candidate.launcher_tags.items():
-            yield RunProcess(candidate.process, tag, run_id, "launcher")
+            yield RunProcess(candidate.process, tag, run_id, "launcher", script=scripts.get(tag, ""))
         if candidate.tag:
             kind = _kind(candidate, agents)
             launcher_alive = kind == "agent" and _has_launcher(candidate, launchers)
             run_id = run_ids.get(run_tags.run_tag_of(candidate.tag)) or run_tags.run_id_of(candidate.tag)
-            yield RunProcess(candidate.process, candidate.tag, run_id, kind, launcher_alive)
+            script = _script_of_worker(candidate.command) if kind == "worker" else ""
+            yield RunProcess(candidate.process, candidate.tag, run_id, kind, launcher_alive, script)
 
 
 def _is_helper(candidate: _Inspected, agents: set[int]) -> bool:
     return _kind(candidate, agents) not in ("worker", "other")
+
+
+def _scripts_of_launcher(pid: int) -> dict[str, str]:
+    """By run tag, from the run folders of the launcher."""
+    return {run_json.text(body, "run_tag"): run_json.text(body, "script") for body in run_json.of_launcher(pid)}
+
+
+def _script_of_worker(command: tuple[str, ...]) -> str:
+    """The script or module in ``python -u train.py`` or ``python -u -m pkg.train``, or the program."""
+    if command[1:2] != ("-u",) or "python" not in os.path.basename(command[0]):
+        return command[0] if command else ""
+    words = command[3:] if command[2:3] == ("-m",) else command[2:]
+    return words[0] if words else ""
 
 
 def _kind(candidate: _Inspected, agents: set[int]) -> Kind:

@@ -18,7 +18,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
 
-_HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude")
+HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude")
+"""Options that name hosts."""
 
 _PER_NODE_OPTIONS = ("rdzv_endpoint", "master_addr", "standalone")
 """Options for one launcher per node; they contradict hosts, on which one launcher starts all nodes."""
@@ -34,15 +35,15 @@ def select_hosts(
     Raises:
         UsageError: invalid hosts, or hosts together with an endpoint, which the launcher would not use.
     """
-    given = [options[name] for name in _HOST_OPTIONS]
-    has_host_options = given != [None] * len(_HOST_OPTIONS)
+    given = [options[name] for name in HOST_OPTIONS]
+    has_host_options = given != [None] * len(HOST_OPTIONS)
     if not (has_host_options or scheduler_hosts or environ.get(HOSTS_VARIABLE) or environ.get(HOSTFILE_VARIABLE)):
         return ()
     option = next((f"--{name.replace('_', '-')}" for name in _PER_NODE_OPTIONS if options[name]), "")
     if option and not options["dry_run"]:
         if has_host_options:
             hint = "With hosts, the launcher assigns the endpoint; without hosts, start ddplaunch on every node."
-            given_option = next(f"--{name}" for name in _HOST_OPTIONS if options[name] is not None)
+            given_option = next(f"--{name}" for name in HOST_OPTIONS if options[name] is not None)
             raise UsageError(f"{given_option} and {option} exclude each other", hint, (option,))
         return ()
     if options["master_port"] is not None and not options["dry_run"]:

@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from ddplaunch.cli.build_config import build_config, connection_options
+from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option, complete_files
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
-from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError
+from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
@@ -86,8 +87,10 @@ def _to_config(**options: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, **options: object) -> LaunchConfig | int:
+def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, **options: Any) -> LaunchConfig | int:
     """The configuration of the run; or run another command, and return its exit code."""
+    if options.pop("all"):
+        return _ps_all(ps, {"--plan": plan, "--json": json, "--check": check, "--kill": kill is not None}, options)
     if check:
         return _check(plan or json or ps or kill is not None, options)
     if ps or kill is not None:
@@ -126,15 +129,44 @@ def _check(is_combined: bool, options: dict[str, Any]) -> int:
     return check.check(_to_config(**options), _show, (lambda _: None) if options["quiet"] else _print)
 
 
+def _ps_all(ps: bool, others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
+    """Run --ps --all, which looks at this machine only."""
+    if not ps:
+        raise UsageError("--all: needs --ps", "--ps --all lists past runs.")
+    if given := next((name for name, is_given in others.items() if is_given), ""):
+        raise UsageError(f"--ps cannot be combined with {given}")
+    _check_no_script("--ps", options)
+    if given := next((name for name in HOST_OPTIONS if options[name] is not None), ""):
+        raise UsageError(f"--ps --all lists the run folders of this machine only, and --{given} names others")
+    # Hosts in the environment are meant for runs. Options about connections have no effect without hosts: an error.
+    connection_options(options, {})
+    from ddplaunch.commands import past_runs
+
+    past_runs.list_all(options["log_dir"], _columns(), _show, (lambda _: None) if options["quiet"] else _print)
+    return 0
+
+
+def _columns() -> int | None:
+    """Width of the terminal on stdout; None if it is none."""
+    try:
+        return os.get_terminal_size(1).columns or None
+    except OSError:
+        return None
+
+
+def _check_no_script(name: str, options: Mapping[str, Any]) -> None:
+    if options["script"]:
+        raise UsageError(
+            f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
+        )
+
+
 def _ps_or_kill(ps: bool, kill: str | None, other: str, options: Mapping[str, Any]) -> int:
     """Run --ps or --kill. ``other`` is a given option of other commands; empty for none."""
     name = "--ps" if ps else "--kill"
     if other or (ps and kill is not None):
         raise UsageError(f"{name} cannot be combined with {other or '--kill'}")
-    if options["script"]:
-        raise UsageError(
-            f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
-        )
+    _check_no_script(name, options)
     hosts, remote, grace_s = connection_options(options, os.environ)
     from ddplaunch.commands import ps as ps_command
 
@@ -258,7 +290,7 @@ def _print_usage_error(message: str, hint: str) -> None:
 
 
 def _print_error(message: str, hint: str) -> None:
-    _print(f"error: {message}" + (f"\n  hint: {hint}" if hint else ""))
+    _print(error_text(message, hint))
 
 
 def _print_bug() -> None:

@@ -298,9 +298,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "Existing runs (yours, here and on --hosts)": (
         flag(
             "--ps",
-            "List runs that have processes, and whether their launcher is alive.",
+            "List runs that have processes, their scripts, and whether their launcher is alive.",
             pet=False,
             short="list runs that have processes",
+        ),
+        flag(
+            "--all",
+            "With --ps: list the past runs of this machine from their run folders, the newest first.",
+            pet=False,
         ),
         Option(
             "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.protocol.queries import KINDS
 from ddplaunch.system import run_tags
-from ddplaunch.text import plural, table
+from ddplaunch.text import elapsed, plural, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from ddplaunch.protocol.queries import Kind, RunOnHost, RunsFound
 
-_HEAD = ("run", "state", "hosts", "processes", "since", "memory")
+_HEAD = ("run", "state", "script", "hosts", "processes", "memory")
 
 
 def run_table(found: Mapping[str, RunsFound]) -> str:
@@ -24,7 +24,7 @@ def run_table(found: Mapping[str, RunsFound]) -> str:
     groups: dict[tuple[str, str], list[tuple[str, RunOnHost]]] = {}
     for host, runs in found.items():
         for run in runs.runs:
-            state = "runs" if run.run_tag in alive else "left over"
+            state = "running" if run.run_tag in alive else "left over"
             groups.setdefault((run.run_id, state), []).append((host, run))
     return "\n".join(table([_HEAD, *(_row(*key, groups[key]) for key in sorted(groups))]))
 
@@ -32,10 +32,10 @@ def run_table(found: Mapping[str, RunsFound]) -> str:
 def _row(run_id: str, state: str, parts: Sequence[tuple[str, RunOnHost]]) -> tuple[str, ...]:
     return (
         run_id,
-        state,
+        f"{state} {elapsed(max(run.age_s for _, run in parts))}",
+        next((run.script for _, run in parts if run.script), "?"),
         fold(host for host, _ in parts),
         counted(run for _, run in parts),
-        f"{duration(max(run.age_s for _, run in parts))} ago",
         memory(sum(run.memory_bytes for _, run in parts)),
     )
 
@@ -89,14 +89,6 @@ def hidden(found: Mapping[str, RunsFound]) -> list[str]:
 def _listed(pids: Sequence[int]) -> str:
     first = ", ".join(map(str, pids[:8]))
     return f"{first} and {len(pids) - 8} more" if len(pids) > 8 else first
-
-
-def duration(seconds: float) -> str:
-    """In the largest unit of which there are at least two: ``119 s``, ``3 days``."""
-    for unit, length in (("days", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * length:
-            return f"{seconds // length:.0f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def memory(size: int) -> str:

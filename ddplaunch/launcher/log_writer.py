@@ -6,7 +6,6 @@ have checked names and amounts.
 
 from __future__ import annotations
 
-import errno
 import os
 import queue
 import threading
@@ -15,10 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ddplaunch.protocol.log_transfer import GrantLogBytes, cost
+from ddplaunch.system.free_space import keep_free
 from ddplaunch.transport.handle import LogData
-
-_KEPT_FREE_BYTES = 1 << 20
-"""Space kept free for the run's report, which is written to this disk after the logs."""
 
 
 @dataclass
@@ -108,9 +105,7 @@ def _append(path: Path, data: bytes) -> None:
     """
     fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        disk = os.fstatvfs(fd)
-        if disk.f_bavail * disk.f_frsize < len(data) + _KEPT_FREE_BYTES:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        keep_free(fd, len(data))
         view = memoryview(data)
         while view:
             view = view[os.write(fd, view) :]

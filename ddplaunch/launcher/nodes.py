@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import AgentEnded, NodeLostRendezvous
+from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous
 from ddplaunch.transport.failures import HostFailure, failures_table
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.remote_start import NodeFacts
@@ -86,6 +86,8 @@ class Node:
         sweep: handle of the agent that sweeps the host; None unless the state is SWEEPING.
         sweep_deadline: time limit of the sweep, by ``time.monotonic()``.
         facts: facts about a remote host; None for a local node, and until the agent is connected.
+        workers: number of workers; 0 until the agent is ready.
+        details: what the workers use, for the report; None until the agent has sent it.
     """
 
     index: int
@@ -96,6 +98,8 @@ class Node:
     sweep: AgentHandle | None = None
     sweep_deadline: float = _NEVER
     facts: NodeFacts | None = None
+    workers: int = 0
+    details: NodeDetails | None = None
 
 
 class Nodes:

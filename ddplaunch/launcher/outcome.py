@@ -61,6 +61,7 @@ def result(
         unreachable_hosts=unreachable_hosts,
         slurm_job=job,
         will_requeue=requeues,
+        reason=error.message if error else "",
     )
     return replace(ended, injections=describe_injections(ended))
 

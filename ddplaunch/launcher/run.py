@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import on_exit, outcome, setup, slurm_requeue
+from ddplaunch.launcher import on_exit, outcome, run_record, setup, slurm_requeue
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
-from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
 from ddplaunch.launcher.hang_watch import HangWatch
@@ -41,6 +40,7 @@ from ddplaunch.protocol.launcher_agent import (
     AttemptStarted,
     EndpointOpen,
     FirstRoundFormed,
+    NodeDetails,
     NodeLostRendezvous,
     Notice,
     Pong,
@@ -51,7 +51,6 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_folder, run_tags, signals
-from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
@@ -62,6 +61,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.display.console import Console
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -78,17 +78,10 @@ def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProce
     mailbox: Mailbox[object] = Mailbox()
     with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
         folder, warning = setup.create_run_folder(config, run_id)
-        with run_folder.released(folder), contextlib.closing(_console(config, folder, stdout_fd)) as console:
+        with run_folder.released(folder), contextlib.closing(setup.open_console(config, folder, stdout_fd)) as console:
             if warning:
                 console.show(f"ddplaunch: {warning}")
             return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()
-
-
-def _console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> Console:
-    try:
-        return Console(setup.console_style(config, folder, stdout_fd), stdout_fd)
-    except RuntimeError as error:  # "can't start new thread"
-        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
 
 
 class Run:
@@ -114,6 +107,7 @@ class Run:
         self._messages = UserMessages(config, run_id, folder, console)
         self._show = self._messages.show
         self._started_at = time.monotonic()
+        self._record = run_record.write(run_record.of_this_process(run_id, run_tag, config.script), folder)
         self._attempts = Attempts()
         transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
@@ -199,6 +193,8 @@ class Run:
                 self._nodes.exclude(node, event)
             case AgentReady(local_world_size=local_world_size):
                 self._on_agent_ready(node, local_world_size)
+            case NodeDetails():
+                node.details = event
             case EndpointOpen():
                 self._on_endpoint_open(event)
             case RunIdAgreed(run_id=run_id):
@@ -258,6 +254,7 @@ class Run:
         self._nodes.on_changed()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
+        node.workers = local_world_size
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
             self._injector.check(tuple(by_host.values()))
@@ -278,6 +275,7 @@ class Run:
 
     def _on_first_round_formed(self, run_dir: str | None) -> None:
         self._folder = Path(run_dir) if run_dir else None
+        self._record = run_record.with_run_id(self._record, self._run_id, self._folder)
         style = setup.console_style(self._config, self._folder, self._console.stdout_fd)
         self._messages.folder_moved(self._folder, style)
         self._show_ready()
@@ -383,10 +381,13 @@ class Run:
             describe_injections=self._injector.describe_effects,
             job=self._config.slurm_job,
         )
+        result = run_record.completed(result, self._record, self._nodes.all)
         count = len(self._shutdown.signals)
         self._logs.close()
         self._hangs.show_stopped()
-        self._messages.run_ended(result, is_explained=error is not None)
+        left = f"; left: {failure_page.leftovers(result)}" if lost else ""
+        failure = LaunchError(f"{error.message}{left}", error.hint, error.exit_code) if error else None
+        self._messages.run_ended(result, failure)
         slurm_requeue.requeue(result, self._show)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._messages.drain(result, is_interrupted)
@@ -394,7 +395,6 @@ class Run:
             on_exit.run(self._config, result, error, self._show, is_interrupted)
             self._messages.drain(result, is_interrupted)
         self._messages.close()
-        if error:
-            leftovers = f"; left: {failure_page.leftovers(result)}" if lost else ""
-            raise LaunchError(f"{error.message}{leftovers}", error.hint, error.exit_code)
+        if failure:
+            raise failure
         return result

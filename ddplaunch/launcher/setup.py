@@ -1,7 +1,7 @@
 """Prepares a run from its LaunchConfig: run folder, console style, transport, and the AgentSpec of each node.
 
-Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``create_run_folder`` writes
-files.
+Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``create_run_folder`` and
+``open_console`` write files.
 """
 
 from __future__ import annotations
@@ -16,9 +16,12 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.errors import LaunchError
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system import run_folder, run_retention
+from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.local import LocalTransport
 
 if TYPE_CHECKING:
@@ -110,6 +113,22 @@ def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1)
         colour={"stdout": colour and os.isatty(stdout_fd), "stderr": colour and os.isatty(2)},
         log_hint=log_hint,
     )
+
+
+def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> Console:
+    """The console of a run, which also writes console.log into the run folder.
+
+    Raises:
+        LaunchError: no room for its threads.
+    """
+    try:
+        console = Console(console_style(config, folder, stdout_fd), stdout_fd)
+    except RuntimeError as error:  # "can't start new thread"
+        raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
+    if folder:
+        # The agent of a local run reports a full disk, since its logs are on it.
+        console.keep_log(folder, reports_full_disk=config.transport != "local")
+    return console
 
 
 def program(config: LaunchConfig) -> Program:

@@ -18,6 +18,8 @@ from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, Run
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
+_MAX_GPUS = 1024
+
 # Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
 
 
@@ -125,6 +127,23 @@ class AgentReady:
     """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
 
     local_world_size: Count
+
+
+@dataclass(frozen=True)
+class NodeDetails:
+    """Agent to launcher, once, after AgentReady: what the workers of this node use, for the report.
+
+    Attributes:
+        cpus: number of CPUs that this node's processes may use.
+        gpus: models of the GPUs that its workers may use; an empty text for an unknown model.
+        python: version of the workers' interpreter; empty if it is not the agent's.
+        torch: version of torch in that interpreter; empty if it has none.
+    """
+
+    cpus: Count
+    gpus: Annotated[tuple[OneLine, ...], at_most(_MAX_GPUS)]
+    python: OneLine
+    torch: OneLine
 
 
 @dataclass(frozen=True)
@@ -308,6 +327,7 @@ TO_AGENT = (
 )
 FROM_AGENT = (
     AgentReady,
+    NodeDetails,
     EndpointOpen,
     RunIdAgreed,
     FirstRoundFormed,

@@ -50,6 +50,7 @@ class RunOnHost:
         age_s: age of the oldest process.
         memory_bytes: proportional set size: shared pages count once.
         launcher_alive: the launcher runs here, or is connected to an agent here.
+        script: script, module or program of the workers; empty if it is not known here.
     """
 
     run_tag: OneLine
@@ -58,6 +59,7 @@ class RunOnHost:
     age_s: Seconds
     memory_bytes: Size
     launcher_alive: bool
+    script: OneLine = ""
 
 
 @dataclass(frozen=True)

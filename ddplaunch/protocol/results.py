@@ -142,6 +142,36 @@ class Injected:
 
 
 @dataclass(frozen=True)
+class Versions:
+    """Versions of a run's software; empty for one that is not known.
+
+    Attributes:
+        python: version of the interpreter that runs the workers, on the first node.
+        torch: version of torch in that interpreter.
+    """
+
+    ddplaunch: str
+    python: str = ""
+    torch: str = ""
+
+
+@dataclass(frozen=True)
+class NodeOfRun:
+    """A node that has taken part in a run, or was ready to.
+
+    Attributes:
+        workers: number of its workers.
+        cpus: number of CPUs that its processes may use; 0 if it is not known.
+        gpus: models of the GPUs that its workers may use; an empty text for an unknown model.
+    """
+
+    host: str
+    workers: int
+    cpus: int = 0
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The result of a run, as ``launch`` returns it and report.json shows it.
 
@@ -152,6 +182,12 @@ class RunResult:
         unreachable_hosts: hosts of lost nodes that could not be searched for remaining processes.
         slurm_job: the SLURM job of the run, if there is one.
         will_requeue: the run ended so that SLURM starts it again.
+        reason: why the run failed, if neither a worker nor an attempt is the reason; empty otherwise.
+        command: the command line of the launcher's process, as it was typed.
+        cwd: working directory of the launcher; empty if it was deleted.
+        start: when the launcher started, by its clock: ISO 8601 with zone.
+        end: when the run ended, as ``start``.
+        hosts: the nodes that this launcher started, those that were lost included.
     """
 
     run_id: str
@@ -167,3 +203,10 @@ class RunResult:
     injections: tuple[Injected, ...] = ()
     slurm_job: SlurmJob | None = None
     will_requeue: bool = False
+    reason: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    start: str = ""
+    end: str = ""
+    versions: Versions | None = None
+    hosts: tuple[NodeOfRun, ...] = ()

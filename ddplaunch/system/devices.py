@@ -70,7 +70,18 @@ def gpu_models(root: str = "/") -> tuple[str, ...]:
     if root == "/" and addresses:
         with contextlib.suppress(Exception), _Nvml() as binding:
             return tuple(_decoded(binding.nvmlDeviceGetName(handle)) for handle in _handles(binding))
-    return tuple(_field(address, "Model", root) for address in addresses)
+    return tuple(_model(address, root) for address in addresses)
+
+
+def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[str, ...]:
+    """Models of the devices that ``visible_devices`` returned, from the drivers' files alone, which costs little.
+
+    All GPUs if none were named; an empty text for one whose model is not known, or that is named by its UUID.
+    """
+    models = tuple(_model(address, root) for address in gpu_pci_addresses(root))
+    if visible is None:
+        return models
+    return tuple(models[int(device)] if device.isdigit() and int(device) < len(models) else "" for device in visible)
 
 
 @dataclass(frozen=True)
@@ -277,6 +288,11 @@ def _is_usable(address: str, root: str) -> bool:
     # may be missing until CUDA first runs.
     node = Path(root, "dev", "nvidia" + _field(address, "Device Minor", root))
     return not os.path.lexists(node) or os.access(node, os.R_OK | os.W_OK)
+
+
+def _model(address: str, root: str) -> str:
+    # amdgpu knows the name of boards that have one stored.
+    return _field(address, "Model", root) or _text(Path(root, "sys/bus/pci/devices", address, "product_name")).strip()
 
 
 def _field(address: str, name: str, root: str) -> str:

@@ -97,8 +97,8 @@ def test_a_folder_in_which_nothing_can_be_made_is_told_once(disk: Disk, options:
 
 
 def test_room_for_the_runs_folder_alone_is_told_once(disk: Disk) -> None:
-    """Five inodes: root, run, lock, attempt and the first worker's folder."""
-    finished = disk.run("size=1m,nr_inodes=5", *SPAWN, WRITE, r"out:a\n")
+    """Seven inodes: root, run, lock, run.json, console.log, attempt and the first worker's folder."""
+    finished = disk.run("size=1m,nr_inodes=7", *SPAWN, WRITE, r"out:a\n")
     assert finished.returncode == 0
     assert len(warnings(finished)) == 1
     assert sorted(finished.out.splitlines()) == ["0| a", "1| a"]

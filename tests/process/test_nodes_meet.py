@@ -289,7 +289,9 @@ def test_nodes_without_a_run_id_agree_on_one_and_kill_finds_each_of_them_by_it(p
     second = node(port, script, "--nnodes", "2", "--nproc-per-node", "1", env={"WAIT": "1"})
     (run_id,) = {each.wait_for("in run (.*)")[0][1] for each in (first, second)}
     rows = [line.split() for line in run("--ps").out.splitlines() if line.startswith(run_id)]
-    assert [row[1:5] for row in rows] == [["runs", rows[0][2], "2", "launchers,"]]
+    script_and_host = rows[0][3:5]
+    assert script_and_host[0] == str(script)
+    assert [row[1:7] for row in rows] == [["running", rows[0][2], *script_and_host, "2", "launchers,"]]
     killed = run("--kill", run_id)
     assert killed.returncode == 0, killed.err
     assert "ended 2 launchers, 2 agents" in killed.err

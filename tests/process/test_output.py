@@ -7,7 +7,9 @@ import os
 import re
 import stat
 import subprocess
+import sys
 import time
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -294,9 +296,38 @@ def test_the_default_folder_is_private_and_said_once(tmp_path: Path) -> None:
     assert finished.run_dir.parent == tmp_path / "state" / "ddplaunch"
     assert finished.err.count(str(finished.run_dir)) == 1
     assert stat.S_IMODE(finished.run_dir.stat().st_mode) == 0o700
-    for path in finished.run_dir.rglob("*.log"):
+    for path in (*finished.run_dir.rglob("*.log"), *finished.run_dir.glob("*.json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    assert {path.name for path in finished.run_dir.iterdir()} == {".ddplaunch-run", "attempt_0", "report.json"}
+    names = {".ddplaunch-run", "attempt_0", "console.log", "report.json", "run.json"}
+    assert {path.name for path in finished.run_dir.iterdir()} == names
+
+
+def test_the_run_folder_has_all_that_the_console_showed(tmp_path: Path) -> None:
+    finished = run(*TWO, EXIT_WITH, "1=raise:the cause")
+    log = (finished.run_dir / "console.log").read_text()
+    assert sorted(log.splitlines()) == sorted((finished.out + finished.err).splitlines())
+    assert f"logs in {finished.run_dir}" in log
+    assert "rank 1 on " in log
+
+
+def test_an_error_that_the_command_prints_last_is_in_the_run_folder_too(tmp_path: Path) -> None:
+    finished = run(*TWO, "--log-dir", "logs", "--rdzv-id", "job", "missing.py", cwd=tmp_path)
+    assert finished.returncode == 82
+    assert "error: missing.py: no such file" in finished.err
+    assert (tmp_path / "logs/job/console.log").read_text() == finished.err
+
+
+def test_the_report_says_what_was_started_where_and_when(tmp_path: Path) -> None:
+    finished = run(*TWO, WRITE, r"out:a\n", cwd=tmp_path)
+    report, started = finished.report, json.loads((finished.run_dir / "run.json").read_text())
+    assert report["command"] == [sys.executable, "-m", "ddplaunch", *TWO, str(WRITE), r"out:a\n"]
+    assert [report[key] for key in ("command", "cwd", "start")] == [started[key] for key in ("command", "cwd", "start")]
+    assert (report["cwd"], started["script"]) == (str(tmp_path), str(WRITE))
+    moments = [datetime.fromisoformat(report[key]) for key in ("start", "end")]
+    assert (moments[1] - moments[0]).total_seconds() == pytest.approx(report["duration_s"], abs=0.5)
+    [host] = report["hosts"]
+    assert (host["workers"], host["cpus"]) == (2, len(os.sched_getaffinity(0)))
+    assert report["versions"]["python"] == ".".join(map(str, sys.version_info[:3]))
 
 
 def test_a_given_folder_holds_a_folder_per_run_and_attempt(tmp_path: Path) -> None:

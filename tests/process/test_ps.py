@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import signal
 import subprocess
 import uuid
@@ -15,7 +16,7 @@ import pytest
 from ddplaunch.protocol import environment as worker_environment
 from ddplaunch.system import cgroup, run_folder
 from tests.support.processes import is_alive, wait_until
-from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
+from tests.support.runs import PROGRAMS, Finished, Running, command, environment, run, start
 
 ESCAPE, PRINT_SIGNALS = PROGRAMS / "escape.py", PROGRAMS / "print_signals.py"
 USAGE = 2
@@ -49,7 +50,21 @@ def rows(run_id: str, *options: str) -> list[tuple[str, str]]:
     assert finished.returncode == 0, finished.err
     lines = [re.split(r"\s{2,}", line) for line in finished.out.splitlines()]
     assert all(len(line) == 6 for line in lines), finished.out
-    return [(line[1], line[3]) for line in lines if line[0] == run_id]
+    return [(without_time(line[1]), line[4]) for line in lines if line[0] == run_id]
+
+
+def without_time(state: str) -> str:
+    match = re.fullmatch(r"(running|left over) (\d+m)?\d+s", state)
+    assert match, state
+    return match[1]
+
+
+def past_runs() -> dict[str, list[str]]:
+    """Result, command and cause by run id, as --ps --all shows them."""
+    finished = run("--ps", "--all")
+    assert finished.returncode == 0, finished.err
+    lines = [re.split(r"\s{2,}", line) for line in finished.out.splitlines()]
+    return {line[0]: line[3:] for line in lines}
 
 
 def kill(run_id: str, grace_s: float = 30) -> Finished:
@@ -73,13 +88,19 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     has_cgroup = cgroup.create("probe")[0]
     if has_cgroup:
         has_cgroup.rmdir()
-    running = start("--rdzv-id", run_id, ESCAPE, "wait", *(["bare"] if has_cgroup else []))
+    bare = ("bare",) if has_cgroup else ()
+    running = start("--rdzv-id", run_id, ESCAPE, "wait", *bare)
     pids = escaped(running, 6 if has_cgroup else 5)
     other.wait_for(r"ready \(pid")
     kill_launcher_and_agent(running)
     wait_until(lambda: rows(run_id) == [("left over", f"{len(pids)} others")])
     ((state, processes),) = rows(f"{run_id}-b")
-    assert (state, processes) == ("runs", "1 launcher, 1 agent, 1 forkserver, 1 worker")
+    assert (state, processes) == ("running", "1 launcher, 1 agent, 1 forkserver, 1 worker")
+
+    past = past_runs()
+    assert past[run_id] == ["killed", shlex.join((*command("--rdzv-id", run_id, ESCAPE, "wait"), *bare))]
+    assert past[f"{run_id}-b"][0] == "running"
+    assert any(f"{run_id}-b" in line and f"  {PRINT_SIGNALS}  " in line for line in run("--ps").out.splitlines())
 
     interrupted = start("--kill", run_id, "--shutdown-timeout", "60")  # What has escaped ignores SIGTERM.
     interrupted.wait_for("SIGKILL after at most 75 s")
@@ -98,6 +119,7 @@ def test_what_a_killed_run_has_left_is_listed_and_ended_and_another_run_is_not_t
     assert "ended 1 launcher, 1 agent" in finished.err
     assert other.finish().returncode == 128 + signal.SIGTERM
     assert "got SIGTERM" in "".join(other.lines)
+    assert past_runs()[f"{run_id}-b"][::2] == ["exit 143", "SIGTERM"]
 
 
 def test_what_a_node_has_left_is_found_by_the_run_id_of_all_nodes(start_leftover: StartLeftover) -> None:

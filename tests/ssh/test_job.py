@@ -36,6 +36,8 @@ def test_two_nodes_of_other_slots_run_one_gloo_job_and_recover_from_a_killed_ran
     finished = job(lab, "--max-restarts", "1", ALLREDUCE, "40", "3:9", hosts=hosts).finish()
     assert finished.returncode == 0, finished.err
     assert exits(finished) == [(0, "node1", 0), (1, "node2", 0), (2, "node2", 0), (3, "node2", 0)]
+    assert [(host["host"], host["workers"]) for host in finished.report["hosts"]] == [("node1", 1), ("node2", 3)]
+    assert all(host["cpus"] for host in finished.report["hosts"])
     assert "rank 3 on node2 failed: SIGKILL" in finished.err, finished.err
     assert len(re.findall(r"^\[node[12]:[0-3]\] .*sum 10 in attempt 1", finished.out, re.MULTILINE)) == 4
 

@@ -26,9 +26,9 @@ def on(lab: Lab, hosts: str, *arguments: str | Path) -> Running:
 
 
 def rows(finished: Finished, run_id: str) -> list[list[str]]:
-    """State, hosts and processes."""
+    """State without its time, hosts and processes."""
     lines = [re.split(r"\s{2,}", line) for line in finished.out.splitlines()]
-    return [line[1:4] for line in lines if line[0] == run_id]
+    return [[re.sub(r" [\dms]+$", "", line[1]), *line[3:5]] for line in lines if line[0] == run_id]
 
 
 def test_a_run_on_two_nodes_is_one_row_and_ends_as_a_stopped_run(make_lab, tmp_path):
@@ -40,7 +40,7 @@ def test_a_run_on_two_nodes_is_one_row_and_ends_as_a_stopped_run(make_lab, tmp_p
     running.wait_for("rank 0 of 4 in round 0")
     seen = on(lab, "node[1-3]", "--ps").finish()
     assert rows(seen, run_id) == [
-        ["runs", "lab,node[1-2]", "1 launcher, 2 agents, 2 forkservers, 1 store, 2 members, 4 workers"]
+        ["running", "lab,node[1-2]", "1 launcher, 2 agents, 2 forkservers, 1 store, 2 members, 4 workers"]
     ]
     assert seen.returncode == NODE_NOT_READY
     assert "some hosts could not be queried\n  node3: " in seen.err

@@ -31,7 +31,9 @@ def test_16_hosts_behind_a_jump_host_that_lets_in_few_at_a_time_are_asked_while_
     wait_for_world(running, 0, ",".join(names[::8]))
     seen = job(lab, "--ps", hosts=",".join(names)).finish()
     assert seen.returncode == 0, seen.err
-    assert re.search(r"^behind +runs +lab,target\[0,2\]x2200 +1 launcher, 2 agents, ", seen.out, re.MULTILINE)
+    assert re.search(
+        r"^behind +running \S+ +\S+rounds\.py +lab,target\[0,2\]x2200 +1 launcher, 2 agents, ", seen.out, re.MULTILINE
+    )
     (tmp_path / "end").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err

@@ -226,7 +226,8 @@ def _environ(folder: Path, more: dict[str, str]) -> dict[str, str]:
     """Little of this process's environment: a plan shows what is forwarded of it."""
     (folder / "tmp").mkdir()
     (folder / "bin").mkdir()
-    (folder / "bin" / "ddplaunch").write_text(f'#!/bin/sh\nexec {sys.executable} -m ddplaunch "$@"\n')
+    start = f"import sys\nsys.path.insert(0, {str(ROOT)!r})\nfrom ddplaunch.__main__ import main\n\nmain()\n"
+    (folder / "bin" / "ddplaunch").write_text(f"#!{sys.executable}\n{start}")
     (folder / "bin" / "ddplaunch").chmod(0o755)
     # `source .venv/bin/activate` has no effect here: bash takes `source` for the function.
     kept = {name: os.environ[name] for name in ("LANG", "DDPLAUNCH_TEST_MARK") if name in os.environ}

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import text
-from ddplaunch.agent import node_check
+from ddplaunch.agent import torch_files
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.protocol import wire
@@ -174,8 +174,8 @@ def test_what_torch_was_built_for_is_read_from_its_file(
     lines = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
     (tmp_path / "version.py").write_text(lines)
     spec = spec_from_file_location("torch", tmp_path / "__init__.py", submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(node_check, "find_spec", lambda _name: spec)
-    assert node_check._torch_versions() == ("2.13.0", version)
+    monkeypatch.setattr(torch_files, "find_spec", lambda _name: spec)
+    assert torch_files.versions() == ("2.13.0", version)
 
 
 def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:

@@ -140,7 +140,7 @@ NO_EFFECT = {
     "rehearse_compile": "needs --dry-run: test_an_option_without_effect_is_refused",
     "logs_specs": "refused",
     **dict.fromkeys(("version", "docs", "h"), "ends the program"),
-    **dict.fromkeys(("ps", "kill"), "tests/process/test_ps.py"),
+    **dict.fromkeys(("ps", "kill", "all"), "tests/process/test_ps.py"),
     "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),
@@ -360,6 +360,13 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["-v", "-q", "x.py"], ["--verbose and --quiet"]),
         (["--local-ranks-filter", "a", "x.py"], ["--local-ranks-filter a"]),
         (["-t", "4", "x.py"], ["--tee 4"]),
+        (["--all", "x.py"], ["--all: needs --ps"]),
+        (["--kill", "job7", "--all"], ["--all: needs --ps"]),
+        (["--ps", "--all", "--kill", "job7"], ["--ps cannot be combined with --kill"]),
+        (["--ps", "--all", "--check"], ["--ps cannot be combined with --check"]),
+        (["--ps", "--all", "x.py"], ["--ps: x.py: no script is run"]),
+        (["--ps", "--all", "--hosts", "gpu1"], ["--ps --all lists the run folders of this machine only", "--hosts"]),
+        (["--ps", "--all", "--ssh-port", "22"], ["--ssh-*", "only with --hosts"]),
     ],
 )
 def test_a_wrong_command_line_is_one_sentence_and_a_hint(argv: list[str], words: list[str], error_of: ErrorOf) -> None:

@@ -127,6 +127,18 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     return fake
 
 
+def test_models_of_the_visible_gpus_are_read_from_the_drivers_files(eight_gpus: str) -> None:
+    write(Path(eight_gpus, "proc/driver/nvidia/gpus/0000:11:00.0/information"), "Model: \t\t NVIDIA L40S\n")
+    assert devices.visible_models(("1", "2", UUIDS[0], "9"), eight_gpus) == ("NVIDIA L40S", "NVIDIA H100", "", "")
+    assert len(devices.visible_models(None, eight_gpus)) == 8
+    assert devices.visible_models((), eight_gpus) == ()
+
+
+def test_a_board_of_amd_may_know_its_name(two_amd_gpus: str) -> None:
+    write(Path(two_amd_gpus, "sys/bus/pci/devices/0000:23:00.0/product_name"), "AMD Instinct MI300X\n")
+    assert devices.visible_models(None, two_amd_gpus) == ("AMD Instinct MI300X", "")
+
+
 def test_nvml_is_asked_where_it_is_installed(nvml: FakeNvml) -> None:
     assert devices.gpu_pci_addresses() == ("0000:17:00.0", "0000:e3:00.0")
     assert nvml.calls == ["init", "shutdown"]

@@ -137,6 +137,8 @@ REPORT = {
     "The run": fields(results.RunResult, ("schema",)),
     "An attempt": fields(results.AttemptResult),
     "A worker": fields(results.WorkerExit),
+    "Versions": fields(results.Versions),
+    "A node": fields(results.NodeOfRun),
     "An injected fault": fields(results.Injected),
     "A SLURM job": fields(SlurmJob),
 }

@@ -15,6 +15,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
+from ddplaunch.system import free_space
 from ddplaunch.transport.handle import LogData
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import FakeTransport
@@ -198,7 +199,7 @@ def test_files_that_are_here_already_stay_as_they_are(run: Run) -> None:
 def test_a_disk_that_is_full_is_told_once_and_keeps_room_for_the_report(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(log_writer, "_KEPT_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 62)
     run.find()
     run.send(0, OUT, b"x" * 1000, is_last=False)
     run.send(1, OUT, b"y")

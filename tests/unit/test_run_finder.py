@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.agent import run_finder
 from ddplaunch.commands import ps_page as page
+from ddplaunch.launcher import run_record
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
-from ddplaunch.system import run_folder, run_tags
+from ddplaunch.system import run_folder, run_json, run_tags
 from ddplaunch.transport.handle import node_tag
 
 FRESH = "20261120-193012-a1b2c3"
@@ -83,6 +85,30 @@ def test_a_fork_of_the_launcher_is_no_launcher() -> None:
     os.close(writer)
 
 
+def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -> None:
+    folder = run_folder.create(tmp_path, "job7")
+    with run_folder.released(folder):
+        assert list(run_json.of_launcher(os.getpid())) == []
+        run_record.write(run_record.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+        assert run_finder._scripts_of_launcher(os.getpid())["job7.0a1b2c"] == "train.py"
+    assert list(run_json.of_launcher(os.getpid())) == []
+    assert list(run_json.of_launcher(1 << 30)) == []
+
+
+@pytest.mark.parametrize(
+    ("command", "script"),
+    [
+        (("/usr/bin/python3", "-u", "train.py", "--lr", "1"), "train.py"),
+        (("/usr/bin/python3", "-u", "-m", "pkg.train", "x"), "pkg.train"),
+        (("./program", "-u"), "./program"),
+        (("python3", "-u"), ""),
+        ((), ""),
+    ],
+)
+def test_the_script_is_in_the_command_line_of_a_worker(command: tuple[str, ...], script: str) -> None:
+    assert run_finder._script_of_worker(command) == script
+
+
 def has(
     mark: str,
     *,
@@ -90,6 +116,7 @@ def has(
     launcher_alive: bool = False,
     age_s: float = 60,
     memory_bytes: int = GB,
+    script: str = "",
     **counts: int,
 ) -> RunOnHost:
     return RunOnHost(
@@ -98,6 +125,7 @@ def has(
         counts=tuple(counts.items()),
         age_s=age_s,
         memory_bytes=memory_bytes,
+        script=script,
         launcher_alive=launcher_alive,  # type: ignore[arg-type]
     )
 
@@ -109,17 +137,17 @@ def found(**runs: list[RunOnHost]) -> dict[str, RunsFound]:
 def test_the_table_has_a_row_for_a_run_and_one_for_what_an_earlier_one_of_that_id_left() -> None:
     text = page.run_table(
         found(
-            login=[has("job7.0a1b2c", launcher_alive=True, launcher=1, memory_bytes=GB // 8)],
+            login=[has("job7.0a1b2c", launcher_alive=True, launcher=1, memory_bytes=GB // 8, script="train.py")],
             gpu1=[has("job7.0a1b2c", agent=1, worker=8, age_s=7300), has(FRESH, other=1)],
             gpu2=[has("job7.0a1b2c", agent=1, worker=8, memory_bytes=20 * GB)],
             gpu3=[has("job7.ffffff", other=2, age_s=3 * 86400, memory_bytes=0)],
         )
     )
     assert text.splitlines() == [
-        f"{'run':22}  state      hosts           processes                         since       memory",
-        f"{FRESH}  left over  gpu1            1 other                           60 s ago    1024 MB",
-        f"{'job7':22}  left over  gpu3            2 others                          3 days ago  0 MB",
-        f"{'job7':22}  runs       gpu[1-2],login  1 launcher, 2 agents, 16 workers  2 h ago     21 GB",
+        f"{'run':22}  state            script    hosts           processes                         memory",
+        f"{FRESH}  left over 1m00s  ?         gpu1            1 other                           1024 MB",
+        f"{'job7':22}  left over 3d00h  ?         gpu3            2 others                          0 MB",
+        f"{'job7':22}  running 2h01m    train.py  gpu[1-2],login  1 launcher, 2 agents, 16 workers  21 GB",
     ]
 
 
@@ -130,7 +158,7 @@ def test_the_parts_of_a_run_whose_nodes_agreed_on_a_run_id_are_one_row() -> None
         gpu2=[has(other, run_id=FRESH, agent=1, worker=2, launcher_alive=True)],
     )
     (row,) = page.run_table(runs).splitlines()[1:]
-    assert row.split()[:3] == [FRESH, "runs", "gpu[1-2]"]
+    assert row.split()[:5] == [FRESH, "running", "1m00s", "?", "gpu[1-2]"]
     for name in (FRESH, other):
         assert page.of_run(name, runs["gpu2"]) == list(runs["gpu2"].runs)
 

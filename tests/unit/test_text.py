@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from datetime import datetime
+
 import pytest
 
-from ddplaunch.text import duration, escape, fold_ints, is_device_id, plural, quote, ranks, seconds, table
+from ddplaunch.text import (
+    duration,
+    elapsed,
+    escape,
+    fold_ints,
+    is_device_id,
+    iso_time,
+    plural,
+    quote,
+    ranks,
+    seconds,
+    table,
+)
 
 EVIL = "\x1b]0;owned\x07 \x9b31m \u202e \r\n\tend"
 
@@ -26,6 +41,19 @@ def test_times_have_units() -> None:
 def test_durations_have_two_units() -> None:
     texts = ["0 s", "12 s", "1 min", "3 min 20 s", "1 h 3 min", "2 d 5 h"]
     assert [duration(time_s) for time_s in (0.4, 12, 60, 200, 3800, 190_800)] == texts
+
+
+def test_durations_in_tables_are_short() -> None:
+    texts = ["0s", "0s", "12s", "1m00s", "1m33s", "1h03m", "2d05h"]
+    assert [elapsed(time_s) for time_s in (-1, 0.9, 12, 60, 93.9, 3800, 190_800)] == texts
+
+
+def test_a_time_for_a_file_has_date_milliseconds_and_zone() -> None:
+    text = iso_time(1_795_345_165.528)
+    moment = datetime.fromisoformat(text)
+    assert moment.timestamp() == pytest.approx(1_795_345_165.528, abs=0.0011)
+    assert moment.tzinfo is not None
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}[+-]\d\d:\d\d", text)
 
 
 def test_plurals() -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.display.console_log import ConsoleLog, plain
 from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.launcher.display.traceback_folder import TracebackFolder
@@ -17,6 +19,7 @@ from ddplaunch.text import escape
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from pathlib import Path
 
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import Output
@@ -27,7 +30,7 @@ _LAST_MESSAGES_S = 1.0
 class Console:
     """The two output streams. Any thread may call ``output`` and ``show``; neither blocks.
 
-    A Console is created before the agents' handles.
+    A Console is created before the agents' handles. ``keep_log`` makes it also write console.log.
 
     Attributes:
         logs: where the logs are, for a message.
@@ -41,22 +44,46 @@ class Console:
         self._stderr = StreamWriter(stderr_fd, style)
         is_shared = _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
-        self._stderr_lines = _redraws(self._stderr)
-        self._stdout_lines = self._stderr_lines if is_shared else _redraws(self._stdout)
+        self._log: ConsoleLog | None = None
+        self._stderr_lines = self._redraws(self._stderr)
+        self._stdout_lines = self._stderr_lines if is_shared else self._redraws(self._stdout)
         self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
 
     def restyle(self, style: Style) -> None:
         """Use another ``style`` from now on."""
         self._style = self._stdout.style = self._stderr.style = style
+        if self._log:
+            self._log.style = plain(style)
+
+    def keep_log(self, folder: Path, *, reports_full_disk: bool) -> None:
+        """Also write everything to console.log in the run folder, from now on; see ``ConsoleLog``."""
+        try:
+            self._log = ConsoleLog(folder, self._style, self._on_log_error, reports_full_disk=reports_full_disk)
+        except (OSError, RuntimeError) as error:
+            if reports_full_disk:
+                self._on_log_error(f"cannot be written ({getattr(error, 'strerror', None) or error})")
 
     def show_no_prefix(self) -> None:
         """Show lines without a prefix, for a run with one worker."""
-        self._stdout.is_plain = self._stderr.is_plain = True
+        for writer in self._writers:
+            writer.is_plain = True
+
+    @property
+    def _writers(self) -> tuple[StreamWriter, ...]:
+        return (self._stdout, self._stderr, *([self._log] if self._log else []))
+
+    def _redraws(self, writer: StreamWriter) -> Redraws:
+        return Redraws(partial(self._put, writer), writer.live_lines if writer.is_terminal else None)
+
+    def _put(self, writer: StreamWriter, header: Output, data: bytes) -> None:
+        writer.output(header, data)
+        if self._log:
+            self._log.output(header, data)
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines of a worker; while the queue is full, drop them and count them."""
         if self._stdout.is_plain:
-            (self._stdout if header.stream == "stdout" else self._stderr).output(header, data)
+            self._put(self._stdout if header.stream == "stdout" else self._stderr, header, data)
         elif header.stream == "stdout":
             self._stdout_lines.output(header, data)
         else:
@@ -66,13 +93,21 @@ class Console:
         """Queue a message of the launcher, on stderr; control characters in it are escaped."""
         self._show_escaped(f"{self._style.time}{escape(text)}")
 
+    def note(self, text: str) -> None:
+        """As ``show``, but only in console.log: another part of this process shows ``text`` at the end."""
+        if self._log:
+            self._log.show(_encode(f"{self._style.time}{escape(text)}"))
+
     def show_page(self, text: str) -> None:
         """Queue a failure page. On a terminal the line below its title, which names the cause, is bold."""
-        title, cause, *rest = escape(text).split("\n")
-        self._show_escaped("\n".join((title, f"\x1b[1m{cause}\x1b[0m" if self._is_coloured else cause, *rest)))
+        plain = escape(text)
+        title, cause, *rest = plain.split("\n")
+        self._show_escaped(plain, "\n".join((title, f"\x1b[1m{cause}\x1b[0m" if self._is_coloured else cause, *rest)))
 
-    def _show_escaped(self, text: str) -> None:
-        self._stderr.show(f"{text}\n".encode("utf-8", "backslashreplace"))
+    def _show_escaped(self, text: str, coloured: str = "") -> None:
+        self._stderr.show(_encode(coloured or text))
+        if self._log:
+            self._log.show(_encode(text))
 
     def flush(self) -> None:
         """Queue what is held back of tracebacks and redrawn lines, so that it stands before the next message."""
@@ -96,13 +131,16 @@ class Console:
         """Wait until what was queued is written, for up to ``timeout_s`` seconds; nothing is dropped."""
         self._stderr.wait(timeout_s)
 
+    def _on_log_error(self, problem: str) -> None:
+        self.show(f"ddplaunch: console.log {problem}; the job goes on")
+
     def drain(self, interrupted: Callable[[], bool], stall_s: float) -> None:
         """Wait until the queues are empty; stop after ``stall_s`` without progress, or when ``interrupted()``.
 
         The number of lines dropped from stdout's queue is then shown on stderr, if stderr can be written.
         """
         self.flush()
-        writers = (self._stdout, self._stderr)
+        writers = self._writers
         written, deadline = -1, 0.0
         while not all(writer.wait(0.05) for writer in writers) and not interrupted():
             now = sum(writer.written for writer in writers)
@@ -117,12 +155,12 @@ class Console:
 
     def close(self) -> None:
         """End the threads once the queues are empty. No other method may be called afterwards."""
-        self._stdout.close()
-        self._stderr.close()
+        for writer in self._writers:
+            writer.close()
 
 
-def _redraws(writer: StreamWriter) -> Redraws:
-    return Redraws(writer.output, writer.live_lines if writer.is_terminal else None)
+def _encode(text: str) -> bytes:
+    return f"{text}\n".encode("utf-8", "backslashreplace")
 
 
 def _is_same_file(one: int, other: int) -> bool:

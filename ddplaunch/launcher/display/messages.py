@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import AttemptStarted
@@ -146,16 +147,16 @@ class UserMessages:
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 
-    def run_ended(self, result: RunResult, *, is_explained: bool) -> None:
+    def run_ended(self, result: RunResult, error: LaunchError | None) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``is_explained``: an error message follows that says why the run ended, so there is no failure page.
+        ``error`` says why the run ended; the command shows it at last, so there is no failure page.
         """
         if self._folder and self._is_remote:
             report_files.write_failures(result, self._folder)
         has_report = self._folder is not None and report_files.write_report(result, self._folder)
         text = ""
-        if result.outcome == "failed" and not is_explained:
+        if result.outcome == "failed" and not error:
             is_dry_run = self._config.dry_run
             text = failure_page.page(result, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
         if self._folder and text:
@@ -165,7 +166,9 @@ class UserMessages:
             self.show(failure_page.summary(result), Level.ALWAYS)
         elif text:
             self._console.show_page(text)
-        elif not is_explained:
+        elif error:
+            self._console.note(f"ddplaunch: {error.text}")
+        else:
             self._show_end(result)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, stack_dump, wire
+from ddplaunch.system import run_json
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import RunResult, WorkerExit
@@ -23,7 +24,7 @@ SCHEMA = 2
 def write_report(result: RunResult, folder: Path) -> bool:
     """Write report.json. Returns whether the disk took it."""
     try:
-        _write_whole(folder / "report.json", json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
+        write_whole(folder / run_json.REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
     except OSError:
         return False
     return True
@@ -32,7 +33,7 @@ def write_report(result: RunResult, folder: Path) -> bool:
 def write_page(text: str, folder: Path) -> None:
     """Write a failure page to report.txt. Errors of the disk are ignored."""
     with contextlib.suppress(OSError):
-        _write_whole(folder / "report.txt", text + "\n")
+        write_whole(folder / "report.txt", text + "\n")
 
 
 def write_failures(result: RunResult, folder: Path) -> None:
@@ -45,11 +46,11 @@ def write_failures(result: RunResult, folder: Path) -> None:
     with contextlib.suppress(OSError):
         for exit_ in first_failure.failures(exits):
             target = _failed_folder(folder, exit_)
-            _write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
+            write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
             write_error_file(exit_, str(target / "error.json"))
         for exit_ in exits:
             if exit_.stacks:
-                _write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
+                write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
 
 
 def _failed_folder(folder: Path, exit_: WorkerExit) -> Path:
@@ -58,11 +59,17 @@ def _failed_folder(folder: Path, exit_: WorkerExit) -> Path:
     return target
 
 
-def _write_whole(path: Path, text: str) -> None:
-    """Write the whole file or none: readers must not see a partial report."""
+def write_whole(path: Path, text: str) -> None:
+    """Write the whole file or none, for the user alone: readers must not see a partial report.
+
+    Raises:
+        OSError: it cannot be written.
+    """
     part = path.with_suffix(".part")
     try:
-        part.write_text(text, encoding="utf-8", errors="backslashreplace")
+        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
+            file.write(text)
         os.replace(part, path)
     except OSError:
         part.unlink(missing_ok=True)

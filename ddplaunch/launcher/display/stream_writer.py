@@ -237,7 +237,7 @@ class StreamWriter:
         while view and not self._is_broken:
             self._writing = (header, view)
             try:
-                view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
+                view = view[self._write_piece(view[:_WRITE_BYTES]) :]
                 self.written += 1
             except BlockingIOError:  # Another process made the terminal non-blocking.
                 select.select([], [self._fd], [])
@@ -248,6 +248,14 @@ class StreamWriter:
                 self._report(f"cannot be written ({error.strerror})")
                 return max(1, bytes(view).count(b"\n"))
         return 0
+
+    def _write_piece(self, data: memoryview) -> int:
+        """Write the beginning of ``data``; returns its length. Only the thread calls it.
+
+        Raises:
+            OSError: nothing was written.
+        """
+        return os.write(self._fd, data)
 
     def _report(self, problem: str) -> None:
         if self._on_error:

@@ -1,0 +1,182 @@
+"""--ps --all lists every run folder, whatever is in it, the newest first, in a table that fits the terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.commands import past_runs, past_runs_page
+from ddplaunch.commands.past_runs_page import PastRun
+from ddplaunch.launcher import run_record
+from ddplaunch.launcher.display import console_log, report_files
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.system import run_folder, run_json
+from ddplaunch.text import iso_time
+
+NOW_S = 1_795_345_165.0
+NO_PID = 1 << 30
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default folder."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(time, "time", lambda: NOW_S)
+    base = tmp_path / "ddplaunch"
+    base.mkdir()
+    return base
+
+
+def made(base: Path, name: str, started: dict[str, Any] | None = None, report: object = None) -> Path:
+    folder = base / name
+    folder.mkdir(parents=True)
+    (folder / run_folder.LOCK).touch()
+    for file, body in ((run_json.RUN, started), (run_json.REPORT, report)):
+        if body is not None:
+            (folder / file).write_text(body if isinstance(body, str) else json.dumps(body))
+    return folder
+
+
+def record(run_id: str, age_s: float = 60.0, **fields: Any) -> dict[str, Any]:
+    command = ["ddplaunch", "train.py", f"--name={run_id}", "a b"]
+    start = {"run_id": run_id, "start": iso_time(NOW_S - age_s), "host": socket.gethostname(), "pid": NO_PID}
+    return {**start, "run_tag": f"{run_id}.0a1b2c", "command": command, "script": "train.py", **fields}
+
+
+def listed(log_dir: Path | None = None) -> list[PastRun]:
+    folders = past_runs._folders(past_runs._bases(str(log_dir) if log_dir else None))
+    return [past_runs._of_launchers(found) for found in folders]
+
+
+def table(log_dir: Path | None = None, columns: int | None = None) -> list[str]:
+    shown: list[str] = []
+    past_runs.list_all(str(log_dir) if log_dir else None, columns, shown.append, shown.append)
+    return "\n".join(shown).splitlines()
+
+
+def test_the_newest_is_first_and_the_given_folder_is_listed_too(base: Path, tmp_path: Path) -> None:
+    made(base, "a", record("a", 300), {**record("a", 300), "exit_code": 0, "outcome": "succeeded", "duration_s": 93.0})
+    made(base, "b", record("b", 100))
+    made(tmp_path / "logs", "c", record("c", 200))
+    (base / "notes").mkdir()
+    (base / "link").symlink_to(base / "a")
+    lines = table(tmp_path / "logs")
+    assert [line.split()[0] for line in lines] == ["run", "b", "c", "a"]
+    assert lines[-1].endswith("1m33s     exit 0  ddplaunch train.py --name=a 'a b'")
+    assert [line.split()[0] for line in table()] == ["run", "b", "a"]
+
+
+def test_a_run_goes_on_while_its_launcher_holds_the_lock(base: Path) -> None:
+    folder = run_folder.create(base, "job7")
+    run_record.write(run_record.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+    (folder / console_log.FILE).touch()
+    os.utime(folder / console_log.FILE, (NOW_S + 9, NOW_S + 9))
+    assert (listed()[0].result, listed()[0].duration_s) == ("running", pytest.approx(0, abs=0.01))
+    with run_folder.released(folder):
+        pass
+    assert (listed()[0].result, listed()[0].duration_s) == ("killed", pytest.approx(9, abs=0.01))
+
+
+def test_of_another_machines_run_without_a_report_the_end_is_not_known(base: Path) -> None:
+    made(base, "far", record("far", host="another"))
+    assert listed()[0].result == "no report"
+
+
+def test_a_run_with_a_launcher_on_every_node_is_one_line_that_tells_the_worst(base: Path) -> None:
+    ended = {"exit_code": 0, "outcome": "succeeded", "duration_s": 50.0}
+    failed = {"exit_code": 84, "outcome": "failed", "duration_s": 40.0, "reason": "node2 is lost"}
+    made(base / "job7", "node1", record("job7", 60), {**record("job7", 60), **ended})
+    made(base / "job7", "node2", record("job7", 58), {**record("job7", 58), **failed})
+    (base / "job7" / run_folder.NODES).touch()
+    [run] = listed()
+    assert (run.run_id, run.start_s, run.result, run.cause) == ("job7", NOW_S - 60, "exit 84", "node2 is lost")
+    made(base / "job7", "node3", record("job7", 57))
+    assert [run.result for run in listed()] == ["killed"]
+
+
+def test_what_a_real_report_says_is_shown(base: Path) -> None:
+    error = WorkerError("KeyError: 'lr\x1b'\nmore", "", 0.0)
+    first = WorkerExit(3, 1, "gpu2", 9, 1, False, 0.0, 1.0, error)
+    failed = AttemptResult(0, "failed", (first,), 5.0)
+    result = RunResult("job7", 1, "failed", 3800.0, (failed,), first, command=("ddplaunch", "x.py"))
+    assert report_files.write_report(result, made(base, "job7", record("job7", 4000)))
+    [head, line] = table()
+    assert head.endswith("first cause")
+    assert line.endswith(r"1h03m     exit 1  ddplaunch x.py  rank 3 on gpu2: KeyError: 'lr\x1b'")
+
+
+@pytest.mark.parametrize(
+    ("report", "cause"),
+    [
+        ({"first_failure": {"rank": 1, "host": "gpu1", "returncode": -9}}, "rank 1 on gpu1: SIGKILL"),
+        ({"first_failure": {}}, "rank ? on ?: ?"),
+        ({"attempts": [{"reason": "gpu3 is lost"}]}, "gpu3 is lost"),
+        ({"reason": "no host\n  a: b"}, "no host"),
+        ({"signal": "SIGINT"}, "SIGINT"),
+        ({"first_failure": [], "attempts": [3], "reason": 4, "signal": {}}, ""),
+        ({"outcome": "succeeded", "attempts": [{"reason": "x"}]}, ""),
+    ],
+)
+def test_the_first_cause_is_the_best_that_the_report_has(report: dict[str, Any], cause: str) -> None:
+    assert past_runs._cause(report) == cause
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        *("", "{", "[]", "null", "\xff", "[" * 100_000),
+        '{"run_id": 3, "start": [], "exit_code": "0", "duration_s": "x"}',
+        '{"start": "9999-99-99", "duration_s": NaN, "exit_code": true}',
+        '{"start": "0001-01-01T00:00:00+14:00"}',
+    ],
+)
+def test_damaged_and_cut_files_never_stop_the_listing(damage: str, base: Path) -> None:
+    good = record("good", 10)
+    made(base, "good", good, {**good, "exit_code": 7, "duration_s": 1})
+    (made(base, "bad-run") / run_json.RUN).write_text(damage, encoding="latin-1")
+    (made(base, "bad-report", record("bad-report", 20)) / run_json.REPORT).write_text(damage, encoding="latin-1")
+    lines = {line.split()[0]: line for line in table()}
+    assert lines.keys() == {"run", "good", "bad-run", "bad-report"}
+    assert "exit 7" in lines["good"]
+    assert "damaged" in lines["bad-report"]
+    assert "ddplaunch train.py" in lines["bad-report"]
+
+
+def test_a_fifo_or_a_folder_in_place_of_a_file_does_not_block(base: Path) -> None:
+    os.mkfifo(made(base, "fifo") / run_json.RUN)
+    (made(base, "folder", record("folder")) / run_json.REPORT).mkdir()
+    assert {run.run_id: run.result for run in listed()} == {"fifo": "no report", "folder": "damaged"}
+
+
+def test_a_folder_of_an_older_version_has_the_time_of_its_lock(base: Path) -> None:
+    folder = made(base, "old", None, {"run_id": "old", "exit_code": 0, "outcome": "succeeded", "duration_s": 5.0})
+    os.utime(folder / run_folder.LOCK, (NOW_S - 99, NOW_S - 99))
+    assert listed() == [PastRun("old", NOW_S - 99, 5.0, "exit 0", "", "")]
+
+
+def test_no_run_is_told_with_the_folders(base: Path, tmp_path: Path) -> None:
+    assert table(tmp_path / "none") == [f"no run folder of yours in {base} or {tmp_path / 'none'}"]
+
+
+@pytest.mark.parametrize(("columns", "lines", "cuts"), [(60, 3, 2), (80, 3, 2), (100, 2, 2), (220, 2, 1)])
+def test_the_table_fits_the_terminal(columns: int, lines: int, cuts: int) -> None:
+    runs = [PastRun("job7", NOW_S, 93.0, "exit 1", "ddplaunch " + "x" * 300, "rank 0: " + "y" * 80)]
+    text = past_runs_page.run_table(runs, columns)
+    assert max(map(len, text.splitlines())) <= columns
+    assert (text.count("\n") + 1, text.count("...")) == (lines, cuts)
+    assert "exit 1" in text
+    plain = past_runs_page.run_table(runs, None)
+    assert "x" * 300 in plain
+    assert "y" * 80 in plain
+
+
+def test_control_characters_of_a_command_are_escaped() -> None:
+    run = PastRun("job7\x1b", 1e300, None, "killed", "ddplaunch \x1b[2J\n", "")
+    assert past_runs_page.run_table([run], 200).splitlines()[1].split("  ")[0] == r"job7\x1b"
+    assert r"\x1b[2J\n" in past_runs_page.run_table([run], None)
