@@ -2,9 +2,9 @@
 
 The names below are the Python API; each is loaded on first use, so importing the package is cheap::
 
-    from ddplaunch import LaunchConfig, WorkerConfig, launch
+    from ddplaunch import launch
 
-    result = launch(LaunchConfig(script="train.py", workers=WorkerConfig(nproc_per_node=4), max_restarts=1))
+    result = launch("train.py", ["--lr", "1e-3"], nproc_per_node=4, max_restarts=1)
     print(result.outcome, result.exit_code)
 """
 
@@ -15,28 +15,50 @@ from ddplaunch.version import __version__
 # Not from typing: before ``__main__`` runs, the working directory of ``python -m ddplaunch`` may hide modules.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
-    from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.launch import launch
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.cli.python_api import launch
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, Streams, WorkerConfig
+    from ddplaunch.errors import JobFailed, LaunchError, UsageError
+    from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerError, WorkerExit
     from ddplaunch.timeouts import TimeoutConfig
 
 __all__ = [
+    "AttemptResult",
+    "FunctionResult",
+    "Host",
+    "JobFailed",
     "LaunchConfig",
     "LaunchError",
     "OutputConfig",
+    "RemoteConfig",
+    "RendezvousConfig",
     "RunResult",
+    "Streams",
     "TimeoutConfig",
+    "UsageError",
     "WorkerConfig",
+    "WorkerError",
+    "WorkerExit",
     "__version__",
     "launch",
 ]
 
+_CONFIG = (
+    "LaunchConfig",
+    "OutputConfig",
+    "RemoteConfig",
+    "RendezvousConfig",
+    "Streams",
+    "TimeoutConfig",
+    "WorkerConfig",
+)
+_RESULTS = ("AttemptResult", "FunctionResult", "RunResult", "WorkerError", "WorkerExit")
 _MODULE_OF = {
-    **dict.fromkeys(("LaunchConfig", "OutputConfig", "TimeoutConfig", "WorkerConfig"), "ddplaunch.config"),
-    "LaunchError": "ddplaunch.errors",
-    "RunResult": "ddplaunch.protocol.results",
-    "launch": "ddplaunch.launcher.launch",
+    **dict.fromkeys(_CONFIG, "ddplaunch.config"),
+    **dict.fromkeys(("JobFailed", "LaunchError", "UsageError"), "ddplaunch.errors"),
+    **dict.fromkeys(_RESULTS, "ddplaunch.protocol.results"),
+    "Host": "ddplaunch.cluster.hosts",
+    "launch": "ddplaunch.cli.python_api",
 }
 
 
@@ -46,3 +68,7 @@ def __getattr__(name: str) -> object:
     import importlib
 
     return getattr(importlib.import_module(_MODULE_OF[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,7 +1,6 @@
 """Everything a user can set, as one frozen and validated value: ``LaunchConfig`` and its groups of settings.
 
-Built by the command line or the user's Python program, read by the launcher. Agents receive the groups. A LaunchConfig
-validates itself when it is made. Pure: reads no file, starts nothing.
+Read by the launcher; agents receive the groups. A LaunchConfig validates itself. Pure: reads no file, starts nothing.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ddplaunch.timeouts import TimeoutConfig
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-Entry = Literal["script", "module", "program"]
+Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
 TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
@@ -68,8 +67,7 @@ class WorkerConfig:
     """The workers of a node: their number, their devices, and how they are started.
 
     Attributes:
-        nproc_per_node: workers per node, one of torchrun's words (``auto``, ``cpu``, ``gpu``, ``xpu``), or None: one
-            worker per GPU, and one on a node without GPUs.
+        nproc_per_node: workers per node, or ``auto``, ``cpu``, ``gpu``, ``xpu``; None: one per GPU, 1 without GPUs.
         gpus: ids of the devices that workers may use; None: all that CUDA_VISIBLE_DEVICES allows.
         gpus_per_proc: devices that each worker sees; 0: every worker sees all devices of the node, as with torchrun.
         virtual_local_rank: each worker sees one device, and LOCAL_RANK is 0.
@@ -223,7 +221,8 @@ class LaunchConfig:
     Attributes:
         script: path of the script, name of the module, or program, according to ``entry``.
         script_args: arguments of the script.
-        entry: kind of ``script``.
+        entry: kind of ``script``; ``function`` is set by ``launch`` for a function of this file.
+        text: what workers run: text of the script ``-``, or a function as ``launch`` encodes it; else empty.
         python: interpreter of the script; None: the launcher's.
         chdir: working directory of the workers on every node; None: the launcher's.
         min_nodes: smallest number of nodes of an attempt.
@@ -256,6 +255,7 @@ class LaunchConfig:
     script: str
     script_args: tuple[str, ...] = ()
     entry: Entry = "script"
+    text: str = field(default="", repr=False)
     python: str | None = None
     chdir: str | None = None
     min_nodes: int = 1

@@ -52,6 +52,10 @@ def error_text(message: str, hint: str) -> str:
     return f"error: {message}" + (f"\n  hint: {hint}" if hint else "")
 
 
+class JobFailed(LaunchError):
+    """A job that did not succeed, raised by ``RunResult.check`` only; ``exit_code`` is the job's."""
+
+
 class UsageError(LaunchError):
     """An invalid option or combination of options; exit code 2.
 

@@ -49,12 +49,16 @@ class LogSender:
         self._outbox = outbox
         self._mailbox = mailbox
         self._folder: Path | None = None
+        self._only = ""
         self._launcher_lost = threading.Event()
         self._granted = _GrantedBytes()
 
-    def prepare(self, folder: Path, launcher_lost: threading.Event) -> None:
-        """Set the folder for ``send``. ``launcher_lost`` is set once the launcher is lost."""
-        self._folder, self._launcher_lost = folder, launcher_lost
+    def prepare(self, folder: Path, launcher_lost: threading.Event, only: str = "") -> None:
+        """Set the folder for ``send``, and the only name of files to send; empty: all.
+
+        ``launcher_lost`` is set once the launcher is lost.
+        """
+        self._folder, self._launcher_lost, self._only = folder, launcher_lost, only
 
     def send(self) -> None:
         """Send all files if ``prepare`` was called.
@@ -82,7 +86,7 @@ class LogSender:
     # The thread that reads files.
 
     def _send_all(self, folder: Path) -> None:
-        files, skipped_files = find_logs(folder)
+        files, skipped_files = find_logs(folder, self._only)
         self._outbox.send(LogsFound(sum(files.values())))
         for path in files:
             skipped_files += not self._send_file(folder, path)
@@ -129,13 +133,16 @@ class _GrantedBytes:
             self._nbytes -= nbytes
 
 
-def find_logs(folder: Path) -> tuple[dict[str, int], int]:
-    """Size of each log file of a node, by path below ``folder``; and the number of skipped files."""
+def find_logs(folder: Path, only: str = "") -> tuple[dict[str, int], int]:
+    """Size of each log file of a node, by path below ``folder``; and the number of skipped files.
+
+    ``only`` is the name of the files to find; empty: all.
+    """
     found: dict[str, int] = {}
     skipped_files = 0
     for parent, folders, names in os.walk(folder):
         folders.sort()
-        for name in sorted(names):
+        for name in sorted(names if not only else {only} & {*names}):
             path = os.path.relpath(os.path.join(parent, name), folder)
             with contextlib.suppress(OSError):
                 status = os.lstat(os.path.join(parent, name))

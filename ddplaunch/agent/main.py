@@ -21,6 +21,7 @@ from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.function_call import RETURN_FILE
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.queries import InspectNode, ListRuns
 from ddplaunch.protocol.specs import AgentSpec
@@ -95,7 +96,8 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = start_plan.prepare_node(order)
         if spec.sends_logs and spec.node_dir:
-            logs.prepare(Path(spec.node_dir), inbox.is_closed)
+            only = "" if spec.output.collect_logs else RETURN_FILE
+            logs.prepare(Path(spec.node_dir), inbox.is_closed, only)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox)
         unkillable = agent.run()

@@ -11,14 +11,16 @@ import errno
 import os
 import signal
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddplaunch.cli import completion
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
-from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option, complete_files
+from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
@@ -72,7 +74,7 @@ AFTER_OPTIONS = {
 
 _DECLARED = [option for options in OPTIONS.values() for option in options]
 
-_UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": complete_files}
+_UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": completion.files}
 ARGUMENTS = (
     click.Argument(["script"], metavar="SCRIPT", required=False, default="", **_UNPROCESSED),
     click.Argument(["script_args"], metavar="[ARGS]...", nargs=-1, **_UNPROCESSED),
@@ -259,7 +261,29 @@ def _run(argv: Sequence[str] | None) -> int:
             _print(f"warning: {problem}")
     from ddplaunch.launcher.launch import launch
 
+    if config.entry == "script" and config.script == "-":
+        config = replace(config, text=_program_on_stdin(config))
     return launch(config).exit_code
+
+
+def _program_on_stdin(config: LaunchConfig) -> str:
+    """The text of the script ``-``, read to the end before anything starts: every worker gets all of it.
+
+    Raises:
+        UsageError: stdin is a terminal or is closed, or the text is empty or too long; another Python runs it.
+    """
+    from ddplaunch.protocol.function_call import MAX_BYTES
+
+    hint = "Give the program by a pipe or by `< FILE`, or save it to a file."
+    if config.python and config.python != sys.executable:
+        raise UsageError("-: PYTHON_EXEC cannot run a program from stdin", "Save it to a file, or unset PYTHON_EXEC.")
+    if os.isatty(0):
+        raise UsageError("-: stdin is a terminal", hint)
+    with open(0, "rb", closefd=False) as stdin:
+        data = stdin.read(MAX_BYTES + 1)
+    if not 0 < len(data) <= MAX_BYTES:
+        raise UsageError(f"-: stdin has {'no program' if not data else f'over {MAX_BYTES} bytes'}", hint)
+    return data.decode("utf-8", "surrogateescape")
 
 
 def _describe(error: click.ClickException) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ddplaunch.cli import completion
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
@@ -59,8 +60,9 @@ class Option(click.Option):
             "multiple"
         ):  # click 8.3 takes a flag's default of None for a third state
             attributes["default"] = default
-        super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
         self.long_name = names.split()[-1]
+        attributes["shell_complete"] = completion.BY_OPTION.get(self.long_name)
+        super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
         self.short = short
         self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
 
@@ -68,13 +70,6 @@ class Option(click.Option):
 def flag(names: str, text: str, **attributes: Any) -> Option:
     """An option without a value."""
     return Option(names, None, text, **attributes)
-
-
-def complete_files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete ``incomplete`` as a path."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="file")]
 
 
 class GroupedCommand(click.Command):
@@ -143,7 +138,7 @@ class GroupedCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete options before the script, and only files after it."""
         if ctx.params.get("script"):
-            return complete_files(ctx, self.params[-1], incomplete)
+            return completion.files(ctx, self.params[-1], incomplete)
         return super().shell_complete(ctx, incomplete)
 
 

@@ -52,7 +52,7 @@ def _cannot_start(config: LaunchConfig, specs: Sequence[AgentSpec], nodes: Seque
     folder = config.chdir or working_folder()
     if not os.path.isdir(folder):
         yield f"the run will not start: --chdir {quote(folder)} is not a folder here"
-    elif config.entry == "script" and not os.path.exists(os.path.join(folder, config.script)):
+    elif config.entry == "script" and config.script != "-" and not os.path.exists(os.path.join(folder, config.script)):
         yield f"the run will not start: there is no {quote(config.script)} in {quote(folder)}"
     if config.dry_run and specs[0].workers.gpus is None and specs[0].workers.nproc_per_node in ("auto", "gpu", "xpu"):
         word = specs[0].workers.nproc_per_node

@@ -1,5 +1,7 @@
 """``--collect-logs``: copies the log files of other machines to the run's folder once their workers have ended.
 
+In a run of a function the same way brings what it has returned, with or without the logs.
+
 Runs in the launcher, in the main thread; a thread of ``LogWriter`` writes the files. The names and the
 amount of a node's data are checked, since the node is not trusted. Failures here do not change the run's outcome.
 """
@@ -83,9 +85,9 @@ class _Sender:
 class LogCollector:
     """Collects the log files of all nodes."""
 
-    def __init__(self, folder: Path | None, nodes: Nodes, messages: UserMessages) -> None:
-        """``folder`` is the run's; None if no logs are collected."""
-        self._folder = folder
+    def __init__(self, folder: Path | None, nodes: Nodes, messages: UserMessages, kind: str = "logs") -> None:
+        """``folder`` is the run's; None if nothing is collected. ``kind`` of files: ``setup.copied_files``."""
+        self._folder, self._kind = folder, kind
         self._nodes = nodes
         self._progress, self._show = messages.progress, messages.show
         self._senders: dict[int, _Sender] = {}
@@ -169,7 +171,7 @@ class LogCollector:
         copied = sum(sender.written.nbytes for sender in senders)
         total = sum(sender.found.nbytes for sender in senders)
         missing = _hosts(sender.node for sender in senders if sender.node.state.has_agent)
-        return f"copying logs: {size(copied)} of {size(total)}, waiting for {missing}"
+        return f"copying {self._kind}: {size(copied)} of {size(total)}, waiting for {missing}"
 
     def on_signal(self, signum: int) -> bool:
         """If only log transfers are in progress, end them; the second signal kills the agents.
@@ -182,7 +184,7 @@ class LogCollector:
         self._signals += 1
         if self._signals == 1:
             name = signal.Signals(signum).name
-            self._show(f"{name}: logs that were not copied yet stay on their nodes", Level.NORMAL)
+            self._show(f"{name}: {self._kind} that were not copied yet stay on their nodes", Level.NORMAL)
             for sender in self._senders.values():
                 if sender.state is not _State.DONE:
                     sender.give_up(name)
@@ -202,12 +204,17 @@ class LogCollector:
         self._report_copied()
         for failure, nodes in self._incomplete().items():
             self._show(
-                f"logs of {_hosts(nodes)} are incomplete: {failure}; the complete files stay on the nodes", Level.ALWAYS
+                f"{self._kind} of {_hosts(nodes)} are incomplete: {failure}; the complete files stay on the nodes",
+                Level.ALWAYS,
             )
         if self._nodes.lost:
-            self._show(f"logs of {_hosts(self._nodes.lost)} could not be copied: the nodes were lost", Level.ALWAYS)
+            self._show(
+                f"{self._kind} of {_hosts(self._nodes.lost)} could not be copied: the nodes were lost", Level.ALWAYS
+            )
 
     def _report_copied(self) -> None:
+        if self._kind != "logs":
+            return
         senders = self._senders.values()
         shared = [sender.node for sender in senders if sender.written.is_shared]
         if shared:

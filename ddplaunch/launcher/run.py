@@ -118,9 +118,9 @@ class Run:
         self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
-        signal_one = partial(signal_node, run_tag, transport.node_names)
-        self._injector = Injector(config.injections, signal_one, self._pings)
-        self._logs = LogCollector(setup.logs_folder(config, self._folder), self._nodes, self._messages)
+        self._injector = Injector(config.injections, partial(signal_node, run_tag, transport.node_names), self._pings)
+        logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
+        self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
         parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, self._hangs)
@@ -386,7 +386,7 @@ class Run:
         self._logs.close()
         self._hangs.show_stopped()
         left = f"; left: {failure_page.leftovers(result)}" if lost else ""
-        failure = LaunchError(f"{error.message}{left}", error.hint, error.exit_code) if error else None
+        failure = error and LaunchError(f"{error.message}{left}", error.hint, error.exit_code)
         self._messages.run_ended(result, failure)
         slurm_requeue.requeue(result, self._show)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731

@@ -12,7 +12,7 @@ import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
@@ -78,6 +78,9 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
     nodes have met.
 
     Returns the folder, None for a run without files, and a warning if it cannot be created.
+
+    Raises:
+        LaunchError: it cannot be created, and the workers call a function.
     """
     if config.output.log_dir == NO_LOGS:
         return None, None
@@ -85,15 +88,23 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
     try:
         folder = run_folder.create(base, f"{run_id}.{local_host_name()}" if config.rendezvous else run_id)
     except OSError as error:
-        return None, f"no logs are kept: {base}: {error.strerror}"
+        warning = f"no logs are kept: {base}: {error.strerror}"
+        if config.entry == "function":
+            raise LaunchError(warning, "What a function returns is written to the run folder.") from None
+        return None, warning
     if config.output.log_dir is None:
         run_retention.prune(base, config.output.keep_runs)
     return folder, None
 
 
 def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
-    """The folder to which logs of other machines are copied; None without --collect-logs."""
-    return folder if config.output.collect_logs and config.transport != "local" else None
+    """The folder to which files of other machines are copied; None if none are."""
+    return folder if copied_files(config) and config.transport != "local" else None
+
+
+def copied_files(config: LaunchConfig) -> Literal["logs", "return values", ""]:
+    """Which files of other machines are copied to this one."""
+    return "logs" if config.output.collect_logs else "return values" if config.entry == "function" else ""
 
 
 def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1) -> Style:
@@ -134,7 +145,7 @@ def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> C
 def program(config: LaunchConfig) -> Program:
     """What the workers run."""
     python = config.python or (sys.executable if config.transport == "local" else "")
-    return Program(config.entry, config.script, config.script_args, python)
+    return Program(config.entry, config.script, config.script_args, python, config.text)
 
 
 def agent_spec(
@@ -162,6 +173,7 @@ def agent_spec(
         output=config.output,
         timeouts=config.timeouts,
         max_restarts=config.max_restarts,
+        signals=config.signals,
         node_dir=node_dir,
         master_addr=config.master_addr or config.local_addr,
         master_port=config.master_port,
@@ -193,7 +205,7 @@ def agent_spec_of_run(
         path = str(node_dir) if node_dir else None
         return agent_spec(config, run_id, index, hosts[index], node_dir=path, inherited_fds=inherited_fds)
     spec = agent_spec(config, run_id, index, hosts[index], node_dir=None)
-    return replace(spec, run_dir_name=folder.name if folder else run_id, sends_logs=config.output.collect_logs)
+    return replace(spec, run_dir_name=folder.name if folder else run_id, sends_logs=bool(copied_files(config)))
 
 
 def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:

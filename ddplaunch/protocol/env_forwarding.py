@@ -131,6 +131,7 @@ _OPTIONS = {
     "ROLE_NAME": "--role",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
     "TORCHELASTIC_RUN_ID": "--rdzv-id",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "--signals-to-handle",
     "WORLD_SIZE": "--nnodes with --nproc-per-node",
     "LOCAL_WORLD_SIZE": "--nproc-per-node",
 }

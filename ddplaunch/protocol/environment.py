@@ -44,6 +44,7 @@ NAMES: dict[str, str] = {
     "TORCHELASTIC_RESTART_COUNT": "number of restarts before this attempt; equal on all nodes",
     "TORCHELASTIC_MAX_RESTARTS": "--max-restarts",
     TORCHELASTIC_RUN_ID: "run id: --rdzv-id, or a new one; equal on all nodes",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "--signals-to-handle, and the signals of --requeue-on",
     "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
     "TORCH_FR_DUMP_TEMP_FILE": "with a log folder: begin of the name of torch's flight record, unless set",
@@ -98,6 +99,7 @@ def worker_environ(
         TORCHELASTIC_RESTART_COUNT=str(round_.restart_count),
         TORCHELASTIC_MAX_RESTARTS=str(spec.max_restarts),
         TORCHELASTIC_RUN_ID=spec.run_id,
+        TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(spec.signals),
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE=error_file,
     )

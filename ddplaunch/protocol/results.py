@@ -6,12 +6,15 @@ in ``*_s`` are durations.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.errors import JobFailed
 from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
+from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
@@ -210,3 +213,44 @@ class RunResult:
     end: str = ""
     versions: Versions | None = None
     hosts: tuple[NodeOfRun, ...] = ()
+
+    def check(self) -> None:
+        """Do nothing if the job has succeeded.
+
+        Raises:
+            JobFailed: it has failed or was stopped.
+        """
+        if self.outcome == "succeeded" and self.exit_code == 0:
+            return
+        first, last = self.first_failure, self.attempts[-1] if self.attempts else None
+        reason = last.reason if last else ""
+        if first:
+            reason = first.error.message if first.error else f"returncode {first.returncode}"
+            reason = f"rank {first.rank} on {first.host} failed: {reason}"
+        raise JobFailed(
+            quote(reason, 1000) or f"the job was stopped ({self.signal})", self.run_dir or "", self.exit_code
+        )
+
+
+@dataclass(frozen=True)
+class FunctionResult(RunResult):
+    """The result of a run whose workers call a function.
+
+    Attributes:
+        return_values: what the function has returned, by rank; empty unless the job has succeeded. Of the ranks that
+            this launcher has started.
+    """
+
+    return_values: Mapping[int, object] = field(default_factory=dict, repr=False)
+
+    def check(self) -> None:
+        """Do nothing if the job has succeeded, and every rank has returned a value.
+
+        Raises:
+            JobFailed: it has failed or was stopped, or a rank has ended itself, as by ``sys.exit(0)``.
+        """
+        super().check()
+        started = (exit_.rank for attempt in self.attempts[-1:] for exit_ in attempt.exits)
+        if missing := [rank for rank in started if rank not in self.return_values]:
+            message = f"no return value of {ranks(missing)}: they ended themselves, or the file could not be copied"
+            raise JobFailed(message, self.run_dir or "")

@@ -15,15 +15,17 @@ from ddplaunch.timeouts import TimeoutConfig
 
 @dataclass(frozen=True)
 class Program:
-    """The script, module or program of the workers.
+    """The script, module, program or function of the workers.
 
-    ``python`` is the path of the interpreter, unused for a program; empty: the agent's interpreter.
+    ``python`` is the path of the interpreter, unused for a program; empty: the agent's interpreter. ``text`` is that
+    of the script ``-``, or the ``FunctionCall`` of a function, encoded; ``path`` is then the file that defines it.
     """
 
     entry: Entry
     path: str
     args: tuple[str, ...]
     python: str
+    text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,6 +36,7 @@ class AgentSpec:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
         workers: settings of this node; the number of workers and the devices may differ from other nodes'.
+        signals: names of the signals that stop the job, for the workers' environment.
         node_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
             files are kept.
         run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``node_dir``.
@@ -57,6 +60,7 @@ class AgentSpec:
     output: OutputConfig = field(default_factory=OutputConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
     max_restarts: int = 0
+    signals: tuple[str, ...] = ()
     node_dir: str | None = None
     run_dir_name: str = ""
     sends_logs: bool = False
@@ -99,8 +103,9 @@ class ProcessSpec:
 
     Attributes:
         tag: chosen by the agent, returned in ProcessStarted.
-        how: ``script`` and ``module`` run in a fork of the forkserver, ``exec`` replaces the fork, ``store`` serves the
-            workers' c10d store on a fourth descriptor, ``member`` is the node's member of the rendezvous.
+        how: ``script``, ``module`` and ``function`` run in a fork of the forkserver, ``exec`` replaces the fork,
+            ``store`` serves the workers' c10d store, ``member`` is the node's member of the rendezvous. The text of a
+            program and the socket of the store are a fourth descriptor.
         argv: for ``exec`` the command; otherwise ``sys.argv``, script or module first.
         env: the complete environment; None keeps the forkserver's.
         cpus: CPU affinity; None keeps it.
@@ -109,7 +114,7 @@ class ProcessSpec:
     """
 
     tag: str
-    how: Literal["script", "module", "exec", "store", "member"]
+    how: Literal["script", "module", "function", "exec", "store", "member"]
     argv: tuple[str, ...] = ()
     env: dict[str, str] | None = None
     cpus: frozenset[int] | None = None

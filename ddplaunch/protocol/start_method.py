@@ -25,7 +25,7 @@ class StartPlan:
         reason: why workers are exec'd without --start-method spawn; empty otherwise.
     """
 
-    how: Literal["script", "module", "exec"]
+    how: Literal["script", "module", "function", "exec"]
     bootstrap: bool = True
     reason: str = ""
 
@@ -38,11 +38,11 @@ def choose(spec: AgentSpec, env: Mapping[str, str], is_plain_script: Callable[[s
     if not spec.same_python:
         reason = f"{spec.program.python} is not the interpreter that runs ddplaunch"
         return StartPlan("exec", bootstrap=False, reason=reason)
-    if entry == "script" and not is_plain_script(path):
+    if entry == "script" and not spec.program.text and not is_plain_script(path):
         return StartPlan("exec", bootstrap=False, reason=f"{path} is not a plain script")
     if spec.workers.start_method == "spawn":
         return StartPlan("exec")
     injected = [name for name in _PROFILERS if env.get(name)]
     if injected:
         return StartPlan("exec", reason=f"{injected[0]} is set: the profiler must load at process start")
-    return StartPlan("module" if entry == "module" else "script")
+    return StartPlan(entry)

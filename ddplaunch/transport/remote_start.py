@@ -156,7 +156,7 @@ def agent_start(config: LaunchConfig, node_tag: str, *, for_sweep: bool = False)
         cwd=config.chdir or working_folder(),
         env={**dict(config.remote.environ), environment.RUN_ID: node_tag},
         setup=config.remote.setup,
-        script=config.script if config.entry == "script" and not for_sweep else "",
+        script=config.script if config.entry == "script" and not config.text and not for_sweep else "",
         needs_torch=not for_sweep,
     )
 

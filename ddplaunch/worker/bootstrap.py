@@ -1,4 +1,6 @@
-"""Runs the user's script or module in a fresh ``__main__``, as ``python -u`` would, and records its uncaught exception.
+"""Runs the user's script, module or function in a fresh ``__main__``, and records its uncaught exception.
+
+A script or module runs as with ``python -u``.
 
 Runs in the worker: a fork of the forkserver, or a new interpreter. Must not import torch: a script that does not use it
 must not wait for its import.
@@ -17,6 +19,8 @@ import signal
 import sys
 import time
 import traceback
+from collections.abc import Callable
+from functools import partial
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
@@ -25,8 +29,7 @@ from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-    from types import CodeType, TracebackType
+    from types import TracebackType
 
     from ddplaunch.config import FakeGpuConfig
 
@@ -35,60 +38,107 @@ MAX_TRACEBACK_CHARS = 200_000
 
 _STACKS_FD_LIMIT = 1024
 """``select`` accepts no descriptor from this number on; a script that closes all up to it loses its stacks only."""
+OUTERMOST = """\
+with finished, caught:
+    script()()"""
+"""What the interpreter's outermost frame must execute after ``prepare``: no other frame is below the script's.
+
+It needs the three names, which are gone when the script runs. The context managers are on the frame's stack, so that
+nothing that the script changes is in their way.
+"""
 
 exit_code: int | None = None
 """Exit code of this process, in the form of ``subprocess``: negative for a signal; None while the script runs."""
 
+after_script: Callable[[], None] | None = None
+"""Called when the script has ended, if ``worker.exit`` has set it."""
 
-def run(
-    how: Literal["script", "module"],
+_prepared: Callable[[], Callable[[], object]] | None = None
+_error_file, _pid = "", 0
+
+
+def prepare(
+    how: Literal["script", "module", "function"],
     argv: tuple[str, ...],
     fake_gpus: FakeGpuConfig | None = None,
     before: Callable[[], None] | None = None,
 ) -> None:
-    """Run the script or module, then return, or raise the exception that ends the process.
+    """Prepare this process for the script, module or function, which ``OUTERMOST`` then runs.
 
     ``sys.path`` must not begin with a folder that Python put there for another file: the script's is inserted.
 
-    Call it from the interpreter's outermost frame: the interpreter's normal shutdown must follow (threads, atexit, exit
-    code).
-
     Args:
         how: kind of the first element of ``argv``.
-        argv: path of the script or name of the module, then its arguments.
+        argv: path of the script or name of the module, then its arguments; the file that defines the function.
         fake_gpus: GPUs of a dry run; None in a real one.
         before: called last before the script.
     """
-    error_file, pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
+    global _prepared, _error_file, _pid
+    _error_file, _pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
     _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
-    target = _prepare_script(argv) if how == "script" else _prepare_module(argv)
+    _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
     if fake_gpus:
         _install(fake_gpus)
     if before:
         before()
+
+
+def script() -> Callable[[], object]:
+    """Make ``__main__`` that of the script, and return the call that runs it; it adds no frame.
+
+    Nothing happens in a process without a script, such as the forkserver.
+    """
+    if _prepared is None:
+        return lambda: None
+    call = _prepared()
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-    del argv, how, fake_gpus, before
-    global exit_code
-    try:
-        if isinstance(target, str):
-            runpy._run_module_as_main(target)  # type: ignore[attr-defined]
-        else:
-            target()
-        exit_code = 0
-        return
-    except SystemExit as end:
-        exit_code = _code_of(end)
-        raise
-    except BaseException as error:
-        uncaught = error
-    # Outside of the handler, so that the user's excepthook does not see an exception being handled.
-    _exit_with(uncaught, error_file if pid == os.getpid() else "")
+    return call
+
+
+class _Caught:
+    """Keeps the exception that the script has not caught, and lets a SystemExit pass."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, _kind: object, error: BaseException | None, _traceback: object) -> bool:
+        global exit_code
+        if _prepared is None:
+            return False
+        if after_script:
+            after_script()
+        if error is None or isinstance(error, SystemExit):
+            exit_code = _code_of(error) if error else 0
+            return False
+        self.error = error
+        return True
+
+
+class _Finished:
+    """Ends the process with the exception that was kept.
+
+    Outside of its handler, so that the user's excepthook does not see an exception being handled.
+    """
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, *_: object) -> None:
+        error, caught.error = caught.error, None
+        if error is not None:
+            _exit_with(error, _error_file if _pid == os.getpid() else "")
+
+
+caught, finished = _Caught(), _Finished()
 
 
 def _install(fake_gpus: FakeGpuConfig) -> None:
@@ -146,36 +196,77 @@ def _code_of(end: SystemExit) -> int:
     return end.code & 0xFF if -(1 << 63) <= end.code < 1 << 63 else 0xFF
 
 
-class _Script:
-    """The script; a class so that the frame below ``run`` is the script's module frame."""
-
-    def __init__(self, path: str) -> None:
-        self._path = path
-
-    def __call__(self) -> None:
-        exec(self._code(), sys.modules["__main__"].__dict__)
-
-    def _code(self) -> CodeType:
-        with open(self._path, "rb") as file:
-            return compile(file.read(), self._path, "exec", dont_inherit=True)
+_Prepared = Callable[[], Callable[[], object]]
+"""Makes ``__main__`` that of the script, and returns the call that runs it."""
 
 
-def _prepare_script(argv: tuple[str, ...]) -> _Script:
-    path = _absolute(argv[0])
+def _prepare_script(argv: tuple[str, ...]) -> _Prepared:
     sys.argv = list(argv)
     sys.orig_argv = [sys.executable, "-u", *argv]
+    if argv[0] == "-":
+        return _prepare_stdin()
+    path = _absolute(argv[0])
     _insert_first_path(os.path.dirname(os.path.realpath(path)))
-    _reset_main(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
-    return _Script(path)
+
+    def call() -> Callable[[], object]:
+        _reset_main(__file__=path, __cached__=None, __loader__=SourceFileLoader("__main__", path))
+        with open(path, "rb") as file:
+            return _execution(file.read(), path)
+
+    return call
 
 
-def _prepare_module(argv: tuple[str, ...]) -> str:
+def _prepare_stdin() -> _Prepared:
+    """The text that the launcher has read from its stdin, as if this process had read it from its own."""
+    from ddplaunch.protocol.function_call import FD
+
+    with open(FD, "rb") as file:
+        text = file.read()
+    _insert_first_path("")
+
+    def call() -> Callable[[], object]:
+        _reset_main(__file__="<stdin>", __cached__=None)
+        return _execution(text, "<stdin>")
+
+    return call
+
+
+def _execution(text: bytes, path: str) -> Callable[[], object]:
+    code = compile(text, path, "exec", dont_inherit=True)
+    return partial(exec, code, sys.modules["__main__"].__dict__)
+
+
+def _prepare_module(argv: tuple[str, ...]) -> _Prepared:
     sys.argv = ["-m", *argv[1:]]
     sys.orig_argv = [sys.executable, "-u", "-m", *argv]
     if not is_own_module(argv[0]):
         _insert_first_path(os.getcwd())
-    _reset_main()
-    return argv[0]
+
+    def call() -> Callable[[], object]:
+        _reset_main()
+        return partial(runpy._run_module_as_main, argv[0])  # type: ignore[attr-defined]
+
+    return call
+
+
+def _prepare_function(argv: tuple[str, ...]) -> _Prepared:
+    from ddplaunch.worker.function import Function
+
+    sys.orig_argv = [sys.executable, "-u", *argv]
+    function = Function(os.path.dirname(_error_file))
+
+    def call() -> Callable[[], object]:
+        _reset_main()
+        return function
+
+    return call
+
+
+_PREPARE: dict[str, Callable[[tuple[str, ...]], _Prepared]] = {
+    "script": _prepare_script,
+    "module": _prepare_module,
+    "function": _prepare_function,
+}
 
 
 def _absolute(path: str) -> str:
@@ -196,11 +287,15 @@ def _reset_main(**attributes: object) -> None:
 
 
 def _script_traceback(error: BaseException) -> TracebackType | None:
-    """The traceback without the frames of this module, which come first."""
+    """The traceback without the outermost frame and those of this package, which come first."""
     frames = error.__traceback__
-    while frames and frames.tb_frame.f_code.co_filename == run.__code__.co_filename:
+    while frames and (frames.tb_frame.f_back is None or _is_ours(frames.tb_frame.f_code.co_filename)):
         frames = frames.tb_next
     return frames
+
+
+def _is_ours(path: str) -> bool:
+    return os.path.dirname(path) == os.path.dirname(_show.__code__.co_filename)
 
 
 def _show(error: BaseException) -> None:

@@ -1,7 +1,7 @@
 """Entry file of a worker that starts in a new interpreter instead of a fork of the forkserver.
 
-``python -u exec_worker.py [--fake-gpus=GPUS,COMPILES] [-m] script args``. The agent passes the path of this file: any
-interpreter can run it. Must only remove its own folder from ``sys.path``.
+``python -u exec_worker.py [--fake-gpus=GPUS,COMPILES] [-m | --function] script args``. The agent passes the path of
+this file: any interpreter can run it. Must only remove its own folder from ``sys.path``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 
 
 def main() -> None:
-    """Import the package that contains this file, and call its bootstrap.
+    """Import the package that contains this file, and have its bootstrap prepare this process.
 
     ``sys.path`` belongs to the script: with our folder first, a backport in site-packages would hide a module of the
     standard library; with our folder last, the import could find another ddplaunch.
@@ -33,10 +33,16 @@ def main() -> None:
         gpus, compile_on_cpu = sys.argv.pop(1).removeprefix("--fake-gpus=").split(",")
         fake_gpus = FakeGpuConfig(int(gpus), compile_on_cpu == "1")
     if sys.argv[1] == "-m":
-        bootstrap.run("module", tuple(sys.argv[2:]), fake_gpus)
+        bootstrap.prepare("module", tuple(sys.argv[2:]), fake_gpus)
+    elif sys.argv[1] == "--function":
+        bootstrap.prepare("function", tuple(sys.argv[2:]), fake_gpus)
     else:
-        bootstrap.run("script", tuple(sys.argv[1:]), fake_gpus)
+        bootstrap.prepare("script", tuple(sys.argv[1:]), fake_gpus)
 
 
 if __name__ == "__main__":
     main()
+    from ddplaunch.worker.bootstrap import caught, finished, script
+
+    with finished, caught:  # As bootstrap.OUTERMOST has it.
+        script()()

@@ -33,6 +33,12 @@ def register() -> None:
     atexit.register(_finish)
 
 
+def _register_again() -> None:
+    """Register the exit function again if a profiler has run, and so removed, all atexit functions before the end."""
+    if not atexit._ncallbacks():
+        register()
+
+
 def reset_finalizers() -> None:
     """Reset the finalizers that run at exit. Call it in a forked worker, before the script."""
     # Finalizers from the imports, hundreds of torch.library among them, belong to objects that all workers share. With
@@ -47,6 +53,7 @@ def _finish() -> None:
     """The last atexit function; it also runs in a child that the script has forked and that exits normally."""
     code = bootstrap.exit_code
     if code is None:
+        bootstrap.after_script = _register_again
         return
     flushed = all([_flush(name) for name in ("stdout", "stderr")])
     _restore_defaults()

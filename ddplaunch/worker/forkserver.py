@@ -24,6 +24,10 @@ from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
 from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload, responder
+from ddplaunch.worker.bootstrap import caught, finished, script
+
+__all__ = ["caught", "finished", "main", "script"]
+"""What the agent's start of this process imports."""
 
 _HEADER_BYTES = 8
 _MAX_FDS = 5
@@ -38,7 +42,7 @@ Continuation = Callable[[], None]
 def main() -> Continuation:
     """Serve until the agent closes the socket. In each forked process, return the function that it must run.
 
-    The caller runs it from the interpreter's outermost frame, without any frame of the forkserver.
+    The caller, the interpreter's outermost frame, runs it and then executes ``bootstrap.OUTERMOST``.
     """
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A forked process must not end with a KeyboardInterrupt here.
@@ -198,10 +202,10 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
     after_fork.reinitialize()
     exit.reset_finalizers()
-    how: Literal["module", "script"] = "module" if spec.how == "module" else "script"
+    how: Literal["module", "function", "script"] = spec.how if spec.how in ("module", "function") else "script"
     # A preloaded package may use torch without an import of its own.
     before = None if server.preload else late_import.hide_torch
-    return partial(bootstrap.run, how, spec.argv, spec.fake_gpus, before)
+    return partial(bootstrap.prepare, how, spec.argv, spec.fake_gpus, before)
 
 
 def _open_files_limit() -> int:

@@ -34,6 +34,7 @@ FORMATS = {
     "TORCHELASTIC_RESTART_COUNT": "0",
     "TORCHELASTIC_MAX_RESTARTS": "0",
     "TORCHELASTIC_RUN_ID": r"[\w-]+",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": r"/.*/attempt_0/[01]/error\.json",
     "OMP_NUM_THREADS": r"\d+",
@@ -103,6 +104,7 @@ def test_every_variable_that_is_set_is_in_the_documented_table(tmp_path: Path) -
 
 def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None:
     options = ("--nproc-per-node", "3", "--rdzv-id", "my.run", "--role", "trainer", "--max-restarts", "4")
+    options += ("--signals-to-handle", "SIGTERM,SIGUSR2")
     seen = environs(*options, "--log-dir", "/dev/null", folder=tmp_path / "dump")
     for rank, env in enumerate(seen):
         assert [env[name] for name in ("RANK", "LOCAL_RANK", "ROLE_RANK")] == [str(rank)] * 3
@@ -111,6 +113,7 @@ def test_ranks_ids_and_restarts_are_what_the_options_say(tmp_path: Path) -> None
         assert env["ROLE_NAME"] == "trainer"
         assert env["TORCHELASTIC_MAX_RESTARTS"] == "4"
         assert env["TORCHELASTIC_ERROR_FILE"] == ""
+        assert env["TORCHELASTIC_SIGNALS_TO_HANDLE"] == "SIGTERM,SIGUSR2"
     assert len({env["MASTER_PORT"] for env in seen}) == 1
 
 

@@ -43,7 +43,7 @@ MAY_IMPORT = {
     "errors": set(),
     "__main__": {"cli", "protocol"},
     "version": set(),
-    "": {"launcher", "config", "timeouts", "protocol", *_BASE},
+    "": {"cli", "cluster", "config", "timeouts", "protocol", *_BASE},
 }
 
 HOMES = {

@@ -17,8 +17,9 @@ import click
 import pytest
 from click.shell_completion import BashComplete
 
-from ddplaunch.cli import main
+from ddplaunch.cli import completion, main
 from ddplaunch.cli.parser import normalize
+from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
@@ -159,6 +160,7 @@ FROM_ELSEWHERE = {
     "script": "SCRIPT",
     "script_args": "ARGS",
     "python": "PYTHON_EXEC",
+    "text": "SCRIPT - and functions, tests/process/test_stdin_script.py, tests/unit/test_python_api.py",
     "remote": "-x and --ssh-*, tests/unit/test_host_options.py",
     "line_prefix": "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE",
     "min_nodes": "--nnodes, tests/unit/test_options.py",
@@ -263,7 +265,6 @@ def test_the_exit_code_is_launchs(launched: Launched) -> None:
         (["--", "x.py", "a"], "x.py", ["a"]),
         (["--", "-x.py", "-m"], "-x.py", ["-m"]),
         (["--role", "r", "--", "x.py"], "x.py", []),
-        (["-", "a"], "-", ["a"]),
         (["-m", "-r", "3", "pkg.train", "-m", "-r"], "pkg.train", ["-m", "-r"]),
     ],
 )
@@ -686,12 +687,45 @@ def test_the_exit_code_survives_a_stderr_that_nobody_reads(launched: Launched, m
         (["x.py"], "--nproc", {"file"}),
         (["--start-method"], "", {"forkserver", "spawn", "fork"}),
         (["--log-dir"], "", {"dir"}),
+        (["--chdir"], "", {"dir"}),
+        (["--hostfile"], "ho", {"file"}),
+        (["--nproc-per-node"], "", {"gpu", "cpu", "auto"}),
+        (["--rdzv-backend"], "c", {"c10d"}),
+        (["--cluster"], "", {"auto", "none", *(row.word for row in schedulers.TABLE)}),
+        (["--cluster"], "sl", {"slurm"}),
     ],
 )
 def test_shells_complete_options_values_and_files(args: list[str], incomplete: str, expected: set[str]) -> None:
     found = BashComplete(main.command, {}, "ddplaunch", "_DDPLAUNCH_COMPLETE").get_completions(args, incomplete)
     assert {item.value if item.type == "plain" else item.type for item in found} >= expected
     assert ("file" in expected) == any(item.type == "file" for item in found)
+
+
+def completed(args: list[str], incomplete: str = "") -> list[str]:
+    shell = BashComplete(main.command, {}, "ddplaunch", "_DDPLAUNCH_COMPLETE")
+    return [item.value for item in shell.get_completions(args, incomplete)]
+
+
+def test_words_of_an_option_begin_with_what_was_typed() -> None:
+    assert completed(["--cluster"], "p") == ["pals", "pbs"]
+    assert completed(["--hosts"]) == []
+    assert completion.BY_OPTION.keys() <= {option.long_name for option in DECLARED}
+
+
+def test_shells_complete_the_ids_of_runs_after_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not that of the run that contains the shell, which --kill refuses."""
+    tags = ("zz7.3f09ac.12", "zz7.3f09ac.1", "20261120-193012-a1b2c3", "not a tag")
+    waiting = [subprocess.Popen(["sleep", "60"], env={**os.environ, "DDPLAUNCH_RUN_ID": tag}) for tag in tags]
+    try:
+        assert {"zz7", "20261120-193012-a1b2c3"} <= {*completed(["--kill"])}
+        assert completed(["--kill"], "zz") == ["zz7"]
+        assert completed([], "--kill=zz") == ["zz7"]
+        monkeypatch.setenv("DDPLAUNCH_RUN_ID", tags[0])
+        assert completed(["--kill"], "zz") == []
+    finally:
+        for process in waiting:
+            process.kill()
+            process.wait()
 
 
 def test_the_completion_script_is_ddplaunchs(

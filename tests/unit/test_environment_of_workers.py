@@ -22,6 +22,7 @@ SPEC = AgentSpec(
     same_python=True,
     workers=WorkerConfig(nproc_per_node=2, role="trainer"),
     max_restarts=3,
+    signals=("SIGTERM", "SIGUSR2"),
 )
 ROUND = Round(
     attempt=5,
@@ -58,6 +59,7 @@ VALUES = {
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_MAX_RESTARTS": "3",
     "TORCHELASTIC_RUN_ID": "job7",
+    "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR2",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": "/logs/1/error.json",
     "TORCH_FR_DUMP_TEMP_FILE": "/logs/1/flight_record_rank_",

@@ -15,19 +15,21 @@ NATIVE = f"""Fatal Python error: Segmentation fault
 
 Current thread 0x00007f3f2a25bb80 (most recent call first):
   File "/home/train.py", line 4 in <module>
-  File "{PACKAGE_ROOT}/ddplaunch/worker/bootstrap.py", line 70 in run
-  File "{PACKAGE_ROOT}/ddplaunch/worker/forkserver.py", line 7 in _run
   File "<string>", line 1 in <module>
+  File "{PACKAGE_ROOT}/ddplaunch/worker/function.py", line 70 in __call__
+  File "<string>", line 3 in <module>
 
 Extension modules: numpy._core, torch._C (total: 2)
 """
 
 
 def test_the_last_lines_of_a_native_crash_are_without_our_frames_and_the_extension_modules():
+    """The script may have executed a string itself."""
     assert last_lines({"stderr": NATIVE.encode()}, is_needed=True) == (
         "Fatal Python error: Segmentation fault",
         "Current thread 0x00007f3f2a25bb80 (most recent call first):",
         '  File "/home/train.py", line 4 in <module>',
+        '  File "<string>", line 1 in <module>',
     )
 
 

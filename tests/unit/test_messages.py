@@ -41,7 +41,7 @@ def test_how_long_a_run_on_one_node_took_is_said_of_long_runs(
     verbosity: int, duration_s: float, shown: list[str]
 ) -> None:
     told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=verbosity)))
-    told.run_ended(RunResult("r1", 0, "succeeded", duration_s), is_explained=False)
+    told.run_ended(RunResult("r1", 0, "succeeded", duration_s), None)
     assert lines == shown
 
 

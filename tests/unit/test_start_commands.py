@@ -1,13 +1,30 @@
-"""The agent starts forkserver and exec'd workers by a name or path that it does not import; both must exist."""
+"""What the agent starts without importing it, forkserver and exec'd workers, and what their outermost frame runs."""
 
 from __future__ import annotations
 
+import ast
 from importlib.util import find_spec
 from pathlib import Path
 
+import pytest
+
 from ddplaunch.agent.workers import forkserver_client, start_plan
+from ddplaunch.worker import bootstrap
 
 
 def test_what_the_agent_starts_by_name_exists() -> None:
     assert find_spec(forkserver_client.FORKSERVER_MODULE)
     assert Path(start_plan.EXEC_WORKER).is_file()
+
+
+def test_both_starts_of_a_worker_execute_the_same() -> None:
+    own = ast.dump(ast.parse(bootstrap.OUTERMOST).body[0])
+    for text in (forkserver_client._START, Path(start_plan.EXEC_WORKER).read_text()):
+        executed = [ast.dump(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.With)]
+        assert executed == [own]
+
+
+def test_nothing_is_run_in_a_process_without_a_script(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bootstrap, "exit_code", None)
+    exec(bootstrap.OUTERMOST, {name: getattr(bootstrap, name) for name in ("caught", "finished", "script")})
+    assert bootstrap.exit_code is None

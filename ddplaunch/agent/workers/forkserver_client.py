@@ -46,7 +46,11 @@ if TYPE_CHECKING:
 FORKSERVER_MODULE = "ddplaunch.worker.forkserver"
 """Started by its name: the agent must not import the worker package. A test checks that the module exists."""
 
-_START = f"{IMPORT_PACKAGE}; from {FORKSERVER_MODULE} import main; sys.path[:] = search_path; main()()"
+_START = f"""\
+{IMPORT_PACKAGE}; from {FORKSERVER_MODULE} import caught, finished, main, script; sys.path[:] = search_path; main()()
+with finished, caught:
+    script()()"""
+"""The last two lines are ``OUTERMOST`` of the worker's bootstrap; a test compares them."""
 
 _COMMAND_LINE_BYTES = 4096
 """Limit of a worker's command line in ps; a longer command line is cut."""

@@ -65,7 +65,7 @@ def check_program(program: Program, host: str, path_variable: str) -> None:
         return
     if shutil.which(program.python, path=path_variable) is None:
         raise LaunchError(f"{program.python}: no such interpreter on {host}", "Check PYTHON_EXEC.")
-    if program.entry == "script":
+    if program.entry == "script" and not program.text:
         _check_script(program.path, host)
 
 
@@ -117,20 +117,21 @@ def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: Fa
     bootstrap: tuple[str, ...] = (EXEC_WORKER,) if plan.bootstrap else ()
     if plan.bootstrap and fake_gpus:
         bootstrap += (f"--fake-gpus={fake_gpus.gpus},{int(fake_gpus.compile_on_cpu)}",)
-    module_flag = ("-m",) if program.entry == "module" else ()
-    return (program.python, "-u", *bootstrap, *module_flag, *script)
+    flag = {"module": ("-m",), "function": ("--function",)}.get(program.entry, ())
+    return (program.python, "-u", *bootstrap, *flag, *script)
 
 
 def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
     """The forkserver's first record, for ``plan``."""
     forks, path = plan.how != "exec", spec.program.path
-    folder = os.path.dirname(os.path.realpath(path)) if plan.how == "script" else working_folder()
+    is_file = plan.how in ("script", "function") and path != "-"
+    folder = os.path.dirname(os.path.realpath(path)) if is_file else working_folder()
     return ForkserverSpec(
         run_id=spec.run_id,
         agent_pid=os.getpid(),
         imports=forks,
         preload=spec.workers.preload if forks else (),
-        script=path if plan.how == "script" else "",
+        script=path if is_file else "",
         script_dir=folder if forks and not is_own_module(path) else "",
     )
 

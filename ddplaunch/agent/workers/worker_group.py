@@ -67,13 +67,15 @@ class WorkerGroup:
     # Starting.
 
     def open_streams(self, worker: Worker) -> list[int]:
-        """Three descriptors for the worker's stdin, stdout and stderr; the caller must close them."""
+        """Descriptors for stdin, stdout, stderr, and the text of the program; the caller must close them."""
         is_only = self._round.world_size == 1
         terminal = {"stdout": self._spec.stdout_fd, "stderr": self._spec.stderr_fd} if is_only else {}
         fds = [_duplicate(self._spec.stdin_fd)]
         for name in _STREAMS:
             terminal_fd = terminal.get(name)
             fds.append(os.dup(terminal_fd) if terminal_fd is not None else self._pump(worker, name))
+        if self._spec.program.text:
+            fds.append(_memory_file(self._spec.program.text.encode("utf-8", "surrogateescape")))
         return fds
 
     def _pump(self, worker: Worker, name: StreamName) -> int:
@@ -273,6 +275,14 @@ class WorkerGroup:
         if signum > 0 and signum not in worker.stop_signals and not stop_requested:
             return False
         return error is None or not 0 < error.time_s < self._stopped_time_s
+
+
+def _memory_file(data: bytes) -> int:
+    fd = os.memfd_create("program")
+    with open(fd, "wb", closefd=False) as file:
+        file.write(data)
+    os.lseek(fd, 0, os.SEEK_SET)
+    return fd
 
 
 def _duplicate(fd: int | None) -> int:

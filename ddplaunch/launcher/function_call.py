@@ -1,0 +1,155 @@
+"""Functions as workers: pickles the function for its way to the workers, and reads what it has returned.
+
+Runs in the user's process, in the thread that calls ``launch``. Return values are unpickled, and so run code of whoever
+wrote them: only files of this run's workers are read. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import importlib
+import os
+import pickle
+import site
+import sys
+import sysconfig
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.errors import INTERNAL, LaunchError, UsageError
+from ddplaunch.launcher import setup
+from ddplaunch.protocol.function_call import MAX_BYTES, RETURN_FILE, FunctionCall, encode
+from ddplaunch.protocol.results import FunctionResult, RunResult
+from ddplaunch.text import quote, size
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.protocol.results import WorkerExit
+
+
+# Before the run.
+
+
+def encoded(function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> str:
+    """``LaunchConfig.text`` for a function.
+
+    Raises:
+        UsageError: it cannot be pickled, or only with cloudpickle, which is not installed; or it is too large.
+    """
+    data, by_value = _pickled((function, tuple(args), dict(kwargs)), name_of(function))
+    if len(data) > MAX_BYTES:
+        hint = "Write large data to a file, and pass its path."
+        raise UsageError(
+            f"{name_of(function)} and its arguments take {size(len(data))}, at most {size(MAX_BYTES)}", hint
+        )
+    path, module = _main() if not by_value and _names_main(data) else ("", "")
+    call = FunctionCall(
+        pickled=base64.b64encode(data).decode(),
+        by_value=by_value,
+        python=f"{sys.version_info[0]}.{sys.version_info[1]}",
+        main_path=path,
+        main_module=module,
+        search_path=_own_search_path(),
+        argv=tuple(sys.argv),
+    )
+    return encode(call)
+
+
+def name_of(function: Callable[..., object]) -> str:
+    """The function's name in messages."""
+    return str(getattr(function, "__qualname__", None) or type(function).__qualname__)
+
+
+def source_file(function: Any) -> str:
+    """The file that defines the function, whose imports its workers need; its name if there is none."""
+    function = getattr(function, "func", function)  # A functools.partial
+    code = getattr(getattr(function, "__wrapped__", function), "__code__", None)
+    path: str = code.co_filename if code else ""
+    return os.path.abspath(path) if os.path.isfile(path) else name_of(function)
+
+
+def _pickled(call: object, name: str) -> tuple[bytes, bool]:
+    """The pickle, and whether it is cloudpickle's: plain ones name functions, and workers import their modules."""
+    try:
+        data = pickle.dumps(call)
+        if any(_main()) or not _names_main(data):
+            return data, False
+        problem = "it is defined in a notebook or an interactive session"
+    except Exception as error:  # Depends on the object.
+        problem = str(error)
+    try:
+        cloudpickle: Any = importlib.import_module("cloudpickle")
+    except ImportError:
+        hint = "Install cloudpickle, or define the function at the top level of a module."
+        raise UsageError(f"{name} or its arguments cannot be sent to workers: {problem}", hint) from None
+    try:
+        return cloudpickle.dumps(call), True
+    except Exception as error:
+        raise UsageError(f"{name} or its arguments cannot be pickled: {error}") from None
+
+
+def _names_main(data: bytes) -> bool:
+    """Whether the pickle names something of ``__main__``, or has this text by chance, which does no harm."""
+    return b"__main__" in data
+
+
+def _main() -> tuple[str, str]:
+    """Path of the script that this process runs, or name of its module; both empty in an interactive session."""
+    main = sys.modules["__main__"]
+    if name := getattr(getattr(main, "__spec__", None), "name", ""):
+        return "", name
+    path = getattr(main, "__file__", None)
+    return (os.path.abspath(path), "") if path and os.path.isfile(path) else ("", "")
+
+
+def _own_search_path() -> tuple[str, ...]:
+    """The folders of ``sys.path`` but those of the interpreter, which differ on another machine."""
+    known = {*sysconfig.get_paths().values(), *site.getsitepackages(), site.getusersitepackages()}
+    known |= {os.path.join(sysconfig.get_path("stdlib"), "lib-dynload")}
+    return tuple(os.path.abspath(path) for path in sys.path if path not in known and not path.endswith(".zip"))
+
+
+# After the run.
+
+
+def with_values(result: RunResult, config: LaunchConfig) -> FunctionResult:
+    """``result`` with what the function has returned.
+
+    Raises:
+        LaunchError: a value cannot be unpickled in this process.
+    """
+    values = {}
+    if result.outcome == "succeeded":
+        for exit_ in result.attempts[-1].exits:
+            data = _read(result, config, exit_)
+            if data is not None:
+                values[exit_.rank] = _unpickled(data, exit_)
+    fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(RunResult)}
+    return FunctionResult(**fields, return_values=values)
+
+
+def _read(result: RunResult, config: LaunchConfig, exit_: WorkerExit) -> bytes | None:
+    """The file of one worker; None if it has written none."""
+    names = setup.node_names(config)
+    if not result.run_dir or exit_.host not in names:
+        return None
+    node = exit_.host if len(names) > 1 or config.transport != "local" else ""
+    local_rank = 0 if config.task else exit_.local_rank
+    path = Path(result.run_dir, node, f"attempt_{result.attempts[-1].attempt}", str(local_rank), RETURN_FILE)
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _unpickled(data: bytes, exit_: WorkerExit) -> object:
+    # A class of the script is one of __mp_main__ in a worker; multiprocessing does the same.
+    sys.modules.setdefault("__mp_main__", sys.modules["__main__"])
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        what = f"what rank {exit_.rank} on {exit_.host} returned cannot be unpickled here"
+        raise LaunchError(f"{what}: {quote(f'{type(error).__name__}: {error}', 500)}", "", INTERNAL) from error

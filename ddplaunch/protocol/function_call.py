@@ -1,0 +1,59 @@
+"""A function that workers call: the record that brings it to them, and the file that brings back what it returned.
+
+The text of the script ``-`` comes on the same descriptor.
+
+Used by the launcher and by workers; agents pass the record on unread. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ddplaunch.protocol import wire
+
+FD = 3
+"""Descriptor of a worker with the encoded FunctionCall, or the text of the script ``-``."""
+
+RETURN_FILE = "return.pkl"
+"""Name of the file with the pickled value that the function has returned, in the worker's folder."""
+
+MAX_BYTES = 16 << 20
+"""Limit of a pickled function with its arguments, and of a text: one record has it (see ``wire.MAX_LINE_BYTES``)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FunctionCall:
+    """Launcher to workers: a function, its arguments, and how the launcher's process would find its modules.
+
+    Attributes:
+        pickled: ``(function, args, kwargs)``, pickled, in base64.
+        by_value: cloudpickle has pickled it, with the code of the function; only an equal Python can load that.
+        python: version of the launcher's Python, as ``3.11``.
+        main_path: script to import as ``__mp_main__``, because the pickle names things of ``__main__``; empty: none.
+        main_module: the same for a module that ``python -m`` runs.
+        search_path: folders of the launcher's ``sys.path`` that are not those of its interpreter.
+        argv: ``sys.argv`` of the launcher's process.
+    """
+
+    pickled: str
+    by_value: bool
+    python: str
+    main_path: str
+    main_module: str
+    search_path: tuple[str, ...]
+    argv: tuple[str, ...]
+
+
+def encode(call: FunctionCall) -> str:
+    """The call as text."""
+    return wire.encode(call).decode()
+
+
+def decode(text: bytes) -> FunctionCall:
+    """The call in ``text``.
+
+    Raises:
+        ProtocolError: ``text`` is none.
+    """
+    call: FunctionCall = wire.decode(text, (FunctionCall,))
+    return call

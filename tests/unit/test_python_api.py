@@ -1,0 +1,173 @@
+"""``ddplaunch.launch``: keyword arguments are options, and what cannot be done is refused before anything starts."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ddplaunch
+from ddplaunch import LaunchConfig, UsageError, launch
+from ddplaunch.cli import python_api
+from ddplaunch.config import Streams
+from ddplaunch.errors import JobFailed, LaunchError
+from ddplaunch.launcher import function_call
+from ddplaunch.protocol.function_call import FunctionCall, decode
+from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
+from ddplaunch.worker import function
+
+
+def test_all_names_of_the_api_exist():
+    assert {name: getattr(ddplaunch, name) for name in ddplaunch.__all__}
+    assert dir(ddplaunch) == sorted(ddplaunch.__all__)
+
+
+def config(monkeypatch: pytest.MonkeyPatch, target: Any, *args: Any, **options: Any) -> LaunchConfig:
+    """The configuration with which ``launch`` starts a run."""
+    seen = []
+
+    def start(made: LaunchConfig, stdout_fd: int) -> RunResult:
+        seen.append(made)
+        return RunResult("run", 0, "stopped", 1.0)
+
+    monkeypatch.setattr(python_api.launcher, "launch", start)
+    launch(target, *args, **options)
+    return seen[0]
+
+
+def test_keywords_are_the_options_of_the_command(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PET_MAX_RESTARTS", "9")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    made = config(
+        monkeypatch,
+        Path("train.py"),
+        ["--lr", 1e-3],
+        nproc_per_node=4,
+        nnodes="1:2",
+        rdzv_id="job7",
+        rdzv_backend="c10d",
+        rdzv_endpoint="node1:29500",
+        rdzv_conf={"join_timeout": 5},
+        redirects=3,
+        local_ranks_filter=(0, 2),
+        virtual_local_rank=True,
+        gpus=None,
+        module=False,
+        export={"MY_NAME": "x"},
+        shutdown_timeout=5,
+    )
+    assert (made.script, made.script_args, made.entry) == ("train.py", ("--lr", "0.001"), "script")
+    assert (made.workers.nproc_per_node, made.workers.virtual_local_rank, made.max_restarts) == (4, True, 0)
+    assert (made.min_nodes, made.max_nodes, made.run_id, made.slurm_job) == (1, 2, "job7", None)
+    assert made.rendezvous
+    assert (made.rendezvous.port, made.rendezvous.join_timeout_s) == (29500, 5.0)
+    assert (made.output.redirects, made.output.show_local_ranks) == (Streams(3), frozenset({0, 2}))
+    assert dict(made.remote.environ)["MY_NAME"] == "x"
+    assert made.timeouts.shutdown_timeout_s == 5.0
+
+
+def test_a_scheduler_is_read_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    made = config(monkeypatch, "train.py", cluster="auto")
+    assert made.slurm_job
+
+
+@pytest.mark.parametrize(
+    ("options", "message", "hint"),
+    [
+        ({"nproc": 4}, "launch has no option nproc", "docs/options.md"),
+        ({"min_nodes": 1}, "launch has no option min_nodes", "Did you mean nnodes?"),
+        ({"plan": True}, "launch has no option plan", ""),
+        ({"nproc_per_node": 0}, "--nproc-per-node 0: must be between", ""),
+        ({"nproc_per_node": True}, "--nproc-per-node True: must be a value", ""),
+        ({"standalone": "yes"}, "--standalone 'yes': must be True or False", ""),
+        ({"start_method": "threads"}, "Invalid value for '--start-method'", ""),
+    ],
+)
+def test_wrong_keywords_are_usage_errors(options: dict[str, Any], message: str, hint: str):
+    with pytest.raises(UsageError) as raised:
+        launch("train.py", **options)
+    assert raised.value.message.startswith(message)
+    assert hint in raised.value.hint
+
+
+def work(*_: object) -> None:
+    """A function for workers."""
+
+
+@pytest.mark.parametrize(
+    ("target", "arguments", "message"),
+    [
+        (LaunchConfig(script="x.py"), {"nnodes": 2}, "a LaunchConfig has all settings"),
+        ("x.py", {"kwargs": {"a": 1}}, "kwargs are for a function"),
+        (work, {"module": True}, "module: not for a function"),
+        (work, {"log_dir": "/dev/null"}, "--log-dir /dev/null: what a function returns"),
+        (work, {"args": [bytes(17 << 20)]}, "work and its arguments take 17 MB, at most 16 MB"),
+    ],
+)
+def test_what_does_not_fit_together_is_refused(target: Any, arguments: dict[str, Any], message: str):
+    with pytest.raises(UsageError) as raised:
+        launch(target, **arguments)
+    assert raised.value.message.startswith(message)
+
+
+def test_a_function_runs_with_our_interpreter(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PYTHON_EXEC", "/usr/bin/python3")
+    with pytest.raises(UsageError, match="PYTHON_EXEC"):
+        launch(work)
+
+
+def test_the_call_of_a_function(monkeypatch: pytest.MonkeyPatch):
+    """The file of the function tells the forkserver what to import; sys.path has what is not the interpreter's."""
+    monkeypatch.setattr(sys, "path", [*sys.path, "/opt/own", ""])
+    made = config(monkeypatch, functools.partial(work, 1), nproc_per_node=2)
+    call = decode(made.text.encode())
+    assert (made.script, made.entry) == (__file__, "function")
+    assert call.argv == tuple(sys.argv)
+    assert call.search_path[-2:] == ("/opt/own", os.getcwd())
+    assert not {path for path in call.search_path if path.endswith("site-packages")}
+    assert len(repr(made)) < 4000
+
+
+def test_functions_without_a_file_have_their_name():
+    assert function_call.source_file(len) == "len"
+    assert function_call.source_file(eval("lambda: 0")) == "<lambda>"
+
+
+def test_another_python_cannot_load_a_function_by_value():
+    call = FunctionCall(pickled="", by_value=True, python="3.99", main_path="", main_module="", search_path=(), argv=())
+    with pytest.raises(RuntimeError, match=r"Python 3.99 has pickled this function by value, and Python 3\.\d+ cannot"):
+        function._pickler(call)
+
+
+EXIT = WorkerExit(0, 0, "../gpu1", 9, 0, stopped=False, time_s=1.0, duration_s=1.0)
+
+
+def test_values_are_read_only_from_nodes_of_the_run(tmp_path: Path):
+    """A node on another machine reports its name."""
+    (tmp_path / "attempt_0" / "0").mkdir(parents=True)
+    (tmp_path / "attempt_0" / "0" / "return.pkl").write_bytes(b"no pickle")
+    result = RunResult(
+        "run", 0, "succeeded", 1.0, (AttemptResult(0, "succeeded", (EXIT,), 1.0),), run_dir=str(tmp_path)
+    )
+    assert function_call.with_values(result, LaunchConfig(script="x.py")).return_values == {}
+
+
+def test_a_value_that_cannot_be_unpickled_is_an_error():
+    with pytest.raises(LaunchError, match=r"what rank 0 on ../gpu1 returned cannot be unpickled here: UnpicklingError"):
+        function_call._unpickled(b"no pickle", EXIT)
+
+
+def test_check_raises_unless_the_job_has_succeeded():
+    attempt = AttemptResult(0, "succeeded", (EXIT,), 1.0)
+    RunResult("run", 0, "succeeded", 1.0, (attempt,)).check()
+    FunctionResult("run", 0, "succeeded", 1.0, (attempt,), return_values={0: None}).check()
+    with pytest.raises(JobFailed, match=r"no return value of rank 0"):
+        FunctionResult("run", 0, "succeeded", 1.0, (attempt,)).check()
+    with pytest.raises(JobFailed, match=r"the job was stopped \(SIGTERM\)") as raised:
+        RunResult("run", 143, "stopped", 1.0, signal="SIGTERM").check()
+    assert raised.value.exit_code == 143
