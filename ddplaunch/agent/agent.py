@@ -20,6 +20,7 @@ from ddplaunch.agent import node_details
 from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
+    CollectivesRead,
     ForkserverExited,
     LauncherLost,
     OutputResumed,
@@ -29,6 +30,7 @@ from ddplaunch.agent.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
 from ddplaunch.agent.workers import node_evidence, start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch
+from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
@@ -46,6 +48,7 @@ from ddplaunch.protocol.launcher_agent import (
     PassSignal,
     Ping,
     Pong,
+    SampleCollectives,
     StopWorkers,
 )
 from ddplaunch.protocol.results import AttemptResult, Certainty, Outcome, Round, WorkerExit
@@ -60,6 +63,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.launcher_agent import Report
 
 _DRAIN_S = 0.5
 _START_S = 30.0
@@ -86,6 +90,7 @@ class Agent:
         self._group: WorkerGroup | None = None
         self._examiner = Examiner(is_needed=bool(spec.timeouts.hang_limits) and plan.bootstrap)
         self._activity_watch: ActivityWatch | None = None
+        self._collectives: CollectiveSampling | None = None
         self._helper_pids: dict[int, int] = {}
         self._name_lookups: dict[str, NameLookup] = {}
         self._last_start_at = 0.0
@@ -145,14 +150,15 @@ class Agent:
         started_at, oom_counters = time.monotonic(), OomCounters.read()
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
-        is_watched_here = self._spec.launcher_assigns_rendezvous or not self._spec.rendezvous
-        report = self._outbox.send if is_watched_here else self._rendezvous.report_activity
         # NCCL's RAS answers for all nodes: one question is enough.
         ras_address = "" if round_.first_rank else self._placement.ras_address
         devices = frozenset(chain.from_iterable(self._placement.devices)) if self._placement.devices else None
         ask_node = partial(node_evidence.gather, self._spec.host, ras_address, devices)
-        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, report, self._mailbox.post)
+        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, self._report, self._mailbox.post)
         self._group, self._activity_watch = group, watch
+        if round_.world_size > 1 and self._spec.timeouts.hang_report_s is not None:
+            throttled = self._placement.throttled
+            self._collectives = CollectiveSampling(group, round_, self._examiner, throttled, self._mailbox.post)
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
         watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
@@ -176,6 +182,11 @@ class Agent:
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
+
+    def _report(self, report: Report) -> None:
+        """Report to the launcher that watches the job."""
+        is_watched_here = self._spec.launcher_assigns_rendezvous or not self._spec.rendezvous
+        (self._outbox.send if is_watched_here else self._rendezvous.report_activity)(report)
 
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)
@@ -324,6 +335,9 @@ class Agent:
                 self._outbox.send(Pong())
             case OutputResumed() | WorkersSampled() | ExamineWorkers() | AbortHungAttempt() if self._activity_watch:
                 self._failure = self._activity_watch.handle_event(event) or self._failure
+            case SampleCollectives() | CollectivesRead() if self._collectives:
+                if sampled := self._collectives.handle_event(event):
+                    self._report(sampled)
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case InjectFault() if self._group:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.protocol.launcher_agent import CollectivesSampled
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,13 @@ class WorkersSampled:
     attempt: int
     samples: dict[int, Sample]
     node: NodeEvidence | None = None
+
+
+@dataclass(frozen=True)
+class CollectivesRead:
+    """A thread has read when workers called collectives: ``record`` is for the launcher that watches the job."""
+
+    record: CollectivesSampled
 
 
 @dataclass(frozen=True)

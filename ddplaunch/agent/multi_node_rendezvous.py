@@ -28,6 +28,7 @@ from ddplaunch.protocol.launcher_agent import (
     OrderToNodes,
     ReportOfNode,
     RunIdAgreed,
+    SampleCollectives,
 )
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
@@ -55,7 +56,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous import AgentCallbacks
-    from ddplaunch.protocol.launcher_agent import WorkerActivity, WorkersExamined
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Outcome, Round
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -264,7 +265,7 @@ class MultiNodeRendezvous:
         if self._round and self._client and self._client.index is not None:
             self._client.send(NodeStops(self._client.index, self._round.attempt))
 
-    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None:
+    def report_activity(self, report: Report) -> None:
         if self._client and self._client.index is not None:
             self._client.send(ReportToServer(self._client.index, report))
 
@@ -324,7 +325,7 @@ class MultiNodeRendezvous:
                 self._all_left = True
             case ReportOfNode():
                 self._callbacks.send(record)
-            case ExamineWorkers() | AbortHungAttempt():
+            case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
             case RecordsRejected(count=count):
                 self._on_rejected(client, count)

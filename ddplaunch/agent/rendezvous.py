@@ -18,7 +18,7 @@ from ddplaunch.system.network import listen
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.protocol.launcher_agent import WorkerActivity, WorkersExamined
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -57,7 +57,7 @@ class Rendezvous(Protocol):
     def report_failure(self) -> None:
         """Report to the other nodes at once that this node stops its workers."""
 
-    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None:
+    def report_activity(self, report: Report) -> None:
         """Report what this node's workers do to the launcher that watches the job, if that is another node's."""
 
     def handle_event(self, event: object) -> None:
@@ -139,7 +139,7 @@ class SingleNodeRendezvous:
 
     def report_failure(self) -> None: ...
 
-    def report_activity(self, report: WorkerActivity | WorkersExamined) -> None: ...
+    def report_activity(self, report: Report) -> None: ...
 
     def handle_event(self, event: object) -> None: ...
 

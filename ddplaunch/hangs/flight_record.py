@@ -60,14 +60,16 @@ def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> Fligh
         return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
 
 
-def parse_times(dump: bytes, rank: int, host: str) -> tuple[CollectiveTimes, ...]:
+def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> tuple[CollectiveTimes, ...]:
     """When the worker called collectives in which all ranks wait for each other; for ``slow_ranks``.
+
+    Only the ``newest`` entries are read.
 
     Raises:
         ValueError: as ``parse``.
     """
     with _only_value_errors():
-        calls = [_call(entry) for entry in _entries(dump)]
+        calls = [_call(entry) for entry in _entries(dump)[-newest:]]
     by_group: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for call in calls:
         if not call.is_p2p and _SYNCHRONISES.match(call.operation):

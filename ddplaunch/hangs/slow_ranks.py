@@ -11,15 +11,15 @@ of its host is always found; a host all of whose ranks are late only by the part
 
 from __future__ import annotations
 
-import statistics
-from collections import defaultdict
-from dataclasses import dataclass
+from collections import defaultdict, deque
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.text import quote, ranks, table
+from ddplaunch.protocol.results import RankLateness
+from ddplaunch.text import median, quote, ranks, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from ddplaunch.protocol.hang_evidence import CollectiveTimes
 
@@ -34,6 +34,9 @@ something."""
 MAX_TIMES_TOTAL = 1 << 20
 """Of a process group as many collectives are looked at as have so many times together, the newest."""
 
+_MAX_BEHIND = 1000
+"""The median is that of the newest collectives, so that a run of weeks does not need more memory."""
+
 _MAX_LAG = 64
 _TRIMMED = 0.02
 """Share of the calls that may contradict a limit: a clock was set, or a call is not one in which all ranks wait."""
@@ -46,71 +49,144 @@ Arrivals = dict[int, float]
 
 
 @dataclass(frozen=True)
-class RankLateness:
-    """How late a rank calls collectives.
+class RankCounts:
+    """How late one rank called the collectives of a window. ``collectives`` to ``cost_s`` as in ``RankLateness``.
 
     Attributes:
-        collectives: number of collectives of all its process groups that were looked at.
-        delayed: number of those in which ranks waited noticeably for each other.
-        last: number of the delayed ones in which it was the last to call.
-        median_s, p95_s: seconds that it was behind the middle of all ranks, where it was the last.
-        cost_share: share of the time for which the job waited for this rank only.
+        behind_s: seconds that it was behind the middle of all ranks, for each collective in which it was the last.
+        cost_s: seconds for which the job waited for this rank only.
     """
 
-    rank: int
-    host: str
     collectives: int
     delayed: int
-    last: int
-    median_s: float
-    p95_s: float
-    cost_share: float
-
-    @property
-    def last_share(self) -> float:
-        """Share of the delayed collectives in which it was the last."""
-        return self.last / self.delayed
+    behind_s: tuple[float, ...]
+    cost_s: float
 
 
-def rank_lateness(times: Iterable[CollectiveTimes]) -> tuple[RankLateness, ...]:
-    """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
+@dataclass(frozen=True)
+class Window:
+    """What the times of one sample show.
+
+    Attributes:
+        ranks: by rank and host.
+        duration_s: seconds between its first and its last call.
+        newest: of each process group, the number of the newest collective that all ranks have called.
+    """
+
+    ranks: dict[tuple[int, str], RankCounts]
+    duration_s: float
+    newest: dict[str, int]
+
+
+def window(times: Iterable[CollectiveTimes], after: Mapping[str, int] | None = None) -> Window:
+    """What ``times`` show; of each process group only what comes ``after`` a number, unless it counts from 1 again."""
     times = list(times)
+    groups = {group: by_rank for group, by_rank in _by_group(times).items() if len(by_rank) > 1}
+    newest = {group: max(numbers) for group, by_rank in groups.items() if (numbers := _common_numbers(by_rank))}
+    known = {group: number for group, number in (after or {}).items() if number <= newest.get(group, 0)}
     hosts = {each.rank: each.host for each in times}
     late: defaultdict[int, list[float]] = defaultdict(list)
     seen: defaultdict[int, int] = defaultdict(int)
     delayed: defaultdict[int, int] = defaultdict(int)
     cost: defaultdict[int, float] = defaultdict(float)
-    for created in _by_group(times):
-        arrivals = _on_one_clock(_common(created), hosts)
+    duration_s = 0.0
+    for group in newest:
+        arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts)
+        duration_s = max(duration_s, _duration_s(arrivals))
         for at in _with_waiting(arrivals):
             last = max(at, key=lambda rank: at[rank])
-            late[last].append(at[last] - statistics.median(at.values()))
+            late[last].append(at[last] - median(at.values()))
             for rank in at:
                 delayed[rank] += 1
-        for rank in created:
+        for rank in groups[group]:
             seen[rank] += len(arrivals)
         for rank, cost_s in _costs(arrivals):
             cost[rank] += cost_s
-    total_s = _duration_s(times)
-    found = (
-        _lateness((rank, hosts[rank], seen[rank], delayed[rank]), late[rank], cost[rank] / total_s)
+    counts = {
+        (rank, hosts[rank]): RankCounts(seen[rank], delayed[rank], tuple(late[rank]), cost[rank])
         for rank in sorted(delayed)
-    )
-    return tuple(sorted(found, key=lambda each: -each.cost_share))
+    }
+    return Window(counts, duration_s, newest)
 
 
-def warning(lateness: Sequence[RankLateness]) -> str:
-    """One sentence about a rank that slows the job down; empty if there is none."""
-    if not lateness:
-        return ""
+class LatenessCounts:
+    """Adds up windows."""
+
+    def __init__(self) -> None:
+        self.windows = 0
+        self._duration_s = 0.0
+        self._counts: dict[tuple[int, str], RankLateness] = {}
+        self._cost_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._behind_s: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_BEHIND))
+
+    def add(self, window: Window) -> None:
+        """Add one window."""
+        self.windows += 1
+        self._duration_s += window.duration_s
+        for key, counts in window.ranks.items():
+            before = self._counts.get(key, RankLateness(*key))
+            self._cost_s[key] += counts.cost_s
+            self._behind_s[key].extend(counts.behind_s)
+            self._counts[key] = replace(
+                before,
+                collectives=before.collectives + counts.collectives,
+                delayed=before.delayed + counts.delayed,
+                last=before.last + len(counts.behind_s),
+            )
+
+    def lateness(self) -> tuple[RankLateness, ...]:
+        """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
+        return tuple(sorted(map(self._lateness, self._counts), key=lambda each: -each.cost_share))
+
+    def _lateness(self, key: tuple[int, str]) -> RankLateness:
+        ordered = sorted(self._behind_s[key]) or [0.0]
+        return replace(
+            self._counts[key],
+            median_s=median(ordered),
+            p95_s=ordered[int(0.95 * (len(ordered) - 1))],
+            cost_share=min(self._cost_s[key] / self._duration_s, 1.0) if self._duration_s else 0.0,
+        )
+
+
+def rank_lateness(times: Iterable[CollectiveTimes]) -> tuple[RankLateness, ...]:
+    """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
+    counts = LatenessCounts()
+    counts.add(window(times))
+    return counts.lateness()
+
+
+def is_enough(lateness: Sequence[RankLateness]) -> bool:
+    """Whether ``warning`` can decide."""
+    return any(each.collectives >= MIN_COLLECTIVES and each.delayed >= MIN_DELAYED for each in lateness)
+
+
+def suspect(lateness: Sequence[RankLateness]) -> RankLateness | None:
+    """The rank that slows the job down, as far as these figures tell, however few they are."""
+    if len(lateness) < 2:
+        return None
     first, second = lateness[0], lateness[1]
-    is_enough = first.collectives >= MIN_COLLECTIVES and first.delayed >= MIN_DELAYED
-    if not is_enough or first.last_share <= MIN_LAST_SHARE or first.cost_share - second.cost_share <= MIN_COST_SHARE:
+    is_slow = first.last_share > MIN_LAST_SHARE and first.cost_share - second.cost_share > MIN_COST_SHARE
+    return first if is_slow else None
+
+
+def warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
+    """One sentence about a rank that slows the job down; empty if there is none. ``reason``: why, in a few words."""
+    slow = suspect(lateness)
+    if slow is None or not is_enough([slow]):
         return ""
+    late = f"median {_milliseconds(slow.median_s)} late{f'; {reason}' if reason else ''}"
     return (
-        f"{ranks([first.rank])} on {quote(first.host)} is the last in {first.last_share:.0%} of {first.delayed} "
-        f"delayed collectives, typically by {_milliseconds(first.median_s)}: the job waits for it "
-        f"{first.cost_share:.0%} of the time"
+        f"{ranks([slow.rank])} on {quote(slow.host)} is last in {slow.last} of {slow.delayed} delayed collectives and "
+        f"costs {_percent(slow.cost_share)} of the time ({late})"
+    )
+
+
+def summary(lateness: Sequence[RankLateness]) -> str:
+    """One line on the rank that costs the most; ``lateness`` is not empty."""
+    most = lateness[0]
+    return (
+        f"{most.collectives} collectives were looked at; {ranks([most.rank])} on {quote(most.host)} cost the most: "
+        f"last in {most.last} of {most.delayed} delayed ones, {_percent(most.cost_share)} of the time"
     )
 
 
@@ -125,28 +201,30 @@ def _row(each: RankLateness) -> tuple[str, ...]:
     return str(each.rank), each.host, last, *map(_milliseconds, (each.median_s, each.p95_s)), f"{each.cost_share:.1%}"
 
 
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
 def _milliseconds(duration_s: float) -> str:
     return f"{duration_s * 1000:.1f} ms"
 
 
-def _lateness(counts: tuple[int, str, int, int], late: list[float], share: float) -> RankLateness:
-    ordered = sorted(late) or [0.0]
-    p95 = ordered[int(0.95 * (len(ordered) - 1))]
-    return RankLateness(*counts, len(late), statistics.median(ordered), p95, min(share, 1.0))
-
-
-def _by_group(times: Iterable[CollectiveTimes]) -> Iterator[dict[int, dict[int, int]]]:
-    """Of each process group that several ranks know: the times of each rank by number."""
+def _by_group(times: Iterable[CollectiveTimes]) -> dict[str, dict[int, dict[int, int]]]:
+    """Of each process group: the times of each rank by number."""
     groups: defaultdict[str, dict[int, dict[int, int]]] = defaultdict(dict)
     for each in times:
         created = groups[each.group].setdefault(each.rank, {})
         created.update({number: ns for number, ns in enumerate(each.created_ns, each.first_number) if ns > 0})
-    return (by_rank for by_rank in groups.values() if len(by_rank) > 1)
+    return groups
 
 
-def _common(by_rank: dict[int, dict[int, int]]) -> list[Arrivals]:
-    """The newest collectives that all ranks have called, oldest first."""
-    numbers = sorted(set.intersection(*(set(created) for created in by_rank.values())))
+def _common_numbers(by_rank: dict[int, dict[int, int]]) -> set[int]:
+    return set.intersection(*(set(created) for created in by_rank.values()))
+
+
+def _common(by_rank: dict[int, dict[int, int]], after: int) -> list[Arrivals]:
+    """The newest collectives that all ranks have called, those after number ``after``, oldest first."""
+    numbers = sorted(number for number in _common_numbers(by_rank) if number > after)
     numbers = numbers[-max(MAX_TIMES_TOTAL // len(by_rank), 1) :]
     start = min((by_rank[min(by_rank)][number] for number in numbers), default=0)
     return [{rank: (created[number] - start) / 1e9 for rank, created in by_rank.items()} for number in numbers]
@@ -180,7 +258,7 @@ def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int]) ->
     """Seconds by which the clock of the ranks ``own`` is ahead of that of ``reference``."""
     first_own, last_own = _each(arrivals, own, min), _each(arrivals, own, max)
     first_ref, last_ref = _each(arrivals, reference, min), _each(arrivals, reference, max)
-    typical = statistics.median(own - ref for own, ref in zip(first_own, first_ref, strict=True))
+    typical = median(own - ref for own, ref in zip(first_own, first_ref, strict=True))
     lag = 1
     while lag <= min(_MAX_LAG, len(arrivals) - 1):  # Calls may overlap: each waits for one that is some calls earlier.
         least = _quantile([own - ref for own, ref in zip(last_own, first_ref[lag:])], 1 - _TRIMMED)  # noqa: B905
@@ -218,12 +296,10 @@ def _costs(arrivals: list[Arrivals]) -> Iterator[tuple[int, float]]:
         yield worst
 
 
-def _duration_s(times: Iterable[CollectiveTimes]) -> float:
+def _duration_s(arrivals: list[Arrivals]) -> float:
     """The time between the first and the last call, by the clock of one rank."""
-    spans: dict[int, tuple[int, int]] = {}
-    for each in times:
-        created = [ns for ns in each.created_ns if ns > 0]
-        if created:
-            first, last = spans.get(each.rank, (created[0], created[0]))
-            spans[each.rank] = (min(first, *created), max(last, *created))
-    return max((last - first for first, last in spans.values()), default=0) / 1e9 or 1.0
+    if not arrivals:
+        return 0.0
+    rank = min(arrivals[0])
+    at = [each[rank] for each in arrivals]
+    return max(at) - min(at)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import errors
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RankLateness, RunResult, WorkerExit
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,6 +32,7 @@ def result(
     run_dir: str | None,
     describe_injections: Callable[[RunResult], tuple[Injected, ...]],
     job: SlurmJob | None = None,
+    collectives: tuple[RankLateness, ...] = (),
 ) -> RunResult:
     """The result of a run.
 
@@ -62,6 +63,7 @@ def result(
         slurm_job=job,
         will_requeue=requeues,
         reason=error.message if error else "",
+        collectives=collectives,
     )
     return replace(ended, injections=describe_injections(ended))
 

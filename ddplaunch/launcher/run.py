@@ -28,6 +28,7 @@ from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
+from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.timers import Timers
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import first_failure
@@ -38,6 +39,7 @@ from ddplaunch.protocol.launcher_agent import (
     AgentSignalled,
     AttemptEnded,
     AttemptStarted,
+    CollectivesSampled,
     EndpointOpen,
     FirstRoundFormed,
     NodeDetails,
@@ -58,10 +60,11 @@ from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, 
 from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -123,7 +126,9 @@ class Run:
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
-        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, self._hangs)
+        self._slow_ranks = SlowRanksWatch(config, self._nodes.send, self._show, mailbox.post)
+        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        parts = (*parts, self._hangs, self._slow_ranks)
         self._timers = Timers(self._pings, parts, mailbox)
 
     # The loop.
@@ -171,6 +176,8 @@ class Run:
                 self._shutdown.on_signal(signum)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
+            case SampleJudged():
+                self._slow_ranks.on_judged(event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
 
@@ -205,10 +212,10 @@ class Run:
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
                 self._on_attempt_ended(node, result)
-            case WorkerActivity() | WorkersExamined():
-                self._hangs.on_report(node.index, self._nodes.participants, event)
+            case WorkerActivity() | WorkersExamined() | CollectivesSampled():
+                self._on_report(node.index, self._nodes.participants, event)
             case ReportOfNode(node_index=index, participants=participants, report=report):
-                self._hangs.on_report(index, participants, report)
+                self._on_report(index, participants, report)
             case NodeLostRendezvous():
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
@@ -297,6 +304,12 @@ class Run:
         else:
             self._report_attempts(completed)
 
+    def _on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        if isinstance(report, CollectivesSampled):
+            self._slow_ranks.on_report(index, participants, report)
+        else:
+            self._hangs.on_report(index, participants, report)
+
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
             self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
@@ -379,6 +392,7 @@ class Run:
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
+            collectives=self._slow_ranks.lateness(),
             job=self._config.slurm_job,
         )
         result = run_record.completed(result, self._record, self._nodes.all)

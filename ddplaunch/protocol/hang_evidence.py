@@ -152,6 +152,7 @@ class Gpu:
     memory_utilization: _Percent | None = None
     power_w: Seconds | None = None
     power_limit_w: Seconds | None = None
+    throttled: OneLine = ""
     error: OneLine = ""
 
 

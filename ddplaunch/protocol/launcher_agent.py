@@ -12,8 +12,9 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
+from ddplaunch.protocol.collectives import PackedTimes, RankLoad
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.hang_evidence import MAX_GROUPS, NodeEvidence, RankEvidence
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -81,6 +82,18 @@ class ExamineWorkers:
 
 
 @dataclass(frozen=True)
+class SampleCollectives:
+    """Launcher to all agents, about once a minute: when did the workers of ``attempt`` call collectives?
+
+    Answered by CollectivesSampled ``number``. ``suspects`` are ranks whose GPUs are asked whether they are throttled.
+    """
+
+    attempt: int
+    number: int
+    suspects: tuple[Count, ...] = ()
+
+
+@dataclass(frozen=True)
 class AbortHungAttempt:
     """Launcher to all agents: the attempt hangs, for this ``reason``.
 
@@ -98,7 +111,7 @@ class OrderToNodes:
     Sent by the launcher that receives the ReportOfNode records.
     """
 
-    order: ExamineWorkers | AbortHungAttempt
+    order: ExamineWorkers | SampleCollectives | AbortHungAttempt
 
 
 @dataclass(frozen=True)
@@ -245,6 +258,28 @@ class WorkersExamined:
 
 
 @dataclass(frozen=True)
+class CollectivesSampled:
+    """Agent to launcher, in answer to SampleCollectives; or with number 0 once the workers have a process group.
+
+    Attributes:
+        host: display name of the node; its workers share a clock.
+        times: of each worker that has answered, and of each of its process groups.
+        cost_s: CPU seconds that the answer took in the worker where it took longest.
+    """
+
+    attempt: Count
+    number: Count
+    host: OneLine
+    times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
+    loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
+    cost_s: Seconds = 0.0
+
+
+Report = WorkerActivity | WorkersExamined | CollectivesSampled
+"""What an agent reports to the launcher that watches the job, for as long as an attempt lasts."""
+
+
+@dataclass(frozen=True)
 class ReportOfNode:
     """Coordinator to the agent on the node that serves the rendezvous, and that agent to its launcher.
 
@@ -254,7 +289,7 @@ class ReportOfNode:
 
     node_index: Count
     participants: tuple[Count, ...]
-    report: WorkerActivity | WorkersExamined
+    report: Report
 
 
 @dataclass(frozen=True)
@@ -320,6 +355,7 @@ TO_AGENT = (
     StopWorkers,
     PassSignal,
     ExamineWorkers,
+    SampleCollectives,
     AbortHungAttempt,
     OrderToNodes,
     InjectFault,
@@ -344,6 +380,7 @@ FROM_AGENT = (
     Notice,
     WorkerActivity,
     WorkersExamined,
+    CollectivesSampled,
     ReportOfNode,
     AgentSignalled,
     AgentFailed,

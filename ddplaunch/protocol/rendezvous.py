@@ -14,9 +14,9 @@ from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
     OrderToNodes,
+    Report,
     ReportOfNode,
-    WorkerActivity,
-    WorkersExamined,
+    SampleCollectives,
 )
 from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
 
@@ -89,7 +89,7 @@ class ReportToServer:
     """
 
     node_index: Count
-    report: WorkerActivity | WorkersExamined
+    report: Report
 
 
 @dataclass(frozen=True)
@@ -263,6 +263,7 @@ TO_NODE = (
     AllNodesLeft,
     ReportOfNode,
     ExamineWorkers,
+    SampleCollectives,
     AbortHungAttempt,
 )
 FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, *TO_NODE)

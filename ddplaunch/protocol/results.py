@@ -175,6 +175,36 @@ class NodeOfRun:
 
 
 @dataclass(frozen=True)
+class RankLateness:
+    """How late a rank called collectives, in the samples that were taken while the job ran.
+
+    Attributes:
+        collectives: number of collectives of all its process groups that were looked at.
+        delayed: number of those in which ranks waited noticeably for each other.
+        last: number of the delayed ones in which it was the last to call.
+        median_s: seconds that it was behind the middle of all ranks, where it was the last; of the newest 1,000.
+        p95_s: as ``median_s``: 95 % of them were less.
+        cost_share: share of the time, from 0 to 1, for which the job waited for this rank only.
+        warning: the sentence that was shown about this rank; empty if there was none.
+    """
+
+    rank: int
+    host: str
+    collectives: int = 0
+    delayed: int = 0
+    last: int = 0
+    median_s: float = 0.0
+    p95_s: float = 0.0
+    cost_share: float = 0.0
+    warning: str = ""
+
+    @property
+    def last_share(self) -> float:
+        """Share of the delayed collectives in which it was the last."""
+        return self.last / self.delayed if self.delayed else 0.0
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The result of a run, as ``launch`` returns it and report.json shows it.
 
@@ -191,6 +221,7 @@ class RunResult:
         start: when the launcher started, by its clock: ISO 8601 with zone.
         end: when the run ended, as ``start``.
         hosts: the nodes that this launcher started, those that were lost included.
+        collectives: the ranks by what their lateness cost, the most expensive first; empty if there was no sample.
     """
 
     run_id: str
@@ -213,6 +244,7 @@ class RunResult:
     end: str = ""
     versions: Versions | None = None
     hosts: tuple[NodeOfRun, ...] = ()
+    collectives: tuple[RankLateness, ...] = ()
 
     def check(self) -> None:
         """Do nothing if the job has succeeded.

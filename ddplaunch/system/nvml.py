@@ -29,6 +29,14 @@ _CHILD = str(Path(__file__).with_name("nvml_child.py"))
 _MAX_ANSWER_BYTES = 1 << 20
 _REAP_S = 0.2
 
+_THROTTLED = {
+    0x40: "thermal slowdown (hardware)",
+    0x20: "thermal slowdown (driver)",
+    0x80: "power brake",
+    0x08: "hardware slowdown",
+}
+"""Bits of nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html"""
+
 
 @functools.cache
 def is_installed() -> bool:
@@ -51,6 +59,8 @@ class GpuActivity:
         memory_utilization: percent of that period in which device memory was read or written.
         power_w: watts.
         power_limit_w: watts, the limit that is in force.
+        throttled: why its clocks are lowered, as ``thermal slowdown``; empty if they are not. A GPU that reaches its
+            power limit is not throttled: that is usual.
         error: what NVML says of a GPU that fails, as ``GPU is lost``; empty for others.
     """
 
@@ -62,6 +72,7 @@ class GpuActivity:
     memory_utilization: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
+    throttled: str = ""
     error: str = ""
 
 
@@ -84,6 +95,7 @@ def _built(answer: dict[str, Any]) -> GpuActivity:
         memory_utilization=_percent(answer.get("memory_utilization")),
         power_w=_watts(answer.get("power_mw")),
         power_limit_w=_watts(answer.get("power_limit_mw")),
+        throttled=_throttled(answer.get("clock_reasons")),
         error=_line(answer.get("error")),
     )
 
@@ -98,6 +110,11 @@ def _percent(value: int | None) -> int | None:
 
 def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else int(milliwatts) / 1000
+
+
+def _throttled(reasons: int | None) -> str:
+    """The texts of NVML's bit mask of clocks event reasons."""
+    return ", ".join(text for bit, text in _THROTTLED.items() if int(reasons or 0) & bit)
 
 
 def _ask(what: str, limit_s: float) -> tuple[list[Any], str]:

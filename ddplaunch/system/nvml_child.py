@@ -43,6 +43,8 @@ def _activity(nvml: Any, index: int) -> dict[str, Any]:
         memory_utilization=getattr(utilization, "memory", None),
         power_mw=_asked(nvml, found, "nvmlDeviceGetPowerUsage", handle),
         power_limit_mw=_asked(nvml, found, "nvmlDeviceGetEnforcedPowerLimit", handle),
+        # Its old name: every driver has it.
+        clock_reasons=_asked(nvml, found, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
     )
     return {name: _decoded(value) for name, value in found.items() if value is not None}
 

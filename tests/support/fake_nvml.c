@@ -3,7 +3,8 @@
  *   gpus N               the number of GPUs
  *   block FUNCTION       FUNCTION never returns
  *   error FUNCTION CODE  FUNCTION returns the NVML error CODE
- *   INDEX KEY VALUE      a value of a GPU: name, utilization, memory, power (mW), limit (mW)
+ *   INDEX KEY VALUE      a value of a GPU: name, utilization, memory, power (mW), limit (mW),
+ *                        clocks (bit mask of the reasons why they are lowered)
  *
  * With -DOLD, functions that an old driver lacks are missing.
  */
@@ -89,6 +90,12 @@ int nvmlDeviceGetUtilizationRates(Device *device, Utilization *utilization) {
 int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts) {
     ANSWER();
     *milliwatts = number(device, "power");
+    return 0;
+}
+
+int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, unsigned long long *reasons) {
+    ANSWER();
+    *reasons = number(device, "clocks");
     return 0;
 }
 

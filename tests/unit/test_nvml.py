@@ -47,6 +47,21 @@ def test_each_gpu_is_read(driver: Says) -> None:
     assert (second.index, second.utilization, second.memory_utilization, second.power_w) == (1, 37, 21, 655.0)
 
 
+@pytest.mark.parametrize(
+    ("clocks", "text"),
+    [
+        (0, ""),
+        (0x5, ""),  # Idle, and the power limit: no fault of the GPU.
+        (0x48, "thermal slowdown (hardware), hardware slowdown"),
+        (0x20, "thermal slowdown (driver)"),
+        (0x84, "power brake"),
+    ],
+)
+def test_why_a_gpu_is_throttled(clocks: int, text: str, driver: Says) -> None:
+    driver("gpus 1", *gpu(0, 100, 0, 120_500), f"0 clocks {clocks}")
+    assert gpu_activity()[0][0].throttled == text
+
+
 def test_what_a_gpu_does_not_support_is_unknown(driver: Says) -> None:
     driver("gpus 1", *gpu(0, 100, 0, 120_500), "error nvmlDeviceGetUtilizationRates 3")
     (found,) = gpu_activity()[0]

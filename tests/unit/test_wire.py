@@ -15,7 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
+from ddplaunch.protocol import collectives, field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
@@ -61,6 +61,7 @@ def limit_of(kind: Any) -> Limit:
     return typing.get_args(kind)[1]
 
 
+GAP = st.sampled_from(["-", "0", "999999999999999"])
 LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
     limit_of(field_types.OneLine): TEXT.filter(str.isprintable),
     limit_of(field_types.RunId): st.from_regex(r"[a-zA-Z0-9_:@+-][\w.:@+-]{0,20}", fullmatch=True).filter(str.isascii),
@@ -70,6 +71,7 @@ LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
     limit_of(field_types.ReturnCode): st.integers(-64, 255),
     limit_of(field_types.Failure): st.integers(1, 255),
     limit_of(field_types.SignalNumber): st.sampled_from([int(signum) for signum in signal.Signals]),
+    limit_of(collectives.Gaps): st.lists(GAP, min_size=1, max_size=3).map(",".join),
     limit_of(field_types.Seconds): st.floats(allow_nan=False, allow_infinity=False),
 }
 """Values within each limit of a field."""

@@ -92,7 +92,7 @@ class Examiner:
         self._connections: dict[int, _Connection] = {}
         self._forgotten: list[_Connection] = []
         self._is_asking = False
-        self._lock = threading.Lock()
+        self._lock, self._turn = threading.Lock(), threading.Lock()
         if is_needed:
             with contextlib.suppress(OSError):
                 self._open(f"ddplaunch.{secrets.token_hex(8)}")
@@ -144,7 +144,14 @@ class Examiner:
                 connection.socket.close()
 
     def ask(self, pids: Iterable[int], request: bytes, timeout_s: float = ANSWER_S) -> dict[int, Answer]:
-        """Ask all ``pids`` at once; one thread at a time. Returns the answers that come in time, by pid."""
+        """Ask all ``pids`` at once. Returns the answers that come in time, by pid.
+
+        Any thread; it waits while another asks.
+        """
+        with self._turn:
+            return self._ask_in_turn(pids, request, timeout_s)
+
+    def _ask_in_turn(self, pids: Iterable[int], request: bytes, timeout_s: float) -> dict[int, Answer]:
         with self._lock:
             self._is_asking = True
             asked = {pid: self._connections[pid] for pid in pids if pid in self._connections}

@@ -80,6 +80,12 @@ def _gpus(devices: Collection[str] | None, limit_s: float) -> tuple[tuple[Gpu, .
     return tuple(Gpu(**asdict(gpu)) for gpu in islice(found, MAX_GPUS)), missing
 
 
+def throttled(device: str) -> str:
+    """Why the clock of one GPU, named as in CUDA_VISIBLE_DEVICES, is lowered; empty if it is not, or unknown."""
+    gpus, _ = _gpus((device,), nvml.LIMIT_S)
+    return next((gpu.throttled for gpu in gpus), "")
+
+
 def _is_one_of(gpu: GpuActivity, devices: Collection[str]) -> bool:
     """CUDA accepts the begin of a UUID, too."""
     return str(gpu.index) in devices or any(gpu.uuid.startswith(name) for name in devices if not name.isdigit())

@@ -10,6 +10,7 @@ import os
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.workers import node_evidence
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
@@ -28,7 +29,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Placement:
-    """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting."""
+    """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting.
+
+    ``visible`` are all devices that the workers may use; a worker without assigned ones probably uses that of its local
+    rank.
+    """
 
     local_world_size: int
     device_variable: str
@@ -36,6 +41,12 @@ class Placement:
     cpus: tuple[frozenset[int], ...] | None
     shared_environ: dict[str, str]
     fake_gpus: FakeGpuConfig | None = None
+    visible: tuple[str, ...] = ()
+
+    def throttled(self, local_rank: int) -> str:
+        """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
+        names = self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
+        return node_evidence.throttled(names[0]) if names and not self.fake_gpus else ""
 
     @property
     def ras_address(self) -> str:
@@ -67,7 +78,7 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
         shared.update(nccl_ras.own_address(inherited))
     fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)
-    return Placement(nproc, variable, assigned, cpus, shared, fake_gpus)
+    return Placement(nproc, variable, assigned, cpus, shared, fake_gpus, visible or ())
 
 
 def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:

@@ -84,7 +84,7 @@ def _sample(examiner: Examiner, pid: int, status: Answer | None, answer: Answer 
         pid=pid,
         at=time.monotonic(),
         activity=process_activity.read(pid),
-        answers_cpu_s=max([0.0, *(_cpu_s(each) for each in (status, answer) if each)]),
+        answers_cpu_s=max([0.0, *(cpu_s(each) for each in (status, answer) if each)]),
         status=status.record if status else b"",
         flight_record=record,
         pending=_pending(answer) if answer else None,
@@ -102,7 +102,8 @@ def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
     return "" if status.record else "torch's flight record: this torch has none"
 
 
-def _cpu_s(answer: Answer) -> float:
+def cpu_s(answer: Answer) -> float:
+    """CPU seconds that the worker has used for its answers so far; 0 if it does not tell."""
     value = _facts(answer).get(examination.CPU_S)
     return value if isinstance(value, float) else 0.0
 

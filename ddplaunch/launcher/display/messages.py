@@ -9,9 +9,10 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
+from ddplaunch.hangs import slow_ranks
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.text import duration, plural, quote, ranks
+from ddplaunch.text import duration, escape, plural, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
@@ -160,7 +161,7 @@ class UserMessages:
             is_dry_run = self._config.dry_run
             text = failure_page.page(result, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
         if self._folder and text:
-            report_files.write_page(text, self._folder)
+            report_files.write_page("\n".join([text, *collectives_table(result)]), self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)
@@ -170,6 +171,8 @@ class UserMessages:
             self._console.note(f"ddplaunch: {error.text}")
         else:
             self._show_end(result)
+        if result.collectives:
+            self.show(slow_ranks.summary(result.collectives), Level.VERBOSE)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
 
@@ -194,6 +197,18 @@ class UserMessages:
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
         self._console.close()
+
+
+def collectives_table(result: RunResult) -> list[str]:
+    """Lines of report.txt: the ranks for which the others waited the most."""
+    if not result.collectives:
+        return []
+    lines = slow_ranks.lateness_table(result.collectives)
+    return [
+        "",
+        "Which rank was last in collectives (the job's cost, in the samples that were taken):",
+        *map(escape, lines),
+    ]
 
 
 def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str] = ()) -> str:

@@ -1,0 +1,196 @@
+"""When the launcher asks for the times of collectives, what it does with the answers, and when it warns."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from queue import SimpleQueue
+
+import pytest
+
+from ddplaunch.config import LaunchConfig, TimeoutConfig
+from ddplaunch.hangs.call_times import pack, unpack
+from ddplaunch.hangs.slow_reason import reason
+from ddplaunch.launcher import slow_ranks_watch
+from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
+from ddplaunch.protocol.collectives import MAX_SENT, RankLoad
+from ddplaunch.protocol.hang_evidence import CollectiveTimes
+from ddplaunch.protocol.launcher_agent import CollectivesSampled, OrderToNodes, SampleCollectives
+from tests.unit.test_member import CONFIG
+from tests.unit.test_slow_ranks import job
+
+FIRST_S, PERIOD_S = slow_ranks_watch._FIRST_S, slow_ranks_watch._PERIOD_S
+LOADS = [RankLoad(rank=rank, window_s=60, cpu_s=30, io_bytes=1 << 20, run_queue_wait_s=1) for rank in range(4)]
+
+
+class Job:
+    """A launcher with two nodes, whose clock the test moves."""
+
+    def __init__(self, config: LaunchConfig | None = None) -> None:
+        self.sent: list[object] = []
+        self.shown: list[str] = []
+        self.judged: SimpleQueue[SampleJudged] = SimpleQueue()
+        show = lambda text, _level: self.shown.append(text)  # noqa: E731
+        self.watch = SlowRanksWatch(config or LaunchConfig(script="x.py"), self.sent.append, show, self.judged.put)
+        self.now, self.loads = time.monotonic(), list(LOADS)
+
+    def start(self, attempt: int = 0) -> None:
+        for node in (0, 1):
+            self.watch.on_report(node, (0, 1), CollectivesSampled(attempt, 0, f"gpu{node}"))
+
+    def ask(self, after_s: float = PERIOD_S + 1) -> SampleCollectives | None:
+        self.now += after_s
+        before = len(self.sent)
+        self.watch.run_due(self.now)
+        assert len(self.sent) <= before + 1
+        order = self.sent[-1] if len(self.sent) > before else None
+        return order if isinstance(order, SampleCollectives) else None
+
+    def answer(
+        self,
+        order: SampleCollectives,
+        times: Sequence[CollectiveTimes],
+        nodes: Sequence[int] = (0, 1),
+        cost_s: float = 0.1,
+    ) -> None:
+        for node in nodes:
+            packed = tuple(pack(each) for each in times if each.host == f"gpu{node}")
+            loads = tuple(load for load in self.loads if load.rank // 2 == node)
+            record = CollectivesSampled(order.attempt, order.number, f"gpu{node}", packed, loads, cost_s)
+            self.watch.on_report(node, (0, 1), record)
+        if len(nodes) == 2:
+            self.watch.on_judged(self.judged.get(timeout=30))
+
+    def sample(self, times: Sequence[CollectiveTimes]) -> SampleCollectives:
+        order = self.ask()
+        assert order
+        self.answer(order, times)
+        return order
+
+
+def part(times: Sequence[CollectiveTimes], start: int, end: int) -> list[CollectiveTimes]:
+    return [
+        replace(each, first_number=each.first_number + start, created_ns=each.created_ns[start:end]) for each in times
+    ]
+
+
+def test_nothing_is_asked_before_there_is_a_process_group() -> None:
+    started = Job()
+    assert started.ask() is None
+    started.start()
+    assert started.ask(FIRST_S - PERIOD_S - 5) is None
+    assert started.ask() == SampleCollectives(0, 1)
+
+
+def test_off() -> None:
+    off = Job(LaunchConfig(script="x.py", timeouts=TimeoutConfig(hang_report_s=None)))
+    off.start()
+    assert off.ask() is None
+
+
+def test_the_next_sample_waits_for_400_times_the_cost_of_the_last() -> None:
+    costly = Job()
+    costly.start()
+    order = costly.ask()
+    assert order
+    costly.answer(order, [], cost_s=1.0)
+    assert costly.ask() is None
+    assert costly.ask(400) == SampleCollectives(0, 2)
+
+
+def test_a_slow_rank_is_named_once_after_two_samples_with_what_it_does() -> None:
+    slow, times = Job(), job(1, slow=2, hosts=2, steps=800)
+    slow.start()
+    slow.loads[2] = replace(LOADS[2], run_queue_wait_s=12)
+    assert slow.sample(part(times, 0, 150)).suspects == ()
+    assert not slow.shown
+    assert slow.sample(part(times, 0, 300)).suspects == (2,)
+    assert len(slow.shown) == 1
+    assert slow.shown[0].startswith("rank 2 on gpu1 is last in ")
+    assert "delayed collectives and costs 1" in slow.shown[0]
+    assert slow.shown[0].endswith(" ms late; it waits for a CPU)")
+    slow.sample(part(times, 300, 550))
+    slow.sample(part(times, 550, 800))
+    assert len(slow.shown) == 1
+    first, second, *_ = slow.watch.lateness()
+    assert (first.rank, first.collectives, first.warning) == (2, 800, slow.shown[0])
+    assert not second.warning
+
+
+def test_even_ranks_are_not_accused_and_counted_once() -> None:
+    even, times = Job(), job(1, hosts=2, steps=400)
+    even.start()
+    for end in (200, 300, 400):
+        even.sample(part(times, 0, end))
+    assert not even.shown
+    assert {each.collectives for each in even.watch.lateness()} == {400}
+
+
+def test_an_answer_that_is_missing_makes_no_figures() -> None:
+    lost = Job()
+    lost.start()
+    order = lost.ask()
+    assert order
+    lost.answer(order, job(1, slow=2, hosts=2), nodes=(0,))
+    order = lost.ask()
+    assert order == SampleCollectives(0, 2)
+    assert lost.judged.empty()
+    assert lost.watch.lateness() == ()
+
+
+def test_numbers_that_begin_again_in_the_next_attempt_count() -> None:
+    restarted, times = Job(), job(1, slow=0, hosts=2, steps=300)
+    restarted.start()
+    restarted.sample(times)
+    restarted.start(attempt=1)
+    assert restarted.sample(times).attempt == 1
+    assert not restarted.shown, "one sample of each attempt"
+    assert restarted.watch.lateness()[0].collectives == 600
+
+
+def test_numbers_that_begin_again_because_the_group_was_created_again_count() -> None:
+    again, times = Job(), job(1, hosts=2, steps=300)
+    again.start()
+    again.sample(times)
+    again.sample(part(times, 0, 100))
+    assert again.watch.lateness()[0].collectives == 400
+
+
+def test_where_each_node_has_a_launcher_the_order_is_for_all_nodes() -> None:
+    own = Job(LaunchConfig(script="x.py", rendezvous=CONFIG))
+    own.start()
+    own.ask()
+    assert own.sent == [OrderToNodes(SampleCollectives(0, 1))]
+
+
+def test_packed_times_are_those_of_the_worker_to_the_microsecond() -> None:
+    times = CollectiveTimes(3, "gpu0", "0", 7, (0, 5_000_000_123, 5_000_002_123, 0, 6_000_000_999, 5_999_999_000))
+    packed = pack(times)
+    assert packed.gaps_us == "-,0,2,-,999998,0"
+    found = unpack(packed, "gpu0")
+    assert (found.rank, found.host, found.group, found.first_number) == (3, "gpu0", "0", 7)
+    for own, sent in zip(found.created_ns, times.created_ns, strict=True):
+        assert abs(own - sent) < 2_000_000 if sent == 5_999_999_000 else abs(own - sent) < 1000
+
+
+def test_a_sample_is_small() -> None:
+    (first, *_) = job(1, steps=MAX_SENT)
+    assert len(pack(first).gaps_us) < 8 * MAX_SENT
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, ""),
+        ({"throttled": "power brake", "run_queue_wait_s": 30}, "its GPU is throttled: power brake"),
+        ({"run_queue_wait_s": 6}, "it waits for a CPU"),
+        ({"io_bytes": 6 << 30}, "it reads or writes 102 MB/s, the others 17 kB/s"),
+        ({"cpu_s": 55}, "it computes more than the others on the CPU"),
+        ({"window_s": 0.0}, ""),
+    ],
+)
+def test_the_reason(fields: dict[str, float], text: str) -> None:
+    even = [RankLoad(rank=rank, window_s=60, cpu_s=30, io_bytes=1 << 20, run_queue_wait_s=1) for rank in range(4)]
+    assert reason(2, [*even[:2], replace(even[2], **fields), even[3]]) == text
+    assert reason(2, [replace(even[2], **fields)] if "throttled" not in fields else []) == ""
