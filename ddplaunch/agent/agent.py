@@ -29,7 +29,7 @@ from ddplaunch.agent.events import (
 from ddplaunch.agent.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
 from ddplaunch.agent.workers import node_evidence, start_plan
-from ddplaunch.agent.workers.activity_watch import ActivityWatch
+from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
@@ -87,8 +87,10 @@ class Agent:
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
         self._rendezvous = self._choose_rendezvous(size)
+        watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
+        self._report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
-        self._examiner = Examiner(is_needed=bool(spec.timeouts.hang_limits) and plan.bootstrap)
+        self._examiner = Examiner(is_needed=plan.bootstrap)
         self._activity_watch: ActivityWatch | None = None
         self._collectives: CollectiveSampling | None = None
         self._helper_pids: dict[int, int] = {}
@@ -154,7 +156,8 @@ class Agent:
         ras_address = "" if round_.first_rank else self._placement.ras_address
         devices = frozenset(chain.from_iterable(self._placement.devices)) if self._placement.devices else None
         ask_node = partial(node_evidence.gather, self._spec.host, ras_address, devices)
-        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, self._report, self._mailbox.post)
+        routes = Routes(self._report, self._outbox.send, self._mailbox.post)
+        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, routes)
         self._group, self._activity_watch = group, watch
         if round_.world_size > 1 and self._spec.timeouts.hang_report_s is not None:
             throttled = self._placement.throttled
@@ -182,11 +185,6 @@ class Agent:
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
-
-    def _report(self, report: Report) -> None:
-        """Report to the launcher that watches the job."""
-        is_watched_here = self._spec.launcher_assigns_rendezvous or not self._spec.rendezvous
-        (self._outbox.send if is_watched_here else self._rendezvous.report_activity)(report)
 
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)

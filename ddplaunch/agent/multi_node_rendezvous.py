@@ -101,6 +101,10 @@ class MultiNodeRendezvous:
         return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
 
     @property
+    def _serves(self) -> bool:
+        return self._client is not None and self._client.is_server
+
+    @property
     def _is_lost(self) -> bool:
         return self._lost_reason is not None
 
@@ -294,6 +298,10 @@ class MultiNodeRendezvous:
                 self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
+            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not self._serves:
+                # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
+                endpoint = self._client.endpoint if self._client else ""
+                self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
             case SetParticipants() | OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.

@@ -1,4 +1,4 @@
-"""Finds and kills the processes of this user's runs on this machine, for ``--ps`` and ``--kill``.
+"""Finds and kills the processes of this user's runs on this machine, for ``--ps``, ``--kill`` and ``--stacks``.
 
 Runs in an agent without workers. A process belongs to the run whose tag is in its environment, in the name of its
 cgroup or, for a launcher, in the name of its memfd. Must not signal processes of other users or in other containers,
@@ -19,9 +19,10 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
+from ddplaunch.agent import launcher_query
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, Kind, RunOnHost, RunsFound
+from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
 from ddplaunch.system import cgroup, processes, procfs, run_json, run_tags
 from ddplaunch.text import quote
 
@@ -66,9 +67,13 @@ class RunProcess:
 
 
 def serve(stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
-    """Send RunsFound, and execute an EndRun if one follows. Returns the pids that SIGKILL has not ended."""
+    """Send RunsFound, and execute the order that may follow. Returns the pids that SIGKILL has not ended."""
     outbox.send(find_runs())
-    received = wire.read_record(stream, (EndRun,))
+    received = wire.read_record(stream, (EndRun, ExamineRuns))
+    if received and isinstance(received[0], ExamineRuns):
+        found = _processes_of(received[0].run_id, frozenset())
+        outbox.send(launcher_query.examine({(each.pid, each.tag) for each in found if each.kind == "launcher"}))
+        return ()
     return _end_run(received[0], stream) if received else ()
 
 

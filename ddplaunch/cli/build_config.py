@@ -160,7 +160,7 @@ def _local_addr(options: Mapping[str, Any]) -> str | None:
 def connection_options(
     options: Mapping[str, Any], environ: Mapping[str, str]
 ) -> tuple[tuple[Host, ...], RemoteConfig, float]:
-    """For ``--ps`` and ``--kill``: the other machines, how to connect to them, and the grace period in seconds.
+    """For commands about existing runs: the other machines, how to connect to them, and the grace period in seconds.
 
     Raises:
         UsageError: as ``build_config``.

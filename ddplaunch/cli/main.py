@@ -89,14 +89,18 @@ def _to_config(**options: object) -> LaunchConfig:
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, **options: Any) -> LaunchConfig | int:
+def _dispatch(
+    plan: bool, json: bool, check: bool, ps: bool, kill: str | None, stacks: str | None, **options: Any
+) -> LaunchConfig | int:
     """The configuration of the run; or run another command, and return its exit code."""
+    of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
+    others = {**of_runs, "--plan": plan, "--json": json}
     if options.pop("all"):
-        return _ps_all(ps, {"--plan": plan, "--json": json, "--check": check, "--kill": kill is not None}, options)
+        return _ps_all(ps, {**others, "--ps": False, "--check": check}, options)
     if check:
-        return _check(plan or json or ps or kill is not None, options)
-    if ps or kill is not None:
-        return _ps_or_kill(ps, kill, "--plan" if plan else "--json" if json else "", options)
+        return _check([name for name, is_given in others.items() if is_given], options)
+    if any(of_runs.values()):
+        return _with_runs([name for name, is_given in others.items() if is_given], kill, stacks, options)
     if json and not plan:
         raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
     _check_word(str(options["script"]))
@@ -111,7 +115,7 @@ def _dispatch(plan: bool, json: bool, check: bool, ps: bool, kill: str | None, *
     return 0
 
 
-_COMMANDS = ("check", "ps", "kill", "plan", "help", "version")
+_COMMANDS = ("check", "ps", "kill", "stacks", "plan", "help", "version")
 
 
 def _check_word(script: str) -> None:
@@ -120,10 +124,10 @@ def _check_word(script: str) -> None:
         raise UsageError(f"{script}: no such file", f"Did you mean --{script}?")
 
 
-def _check(is_combined: bool, options: dict[str, Any]) -> int:
+def _check(others: Sequence[str], options: dict[str, Any]) -> int:
     """Run --check. A given script must exist; it is not run."""
-    if is_combined:
-        raise UsageError("--check cannot be combined with --plan, --json, --ps or --kill")
+    if others:
+        raise UsageError(f"--check cannot be combined with {others[0]}")
     from ddplaunch.commands import check
 
     if not options["script"]:
@@ -163,16 +167,21 @@ def _check_no_script(name: str, options: Mapping[str, Any]) -> None:
         )
 
 
-def _ps_or_kill(ps: bool, kill: str | None, other: str, options: Mapping[str, Any]) -> int:
-    """Run --ps or --kill. ``other`` is a given option of other commands; empty for none."""
-    name = "--ps" if ps else "--kill"
-    if other or (ps and kill is not None):
-        raise UsageError(f"{name} cannot be combined with {other or '--kill'}")
+def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, options: Mapping[str, Any]) -> int:
+    """Run --ps, --kill or --stacks, the first of ``names``. More than one name is an error."""
+    name, *others = names
+    if others:
+        raise UsageError(f"{name} cannot be combined with {others[0]}")
     _check_no_script(name, options)
     hosts, remote, grace_s = connection_options(options, os.environ)
+    report = (lambda _: None) if options["quiet"] else _print
+    if stacks is not None:
+        from ddplaunch.commands import stacks as stacks_command
+
+        stacks_command.stacks(stacks, hosts, remote, _show, report)
+        return 0
     from ddplaunch.commands import ps as ps_command
 
-    report = (lambda _: None) if options["quiet"] else _print
     if kill is None:
         ps_command.ps(hosts, remote, _show, report, is_verbose=bool(options["verbose"]))
     else:

@@ -308,6 +308,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
         Option(
+            "--stacks",
+            "RUN_ID",
+            "Show what the workers of a run do now: who waits for whom, and at which line.",
+            pet=False,
+            short="show where the workers of a run are",
+        ),
+        Option(
             "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
         ),
     ),

@@ -21,6 +21,7 @@ from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
     OrderToNodes,
+    ReportOfNode,
     WorkerActivity,
     WorkersExamined,
 )
@@ -80,6 +81,14 @@ class HangWatch:
         self._at_stop: list[RankEvidence] = []
 
     # Events.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case WorkerActivity() | WorkersExamined():
+                self.on_report(index, participants, event)
+            case ReportOfNode(report=WorkerActivity() | WorkersExamined() as report):
+                self.on_report(event.node_index, event.participants, report)
 
     def on_report(self, index: int, participants: Sequence[int], report: WorkerActivity | WorkersExamined) -> None:
         """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""

@@ -6,6 +6,7 @@ agent's start-up takes longest.
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import run_folder, run_tags
@@ -14,6 +15,7 @@ from ddplaunch.transport import agent_process
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
+    from ddplaunch.transport.agent_process import AgentProcess
 
 
 def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
@@ -28,6 +30,21 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     run_id = config.run_id or run_folder.new_run_id()
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag, stdout_fd) as agent:
-        from ddplaunch.launcher import run  # Imported while the agent starts.
+        return run(config, run_id, run_tag, agent, stdout_fd)
 
-        return run.run(config, run_id, run_tag, agent, stdout_fd)
+
+def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
+    """Run the job, with the run's folder, console and signal handlers; arguments and errors as for ``Run``."""
+    # Imported while the agent starts.
+    from ddplaunch.launcher import setup
+    from ddplaunch.launcher.run import Run
+    from ddplaunch.mailbox import Mailbox
+    from ddplaunch.system import signals
+
+    mailbox: Mailbox[object] = Mailbox()
+    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
+        folder, warning = setup.create_run_folder(config, run_id)
+        with run_folder.released(folder), contextlib.closing(setup.open_console(config, folder, stdout_fd)) as console:
+            if warning:
+                console.show(f"ddplaunch: {warning}")
+            return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()

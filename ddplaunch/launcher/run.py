@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import on_exit, outcome, run_record, setup, slurm_requeue
+from ddplaunch.launcher import control_socket, on_exit, outcome, run_record, setup, slurm_requeue
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
@@ -27,10 +27,10 @@ from ddplaunch.launcher.hang_watch import HangWatch
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
+from ddplaunch.launcher.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.timers import Timers
-from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -39,20 +39,16 @@ from ddplaunch.protocol.launcher_agent import (
     AgentSignalled,
     AttemptEnded,
     AttemptStarted,
-    CollectivesSampled,
     EndpointOpen,
     FirstRoundFormed,
     NodeDetails,
     NodeLostRendezvous,
     Notice,
     Pong,
-    ReportOfNode,
     RunIdAgreed,
-    WorkerActivity,
-    WorkersExamined,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
-from ddplaunch.system import run_folder, run_tags, signals
+from ddplaunch.system import run_tags, signals
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
@@ -60,11 +56,11 @@ from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, 
 from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
-    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -74,17 +70,6 @@ _CLOSE_S = 5.0
 
 _MAX_NOTICE = 1000
 """Characters shown of a notice of an agent."""
-
-
-def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
-    """Run the job to its end; ``stdout_fd`` gets the workers' stdout. Result and errors those of ``launch.launch``."""
-    mailbox: Mailbox[object] = Mailbox()
-    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
-        folder, warning = setup.create_run_folder(config, run_id)
-        with run_folder.released(folder), contextlib.closing(setup.open_console(config, folder, stdout_fd)) as console:
-            if warning:
-                console.show(f"ddplaunch: {warning}")
-            return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()
 
 
 class Run:
@@ -127,8 +112,9 @@ class Run:
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
         self._slow_ranks = SlowRanksWatch(config, self._nodes.send, self._show, mailbox.post)
-        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
-        parts = (*parts, self._hangs, self._slow_ranks)
+        self._requests = RequestedExaminations(config, run_tag, self._nodes.send, lambda: self._folder)
+        self._watches = (self._hangs, self._requests, self._slow_ranks)
+        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, *self._watches)
         self._timers = Timers(self._pings, parts, mailbox)
 
     # The loop.
@@ -142,12 +128,13 @@ class Run:
         close_s = _CLOSE_S
         try:
             self._messages.run_started()
-            self._start_nodes()
-            while not self._nodes.all_finished:
-                event = self._mailbox.get(self._timers.run_due())
-                if event is not None:
-                    with self._errors_stop_the_run():
-                        self._on_event(event)
+            with control_socket.served(self._folder, self._mailbox.post, self._show):
+                self._start_nodes()
+                while not self._nodes.all_finished:
+                    event = self._mailbox.get(self._timers.run_due())
+                    if event is not None:
+                        with self._errors_stop_the_run():
+                            self._on_event(event)
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
@@ -178,6 +165,8 @@ class Run:
                 self._on_node_event(self._nodes.all[index], node_event)
             case SampleJudged():
                 self._slow_ranks.on_judged(event)
+            case control_socket.ControlRequest():
+                self._requests.on_request(event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
 
@@ -189,6 +178,8 @@ class Run:
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
         self._injector.on_event(node, event)
+        for watch in self._watches:
+            watch.on_event(node.index, self._nodes.participants, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
                 self._on_agent_ended(node, pids)
@@ -212,10 +203,6 @@ class Run:
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result):
                 self._on_attempt_ended(node, result)
-            case WorkerActivity() | WorkersExamined() | CollectivesSampled():
-                self._on_report(node.index, self._nodes.participants, event)
-            case ReportOfNode(node_index=index, participants=participants, report=report):
-                self._on_report(index, participants, report)
             case NodeLostRendezvous():
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
@@ -303,12 +290,6 @@ class Run:
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
         else:
             self._report_attempts(completed)
-
-    def _on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
-        if isinstance(report, CollectivesSampled):
-            self._slow_ranks.on_report(index, participants, report)
-        else:
-            self._hangs.on_report(index, participants, report)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

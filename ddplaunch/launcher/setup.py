@@ -1,7 +1,7 @@
 """Prepares a run from its LaunchConfig: run folder, console style, transport, and the AgentSpec of each node.
 
-Runs in the launcher, and for --plan, --check, --ps and --kill. Starts no process; only ``create_run_folder`` and
-``open_console`` write files.
+Runs in the launcher, and for all other commands. Starts no process; only ``create_run_folder`` and ``open_console``
+write files.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ from ddplaunch.errors import Level
 from ddplaunch.hangs import call_times, slow_ranks
 from ddplaunch.hangs.slow_ranks import LatenessCounts, Window
 from ddplaunch.hangs.slow_reason import reason
-from ddplaunch.protocol.launcher_agent import CollectivesSampled, OrderToNodes, SampleCollectives
+from ddplaunch.protocol.launcher_agent import CollectivesSampled, OrderToNodes, ReportOfNode, SampleCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -81,6 +81,14 @@ class SlowRanksWatch:
         self._warnings: dict[int, str] = {}
 
     # Samples.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case CollectivesSampled():
+                self.on_report(index, participants, event)
+            case ReportOfNode(report=CollectivesSampled() as report):
+                self.on_report(event.node_index, event.participants, report)
 
     def on_report(self, index: int, participants: Sequence[int], report: CollectivesSampled) -> None:
         """Node ``index`` has answered, or its workers have a process group; ``participants`` are all nodes."""

@@ -15,7 +15,7 @@ from ddplaunch.protocol import log_transfer
 from ddplaunch.protocol.collectives import PackedTimes, RankLoad
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import MAX_GROUPS, NodeEvidence, RankEvidence
-from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsFound
+from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
@@ -75,10 +75,19 @@ class PassSignal:
 
 @dataclass(frozen=True)
 class ExamineWorkers:
-    """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``."""
+    """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``.
+
+    Attributes:
+        is_requested: by the user, who wants to know what moves now: the agent does not compare with an earlier sample,
+            and answers at once if none of these workers runs any more.
+        all_nodes_at: set by the agent where each node has its own launcher, and another node serves the rendezvous:
+            only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
+    """
 
     attempt: int
     number: int
+    is_requested: bool = False
+    all_nodes_at: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -108,7 +117,7 @@ class AbortHungAttempt:
 class OrderToNodes:
     """Launcher to agent, and on to the coordinator, where each node has its own launcher: ``order`` is for all nodes.
 
-    Sent by the launcher that receives the ReportOfNode records.
+    Sent by the launcher that receives the ReportOfNode records; any launcher sends it for a requested examination.
     """
 
     order: ExamineWorkers | SampleCollectives | AbortHungAttempt
@@ -248,13 +257,14 @@ class WorkerActivity:
 class WorkersExamined:
     """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
 
-    ``node`` is None where there was no time to ask NCCL and the GPUs.
+    ``node`` is None where there was no time to ask NCCL and the GPUs. ``all_nodes_at`` is that of ExamineWorkers.
     """
 
     attempt: Count
     number: Count
     ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
     node: NodeEvidence | None = None
+    all_nodes_at: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -372,6 +382,7 @@ FROM_AGENT = (
     NodeLostRendezvous,
     FaultInjected,
     RunsFound,
+    RunsExamined,
     NodeReport,
     ConnectResults,
     NodeTime,

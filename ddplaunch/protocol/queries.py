@@ -1,4 +1,4 @@
-"""Records of ``--check``, ``--ps`` and ``--kill``: queries to agents that run no job, and their answers.
+"""Records of ``--check``, ``--ps``, ``--kill`` and ``--stacks``: queries to agents that run no job, and their answers.
 
 The launcher sends InspectNode or ListRuns in place of an AgentSpec. No behaviour belongs here.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ddplaunch.protocol.control import RunExamined
 from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
 from ddplaunch.protocol.specs import Program
 
@@ -16,12 +17,12 @@ KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of processes of a run, in the order of reports."""
 
 
-# --ps and --kill.
+# --ps, --kill and --stacks.
 
 
 @dataclass(frozen=True)
 class ListRuns:
-    """Launcher to agent: requests RunsFound, this user's runs on the machine. An EndRun may follow."""
+    """Launcher to agent: requests RunsFound, this user's runs on the machine. EndRun or ExamineRuns may follow."""
 
 
 ENDING_EXTRA_S = 15.0
@@ -37,6 +38,32 @@ class EndRun:
 
     run_id: str
     grace_s: float
+
+
+@dataclass(frozen=True)
+class ExamineRuns:
+    """Launcher to agent: have the launchers on this machine with this run id or run tag examine their workers.
+
+    Answered by RunsExamined, after at most ``control.ANSWER_S``.
+    """
+
+    run_id: str
+
+
+@dataclass(frozen=True)
+class LauncherAnswer:
+    """What the launcher ``pid`` has answered to ExamineRun; ``problem`` says why there is no answer."""
+
+    pid: Count
+    examined: RunExamined | None = None
+    problem: OneLine = ""
+
+
+@dataclass(frozen=True)
+class RunsExamined:
+    """Agent to launcher, in answer to ExamineRuns: one answer for each launcher."""
+
+    answers: tuple[LauncherAnswer, ...]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,11 +11,13 @@ import fcntl
 import functools
 import os
 import signal
+import struct
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import procfs
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Mapping
 
 _PR_SET_PDEATHSIG = 1
@@ -133,3 +135,14 @@ def _copied(text: bytes) -> tuple[int, int]:
     buffer = ctypes.create_string_buffer(text, len(text))
     _buffers.append(buffer)
     return ctypes.addressof(buffer), ctypes.addressof(buffer) + len(text)
+
+
+_UCRED = struct.Struct("3i")
+
+
+def peer_credentials(connection: socket.socket) -> tuple[int, int]:
+    """Pid and user id of the process at the other end of a unix socket, which cannot be forged."""
+    from socket import SO_PEERCRED, SOL_SOCKET  # Other numbers on other processors.
+
+    pid, uid, _gid = _UCRED.unpack(connection.getsockopt(SOL_SOCKET, SO_PEERCRED, _UCRED.size))
+    return pid, uid

@@ -189,6 +189,16 @@ def test_a_part_of_the_run_cannot_end_it(run_id: str) -> None:
     assert "this command is a part of that run" in finished.err
 
 
-@pytest.mark.parametrize("options", [["--ps", "train.py"], ["--ps", "--kill", "x"], ["--kill", "x", "--plan"]])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--ps", "train.py"],
+        ["--ps", "--kill", "x"],
+        ["--kill", "x", "--plan"],
+        ["--stacks", "x", "--ps"],
+        ["--stacks", "x", "train.py"],
+        ["--check", "--stacks", "x"],
+    ],
+)
 def test_they_are_done_alone(options: list[str]) -> None:
     assert run(*options).returncode == USAGE

@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
 from ddplaunch.agent.workers import activity_watch, sampler
-from ddplaunch.agent.workers.activity_watch import ActivityWatch
+from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.sampler import Sample
@@ -57,8 +57,7 @@ class Watched:
             self.group,  # type: ignore[arg-type]
             Examiner(is_needed=False),
             lambda: NodeEvidence(host="node1"),
-            self.reports.append,
-            self.events.append,
+            Routes(self.reports.append, self.reports.append, self.events.append),
         )
 
     def _sample(self) -> Sample:

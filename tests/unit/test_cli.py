@@ -142,6 +142,7 @@ NO_EFFECT = {
     "logs_specs": "refused",
     **dict.fromkeys(("version", "docs", "h"), "ends the program"),
     **dict.fromkeys(("ps", "kill", "all"), "tests/process/test_ps.py"),
+    "stacks": "tests/process/test_stacks.py",
     "check": "tests/process/test_check.py",
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),

@@ -6,14 +6,14 @@ import math
 
 import pytest
 
-from ddplaunch.commands import ps
+from ddplaunch.commands import run_queries
 from ddplaunch.config import RemoteConfig
 from tests.support.fake_agents import FakeHandle
 
 
 def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ps, "_start_here", lambda _post: FakeHandle())
-    with ps._agents((), RemoteConfig()) as queries:
+    monkeypatch.setattr(run_queries, "_start_here", lambda _post: FakeHandle())
+    with run_queries.agents((), RemoteConfig()) as queries:
         [here] = queries.nodes
         assert here.deadline < math.inf
         here.deadline = 0.0

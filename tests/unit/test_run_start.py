@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import run as run_module
-from ddplaunch.launcher import setup
+from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
@@ -133,6 +132,6 @@ def test_a_run_that_cannot_be_prepared_leaves_no_lock_and_no_thread(
     monkeypatch.setattr(setup, "transport_for", fail)
     before, held = set(threading.enumerate()), dict(run_folder._held)
     with pytest.raises(LaunchError, match="too few open files"):
-        run_module.run(launch_config(script="x.py", log_dir=str(tmp_path)), "r1", "r1", None, 1)
+        launch.run(launch_config(script="x.py", log_dir=str(tmp_path)), "r1", "r1", None, 1)
     assert run_folder._held == held
     wait_until(lambda: not [thread for thread in set(threading.enumerate()) - before if "console" in thread.name])

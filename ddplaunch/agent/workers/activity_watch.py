@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
@@ -19,12 +21,12 @@ from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.agent.workers.examiner import Examiner
     from ddplaunch.agent.workers.sampler import Sample
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.protocol.hang_evidence import NodeEvidence
+    from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
     from ddplaunch.timeouts import TimeoutConfig
 
     Wait = Callable[[Callable[[], bool], Callable[[], float]], bool]
@@ -41,6 +43,21 @@ _QUIET_AT_STOP_S = 30.0
 _STOP_EXAMINATION_S = 1.0
 
 
+@dataclass(frozen=True)
+class Routes:
+    """Where what the watch finds goes.
+
+    Attributes:
+        report: to the launcher that watches the job.
+        to_own_launcher: to this node's launcher.
+        post: to this agent's mailbox; any thread calls it.
+    """
+
+    report: Callable[[WorkerActivity | WorkersExamined], None]
+    to_own_launcher: Callable[[WorkersExamined], None]
+    post: Callable[[object], None]
+
+
 class ActivityWatch:
     """Watches the workers of one attempt.
 
@@ -54,8 +71,7 @@ class ActivityWatch:
         group: WorkerGroup,
         examiner: Examiner,
         node_evidence: Callable[[], NodeEvidence],
-        report: Callable[[WorkerActivity | WorkersExamined], None],
-        post: Callable[[object], None],
+        routes: Routes,
     ) -> None:
         """The watch begins with ``watch``.
 
@@ -64,8 +80,7 @@ class ActivityWatch:
             group: the workers of the attempt.
             examiner: asks the workers for their flight records.
             node_evidence: asks NCCL and the GPUs; blocks for seconds.
-            report: sends to the launcher that watches the job.
-            post: posts an event to this agent; any thread calls it.
+            routes: where the findings go.
         """
         self.is_hung = False
         self._limits = timeouts.hang_limits
@@ -73,11 +88,13 @@ class ActivityWatch:
         self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else _NEVER
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
         self._group, self._examiner, self._node_evidence = group, examiner, node_evidence
-        self._send, self._post = report, post
+        self._send, self._post, self._to_own_launcher = routes.report, routes.post, routes.to_own_launcher
         self._deadline = self._progress_at = self._busy_at = 0.0
         self._samples: dict[int, Sample] = {}
-        self._is_sampling = self._is_reported = self._is_stopping = self._is_finished = False
-        self._asked = self._examination = 0
+        self._is_sampling = self._is_sampling_all = False
+        self._is_reported = self._is_stopping = self._is_finished = False
+        self._asked: list[ExamineWorkers] = []  # Not begun yet.
+        self._examining: list[ExamineWorkers] = []  # Answered by the next sample of all sources.
         self._second_stacks_at = _NEVER
 
     def watch(self, wait: Wait, done: Callable[[], bool]) -> None:
@@ -87,6 +104,7 @@ class ActivityWatch:
         while not wait(done, lambda: min(self._deadline, self._second_stacks_at)):
             self._on_deadline(time.monotonic())
         self._is_finished = True
+        self._refuse(self._examining + self._asked)
         if self._limits:
             self._send(WorkerActivity(self._group.attempt, is_finished=True))
         if self.is_hung:
@@ -108,12 +126,13 @@ class ActivityWatch:
         if not self.is_quiet:
             return
         self._group.request_stacks(resume=False)
-        self._is_finished, self._is_stopping, self._examination = False, True, 0
+        self._is_finished, self._is_stopping, self._examining = False, True, []
+        self._asked = []
         taken_before = self._samples
         self._take_sample(reads_all=True)
         end_s = time.monotonic() + _STOP_EXAMINATION_S
         if wait(lambda: self._samples is not taken_before or self._group.all_ended, lambda: end_s):
-            self._send_examination(0, taken_before, None)
+            self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, None)
         self._is_finished = True
 
     def handle_event(
@@ -124,20 +143,34 @@ class ActivityWatch:
         Events of an earlier attempt, and all events after the end of ``watch``, are ignored.
         """
         if event.attempt != self._group.attempt or self._is_finished:
+            self._refuse([event] if isinstance(event, ExamineWorkers) else [])
             return None
         match event:
             case AbortHungAttempt(reason=reason):
                 self.is_hung = True
                 return AttemptFailure(reason)
-            case ExamineWorkers(number=number):
-                self._asked = number
-                self._group.request_stacks(resume=False)
-                self._second_stacks_at = time.monotonic() + _STACKS_APART_S
+            case ExamineWorkers():
+                self._asked.append(event)
+                self._begin_examination()
             case WorkersSampled():
                 self._on_sampled(event)
             case OutputResumed():
                 self._on_active()
         return None
+
+    def _begin_examination(self) -> None:
+        """Examine the workers for all questions that wait, unless an examination goes on.
+
+        Two stacks and two samples, ``_STACKS_APART_S`` apart. What the limits ask about is compared with the last
+        sample; for a request that may be hours old.
+        """
+        if self._examining or not self._asked:
+            return
+        self._examining, self._asked = self._asked, []
+        self._group.request_stacks(resume=False)
+        self._second_stacks_at = time.monotonic() + _STACKS_APART_S
+        if any(order.is_requested for order in self._examining):
+            self._take_sample(reads_all=False)
 
     # Clocks.
 
@@ -150,8 +183,12 @@ class ActivityWatch:
     def _on_deadline(self, now: float) -> None:
         if now >= self._second_stacks_at:
             self._second_stacks_at = _NEVER
-            self._group.request_stacks(resume=False)
-            self._take_sample(reads_all=True)
+            if not self._is_sampling:
+                self._group.request_stacks(resume=False)
+                self._take_sample(reads_all=True)
+            return
+        if self._examining:
+            self._deadline = _NEVER
             return
         if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
             self._restart_clocks(now)
@@ -168,9 +205,7 @@ class ActivityWatch:
         self._deadline = _NEVER
         if self._is_sampling:
             return
-        self._is_sampling = True
-        if reads_all:
-            self._examination, self._asked = self._asked, 0
+        self._is_sampling, self._is_sampling_all = True, reads_all
         pids, earlier, group = self._group.pids_by_local_rank(), self._samples, self._group
 
         def run() -> None:
@@ -189,17 +224,18 @@ class ActivityWatch:
         earlier, self._samples = self._samples, event.samples
         now = time.monotonic()
         self._move_clocks(now, earlier)
-        if self._examination:
-            self._send_examination(self._examination, earlier, event.node)
-            self._examination = 0
+        if self._is_sampling_all:
+            self._answer(self._examining, earlier, event.node)
+            self._examining = []
         quiet_s, still_s = self._quiet_and_still_s(now)
         if quiet_s >= self._first_sample_s:
             self._report(quiet_s, still_s)
         elif self._is_reported:
             self._on_active()
         self._deadline = now + self._time_to_next(quiet_s, still_s)
-        if self._asked and self._second_stacks_at == _NEVER:  # The launcher's question came while this sample ran.
-            self._take_sample(reads_all=True)
+        if self._examining:
+            self._second_stacks_at = now + _STACKS_APART_S
+        self._begin_examination()
 
     def _move_clocks(self, now: float, earlier: Mapping[int, Sample]) -> None:
         states = {rank_state(each) for each in evidence.of_group(self._group, self._samples, earlier)}
@@ -214,6 +250,8 @@ class ActivityWatch:
 
     def _time_to_next(self, quiet_s: float, still_s: float) -> float:
         """Seconds until the next sample: at the latest when a limit is reached."""
+        if not self._limits:
+            return _NEVER
         left = (limit - reached for limit in self._limits for reached in (quiet_s, still_s))
         return max(_MIN_PERIOD_S, min([self._period_s, *(each for each in left if each > 0)]))
 
@@ -232,6 +270,21 @@ class ActivityWatch:
     def _post_resumed(self) -> None:
         self._post(OutputResumed(self._group.attempt))
 
-    def _send_examination(self, number: int, earlier: Mapping[int, Sample], node: NodeEvidence | None) -> None:
-        ranks = evidence.of_group(self._group, self._samples, earlier, with_stacks=True)
-        self._send(WorkersExamined(self._group.attempt, number, tuple(ranks), node))
+    def _answer(
+        self, orders: Sequence[ExamineWorkers], earlier: Mapping[int, Sample], node: NodeEvidence | None
+    ) -> None:
+        ranks = tuple(evidence.of_group(self._group, self._samples, earlier, with_stacks=True)) if orders else ()
+        for order in orders:
+            self._send_examination(order, ranks, node)
+
+    def _refuse(self, orders: Sequence[ExamineWorkers]) -> None:
+        """Answer requests at once: none of these workers runs any more."""
+        for order in orders:
+            if order.is_requested:
+                self._send_examination(order, (), None)
+
+    def _send_examination(
+        self, order: ExamineWorkers, ranks: tuple[RankEvidence, ...], node: NodeEvidence | None
+    ) -> None:
+        send = self._to_own_launcher if order.all_nodes_at else self._send
+        send(WorkersExamined(order.attempt, order.number, ranks, node, order.all_nodes_at))

@@ -11,19 +11,18 @@ import os
 import secrets
 import select
 import socket
-import struct
 import threading
 import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import examination
+from ddplaunch.system import linux
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ANSWER_S = 3.0
-_CREDENTIALS = struct.Struct("3i")
 _MAX_CONNECTIONS = 4096
 _NOT_YET = object()
 
@@ -113,8 +112,7 @@ class Examiner:
 
     def _keep(self, connection: socket.socket) -> None:
         """Keep a connection of this user's; the kernel tells the peer's pid (SO_PEERCRED), so it cannot be forged."""
-        raw = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-        pid, uid, _gid = _CREDENTIALS.unpack(raw)
+        pid, uid = linux.peer_credentials(connection)
         if uid != os.getuid() or len(self._connections) >= _MAX_CONNECTIONS:
             connection.close()
             return

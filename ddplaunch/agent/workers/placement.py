@@ -148,7 +148,7 @@ def worker_spec(
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     env = environment.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
-    if spec.timeouts.hang_limits and plan.bootstrap:
+    if plan.bootstrap:
         env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)

@@ -1,0 +1,176 @@
+"""The control socket of a run: other processes of this user ask its launcher, as ``--stacks`` does.
+
+Runs in the launcher: one daemon thread accepts, and one for each client reads its request, posts it to the launcher's
+mailbox and sends the answer. A client that sends garbage, hangs or dies costs its own thread some seconds, and nothing
+else. Opens no port.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.control import ANSWER_S, MAX_REQUEST_BYTES, SOCKET, TO_LAUNCHER, ExamineRun, RequestRefused
+from ddplaunch.system import linux
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_MAX_CLIENTS = 8
+_TRANSFER_S = 5.0
+"""Time limit of a request that a client sends, and of an answer that it reads."""
+
+_RETRY_S = 1.0
+
+
+@dataclass(frozen=True)
+class ControlRequest:
+    """A client's request. ``answer`` takes the one record that it gets; it may be called in any thread."""
+
+    request: ExamineRun
+    answer: Callable[[object], None]
+
+
+@contextlib.contextmanager
+def served(
+    folder: Path | None, post: Callable[[ControlRequest], None], show: Callable[[str, int], None]
+) -> Iterator[None]:
+    """Serve the socket in the run ``folder`` during the ``with`` block; without a folder there is none.
+
+    ``post`` is called in other threads. Where no socket can be made, a message says why; the run goes on.
+    """
+    with contextlib.ExitStack() as stack:
+        if folder:
+            try:
+                stack.callback(ControlSocket(folder, post).close)
+            except (OSError, RuntimeError) as error:  # RuntimeError: the limit of threads.
+                show(f"--stacks will not work with this run: {folder / SOCKET}: {error}", Level.VERBOSE)
+        yield
+
+
+class ControlSocket:
+    """The socket, until ``close``."""
+
+    def __init__(self, folder: Path, post: Callable[[ControlRequest], None]) -> None:
+        """Open the socket.
+
+        Raises:
+            OSError: the folder takes no socket.
+            RuntimeError: no thread can be started.
+        """
+        self._post = post
+        self._closed = threading.Event()
+        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._waiting: set[queue.SimpleQueue[object]] = set()
+        # The folder may be renamed, and a socket's path has at most 107 bytes: both are reached by this descriptor. It
+        # also shows other processes where the socket is: /proc/PID/fd.
+        self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            self._open()
+        except BaseException:
+            self._release()
+            raise
+
+    def _open(self) -> None:
+        self._listener.bind(f"/proc/self/fd/{self._folder_fd}/{SOCKET}")
+        os.chmod(SOCKET, 0o600, dir_fd=self._folder_fd)  # Nobody can connect before ``listen``.
+        self._listener.listen(_MAX_CLIENTS)
+        threading.Thread(target=self._accept_all, name="control", daemon=True).start()
+
+    def close(self) -> None:
+        """Remove the socket; clients that wait for an answer are told that the run ends."""
+        self._closed.set()
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
+        for answers in tuple(self._waiting):
+            answers.put(RequestRefused("the run ends"))
+        self._release()
+
+    def _release(self) -> None:
+        self._listener.close()
+        with contextlib.suppress(OSError):
+            os.unlink(SOCKET, dir_fd=self._folder_fd)
+        os.close(self._folder_fd)
+
+    # In the thread that accepts.
+
+    def _accept_all(self) -> None:
+        while not self._closed.is_set():
+            try:
+                client, _ = self._listener.accept()
+            except OSError:  # Closed, or no more descriptors.
+                self._closed.wait(_RETRY_S)
+                continue
+            self._admit(client)
+
+    def _admit(self, client: socket.socket) -> None:
+        if linux.peer_credentials(client)[1] != os.geteuid():
+            client.close()
+        elif not self._places.acquire(blocking=False):
+            _refuse(client, "too many requests at once")
+        else:
+            try:
+                threading.Thread(target=self._serve, args=(client,), name="client", daemon=True).start()
+            except RuntimeError:
+                self._places.release()
+                _refuse(client, "no more threads")
+
+    # In a client's thread.
+
+    def _serve(self, client: socket.socket) -> None:
+        try:
+            with client, contextlib.suppress(OSError):
+                answer = self._answer(_read_line(client))
+                client.settimeout(_TRANSFER_S)
+                client.sendall(wire.encode(answer))
+        finally:
+            self._places.release()
+
+    def _answer(self, line: bytes) -> object:
+        try:
+            request = wire.decode(line, TO_LAUNCHER)
+        except wire.ProtocolError:
+            return RequestRefused("not a request that this version knows")
+        answers: queue.SimpleQueue[object] = queue.SimpleQueue()
+        self._waiting.add(answers)
+        try:
+            if self._closed.is_set():
+                return RequestRefused("the run ends")
+            self._post(ControlRequest(request, answers.put))
+            return answers.get(timeout=ANSWER_S)
+        except queue.Empty:
+            return RequestRefused(f"the launcher has not answered for {ANSWER_S:g} s")
+        finally:
+            self._waiting.discard(answers)
+
+
+def _read_line(client: socket.socket) -> bytes:
+    """The client's line; at most MAX_REQUEST_BYTES of it, within ``_TRANSFER_S``.
+
+    Raises:
+        OSError: too slow, or the client has gone.
+    """
+    deadline, line = time.monotonic() + _TRANSFER_S, b""
+    while not line.endswith(b"\n") and len(line) < MAX_REQUEST_BYTES:
+        client.settimeout(max(0.001, deadline - time.monotonic()))
+        data = client.recv(MAX_REQUEST_BYTES - len(line))
+        if not data or time.monotonic() > deadline:
+            raise TimeoutError
+        line += data
+    return line
+
+
+def _refuse(client: socket.socket, reason: str) -> None:
+    with client, contextlib.suppress(OSError):
+        client.send(wire.encode(RequestRefused(reason)), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)

@@ -1,0 +1,111 @@
+"""An agent that is asked what its workers do: one answer to each question, to the launcher that asked."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent.events import WorkersSampled
+from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous
+from ddplaunch.agent.workers import activity_watch
+from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
+from ddplaunch.agent.workers.examiner import Examiner
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.protocol.launcher_agent import ExamineWorkers, OrderToNodes, WorkersExamined
+from ddplaunch.timeouts import TimeoutConfig
+
+
+class Agent:
+    """A watch of a node whose workers need no processes, and what it sends."""
+
+    def __init__(self) -> None:
+        self.stacks_requested = 0
+        self.mailbox: Mailbox[object] = Mailbox()
+        self.reported: list[WorkersExamined] = []
+        self.sent_to_launcher: list[WorkersExamined] = []
+        group = SimpleNamespace(
+            attempt=1, streams=(), workers=(), host="node1", pids_by_local_rank=dict, request_stacks=self._request
+        )
+        routes = Routes(self.reported.append, self.sent_to_launcher.append, self.mailbox.post)
+        timeouts = TimeoutConfig(hang_report_s=None)
+        self.watch = ActivityWatch(
+            timeouts, group, Examiner(is_needed=False), lambda: NodeEvidence(host="node1"), routes
+        )
+        self.sampled = 0
+
+    def _request(self, *, resume: bool) -> None:
+        assert not resume
+        self.stacks_requested += 1
+
+    def run_until(self, condition) -> None:
+        """Watch until ``condition`` holds, at most 10 s."""
+        end_s = time.monotonic() + 10
+
+        def wait(done, deadline) -> bool:
+            while not done():
+                event = self.mailbox.get(min(deadline(), end_s))
+                assert time.monotonic() < end_s
+                if event is None:
+                    return False
+                self.sampled += isinstance(event, WorkersSampled)
+                self.watch.handle_event(event)
+            return True
+
+        self.watch.watch(wait, condition)
+
+
+@pytest.fixture
+def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
+    monkeypatch.setattr(activity_watch, "_STACKS_APART_S", 0.05)
+    return Agent()
+
+
+def test_without_limits_nothing_is_sampled_until_somebody_asks(agent: Agent) -> None:
+    agent.mailbox.post(ExamineWorkers(1, 7, is_requested=True))
+    agent.run_until(lambda: agent.reported)
+    [answer] = agent.reported
+    assert (answer.number, answer.node) == (7, NodeEvidence(host="node1"))
+    assert agent.stacks_requested == 2
+    assert agent.sampled == 2
+    assert agent.watch._deadline == float("inf")
+
+
+def test_every_question_gets_one_answer(agent: Agent) -> None:
+    """Those that come during an examination share the next one."""
+    for number in (1, 2, 3):
+        agent.mailbox.post(ExamineWorkers(1, number, is_requested=number > 1))
+    agent.run_until(lambda: len(agent.reported) == 3)
+    assert [answer.number for answer in agent.reported] == [1, 2, 3]
+    assert agent.stacks_requested == 4
+
+
+def test_a_launcher_of_this_node_alone_gets_the_answer_itself(agent: Agent) -> None:
+    agent.mailbox.post(ExamineWorkers(1, 1, is_requested=True, all_nodes_at="node0:29400"))
+    agent.run_until(lambda: agent.sent_to_launcher)
+    assert agent.reported == []
+    assert agent.sent_to_launcher[0].all_nodes_at == "node0:29400"
+
+
+def test_workers_that_have_ended_are_reported_at_once(agent: Agent) -> None:
+    agent.watch.handle_event(ExamineWorkers(1, 1, is_requested=True))
+    agent.run_until(lambda: True)
+    agent.watch.handle_event(ExamineWorkers(1, 2, is_requested=True))
+    agent.watch.handle_event(ExamineWorkers(1, 3))
+    assert agent.reported == [WorkersExamined(1, 1, ()), WorkersExamined(1, 2, ())]
+
+
+@pytest.mark.parametrize("serves", [True, False])
+def test_only_the_node_that_serves_the_rendezvous_asks_the_others(serves: bool) -> None:
+    posted: list[object] = []
+    sent: list[object] = []
+    rendezvous = MultiNodeRendezvous.__new__(MultiNodeRendezvous)
+    rendezvous._callbacks = SimpleNamespace(post=posted.append)
+    rendezvous._client = SimpleNamespace(is_server=serves, endpoint="node0:29400", send=sent.append)
+    order = OrderToNodes(ExamineWorkers(1, 1, is_requested=True))
+    rendezvous.handle_event(order)
+    alone = ExamineWorkers(1, 1, is_requested=True, all_nodes_at="node0:29400")
+    assert (sent, posted) == (([order], []) if serves else ([], [alone]))
