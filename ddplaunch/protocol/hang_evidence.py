@@ -99,7 +99,7 @@ class RankEvidence:
         silent_s: seconds since its last output, or since its start.
         window_s: seconds between the two last samples.
         cpu_s: CPU seconds of the worker and its descendants in the window.
-        io_bytes: bytes that they read and wrote in the window, pipes and page cache included.
+        io_bytes: bytes that they read and wrote in the window; pipes, TCP and the page cache included.
         run_queue_wait_s: seconds in the window for which its main thread was ready but had no CPU.
         collectives_moved: a collective was called or finished in the window; None if that source is missing.
         blocked_state: why the kernel does not run it ("suspended by a signal"); empty if it may run.

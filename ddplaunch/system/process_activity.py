@@ -7,10 +7,10 @@ this user may not read counts as 0.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddplaunch.system import procfs
+from ddplaunch.system import procfs, tcp_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,21 +35,25 @@ class ProcessActivity:
 
     Attributes:
         cpu_s: CPU time of each process of the tree that runs, by pid, ended children included.
-        io_bytes: bytes that each has passed to read(2), write(2) and their kin, by pid.
+        io_bytes: bytes that each has passed to read(2), write(2) and their kin, or that mapped files have read and
+            written, by pid.
+        tcp_bytes: bytes that each TCP connection of the tree has transferred, by inode.
         run_queue_wait_s: time for which the main thread of the first process was ready and had no CPU.
     """
 
     cpu_s: dict[int, float]
     io_bytes: dict[int, int]
     run_queue_wait_s: float
+    tcp_bytes: dict[int, int] = field(default_factory=dict)
 
     def cpu_since(self, earlier: ProcessActivity) -> float:
         """CPU seconds that the tree has used since ``earlier``; processes that began since then count in full."""
         return sum(max(0.0, value - earlier.cpu_s.get(pid, 0.0)) for pid, value in self.cpu_s.items())
 
     def io_since(self, earlier: ProcessActivity) -> int:
-        """Bytes that the tree has read and written since ``earlier``."""
-        return sum(max(0, value - earlier.io_bytes.get(pid, 0)) for pid, value in self.io_bytes.items())
+        """Bytes that the tree has read and written since ``earlier``, over TCP too; new connections count in full."""
+        files, connections = (self.io_bytes, earlier.io_bytes), (self.tcp_bytes, earlier.tcp_bytes)
+        return sum(max(0, new[key] - old.get(key, 0)) for new, old in (files, connections) for key in new)
 
     def busiest_child(self, earlier: ProcessActivity, parent: int) -> int | None:
         """The descendant of ``parent`` that used most CPU since ``earlier``; None if none used any."""
@@ -57,13 +61,15 @@ class ProcessActivity:
         return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
 
 
-def read(pid: int) -> ProcessActivity:
-    """The activity of ``pid`` and its descendants."""
+def read(pid: int, tcp_totals: dict[int, int] | None = None) -> ProcessActivity:
+    """The activity of ``pid`` and its descendants. ``tcp_totals``: ``tcp_bytes.by_inode()``, if it is known."""
     tree = (pid, *descendants(pid))
+    totals = tcp_bytes.by_inode() if tcp_totals is None else tcp_totals
     return ProcessActivity(
         cpu_s={each: _cpu_s(each) for each in tree},
         io_bytes={each: _io_bytes(each) for each in tree},
         run_queue_wait_s=_run_queue_wait_s(pid),
+        tcp_bytes={inode: value for each in tree for inode, value in tcp_bytes.of_process(each, totals).items()},
     )
 
 
@@ -85,7 +91,8 @@ def _cpu_s(pid: int) -> float:
 
 def _io_bytes(pid: int) -> int:
     counters = dict(line.split(b": ") for line in procfs.read(f"/proc/{pid}/io").splitlines())
-    return int(counters.get(b"rchar", 0)) + int(counters.get(b"wchar", 0))
+    pairs = ((b"rchar", b"read_bytes"), (b"wchar", b"write_bytes"))  # Of system calls, and of the storage.
+    return sum(max(int(counters.get(name, 0)) for name in pair) for pair in pairs)
 
 
 def _run_queue_wait_s(pid: int) -> float:

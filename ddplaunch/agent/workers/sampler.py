@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.hangs import flight_record
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.hang_evidence import FlightRecord, PendingCall
-from ddplaunch.system import process_activity
+from ddplaunch.system import process_activity, tcp_bytes
 from ddplaunch.system.process_activity import ProcessActivity
 
 if TYPE_CHECKING:
@@ -66,14 +66,20 @@ def take(
         if pid in statuses and (reads_all or statuses[pid].record == _status(earlier.get(local_rank), pid))
     ]
     records = examiner.ask(same, examination.RECORD) if same else {}
-    return {local_rank: _sample(examiner, pid, statuses.get(pid), records.get(pid)) for local_rank, pid in pids.items()}
+    totals = tcp_bytes.by_inode()
+    return {
+        local_rank: _sample(examiner, pid, totals, statuses.get(pid), records.get(pid))
+        for local_rank, pid in pids.items()
+    }
 
 
 def _status(sample: Sample | None, pid: int) -> bytes:
     return sample.status if sample and sample.pid == pid else b""
 
 
-def _sample(examiner: Examiner, pid: int, status: Answer | None, answer: Answer | None) -> Sample:
+def _sample(
+    examiner: Examiner, pid: int, tcp_totals: dict[int, int], status: Answer | None, answer: Answer | None
+) -> Sample:
     record, missing = None, _missing_status(examiner, pid, status)
     if answer and answer.record:
         try:
@@ -83,7 +89,7 @@ def _sample(examiner: Examiner, pid: int, status: Answer | None, answer: Answer 
     return Sample(
         pid=pid,
         at=time.monotonic(),
-        activity=process_activity.read(pid),
+        activity=process_activity.read(pid, tcp_totals),
         answers_cpu_s=max([0.0, *(cpu_s(each) for each in (status, answer) if each)]),
         status=status.record if status else b"",
         flight_record=record,
