@@ -134,6 +134,18 @@ def test_a_worker_that_computes_is_quiet_but_not_still(monkeypatch: pytest.Monke
     assert last.still_s == 0
 
 
+def test_a_worker_that_does_little_is_seen_over_a_longer_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=5.0)
+
+    def compute_a_little() -> None:
+        watched.cpu_s += 0.02  # In 0.8 s.
+
+    watched.run(nothing, *[compute_a_little] * 30)
+    last = activities(watched)[-2]
+    assert last.quiet_s > 10
+    assert max(report.still_s for report in activities(watched)) < 3
+
+
 def test_a_suspended_machine_was_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
 

@@ -41,6 +41,7 @@ _MIN_PERIOD_S = 0.5
 _STACKS_APART_S = 2.0
 _QUIET_AT_STOP_S = 30.0
 _STOP_EXAMINATION_S = 1.0
+_ACTIVE = {RankState.MOVING, RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,8 @@ class ActivityWatch:
         self._send, self._post, self._to_own_launcher = routes.report, routes.post, routes.to_own_launcher
         self._deadline = self._progress_at = self._busy_at = 0.0
         self._samples: dict[int, Sample] = {}
+        self._active_samples: dict[int, Sample] = {}
+        """The samples when a worker last moved or was busy: whoever does little is seen over a longer time."""
         self._is_sampling = self._is_sampling_all = False
         self._is_reported = self._is_stopping = self._is_finished = False
         self._asked: list[ExamineWorkers] = []  # Not begun yet.
@@ -221,9 +224,9 @@ class ActivityWatch:
 
     def _on_sampled(self, event: WorkersSampled) -> None:
         self._is_sampling = False
-        earlier, self._samples = self._samples, event.samples
+        previous, self._samples = self._samples, event.samples
         now = time.monotonic()
-        self._move_clocks(now, earlier)
+        earlier = self._move_clocks(now, previous)
         if self._is_sampling_all:
             self._answer(self._examining, earlier, event.node)
             self._examining = []
@@ -237,12 +240,20 @@ class ActivityWatch:
             self._second_stacks_at = now + _STACKS_APART_S
         self._begin_examination()
 
-    def _move_clocks(self, now: float, earlier: Mapping[int, Sample]) -> None:
-        states = {rank_state(each) for each in evidence.of_group(self._group, self._samples, earlier)}
+    def _move_clocks(self, now: float, previous: Mapping[int, Sample]) -> Mapping[int, Sample]:
+        """Returns the samples with which the new ones are to be compared."""
+        choices = [(earlier, self._states(earlier)) for earlier in (previous, self._active_samples)]
+        earlier, states = next((choice for choice in choices if choice[1] & _ACTIVE), choices[0])
         if RankState.MOVING in states:
             self._progress_at = now
-        if states & {RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}:
+        if states & _ACTIVE - {RankState.MOVING}:
             self._busy_at = now
+        if states & _ACTIVE:
+            self._active_samples = self._samples
+        return earlier
+
+    def _states(self, earlier: Mapping[int, Sample]) -> set[RankState]:
+        return {rank_state(each) for each in evidence.of_group(self._group, self._samples, earlier)}
 
     def _quiet_and_still_s(self, now: float) -> tuple[float, float]:
         progress_at = self._last_progress()
