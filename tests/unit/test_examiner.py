@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -77,6 +78,14 @@ def test_a_late_answer_to_another_question_is_not_taken_for_the_answer(examiner:
         thread = answering(worker, packed(b"", b"record"))
         assert examiner.ask([OWN], examination.RECORD)[OWN].record == b"record"
         thread.join(10)
+
+
+def test_a_worker_that_owes_an_answer_delays_no_later_question(examiner: Examiner) -> None:
+    with connected(examiner):
+        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}
+        began = time.monotonic()
+        assert examiner.ask([OWN], examination.STATUS, timeout_s=60) == {}
+        assert time.monotonic() - began < 30
 
 
 def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ANSWER_S = 3.0
+_LATE_S = 0.2
+"""Time for those that have not answered an earlier question within its limit."""
+
 _MAX_CONNECTIONS = 4096
 _NOT_YET = object()
 
@@ -162,11 +165,13 @@ class Examiner:
                     self._forgotten.pop().socket.close()
 
     def _ask(self, asked: dict[int, _Connection], request: bytes, deadline: float) -> dict[int, Answer]:
+        late = {pid for pid, connection in asked.items() if connection.request}
         waiting = {pid: connection for pid, connection in asked.items() if connection.ask(request)}
         for pid in asked.keys() - waiting.keys():
             self.forget(pid)
         answers: dict[int, Answer] = {}
-        while waiting and (ready := _readable(waiting, deadline)):
+        late_end = min(deadline, time.monotonic() + _LATE_S)
+        while waiting and (ready := _readable(waiting, deadline if waiting.keys() - late else late_end)):
             for pid in ready:
                 answer = self._answer(pid, waiting[pid], request)
                 if answer is not _NOT_YET:
