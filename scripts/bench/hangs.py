@@ -1,0 +1,394 @@
+"""Proves the detection of hangs: jobs that hang, and jobs that are healthy and silent.
+
+``hangs.py hangs [KIND...]``: is each hang reported, with the right ranks and the right state, and how long after the
+limit? ``hangs.py silences [KIND...]``: is any healthy job ended or called stuck? ``--repeats N`` repeats each row.
+``BENCH_JOBS`` run at once, 3 by default. ``hangs.py cost --repeats N``: time of a step with and without the watch, and
+wake-ups of agent and workers.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import ctypes
+import json
+import os
+import pty
+import re
+import select
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import psutil
+from common import DDPLAUNCH
+from common import PROGRAMS as OWN_PROGRAMS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "support" / "programs"
+AT_ONCE = int(os.environ.get("BENCH_JOBS", "3"))
+LIMIT_S = 4.0
+IDLE_S = 30.0
+NO_INPUT = subprocess.DEVNULL
+GIVE_UP_S = 90.0
+NODES = {"1 x 4": ("--nproc-per-node", "4"), "2 x 2": ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2")}
+ONE, TWO = NODES
+ALARM = re.compile("job seems to hang|the job hangs")
+
+
+@dataclass(frozen=True)
+class Hang:
+    """One hang, and what must be found.
+
+    Attributes:
+        ranks: that are the cause; several sets where more than one answer is right.
+        text: that a sentence of the report must contain.
+        needs: a key of ``PREPARED``: what the program reads.
+    """
+
+    kind: str
+    ranks: tuple[set[int], ...]
+    text: str
+    state: str = "stuck"
+    nodes: str = ONE
+    needs: str = ""
+    title: str = ""
+
+
+HANGS = (
+    Hang("sleep", ({2},), "rank 2 never joined all_reduce"),
+    Hang("sleep", ({2},), "never joined all_reduce", nodes=TWO, title="sleep, two nodes"),
+    Hang("stopped", ({2},), "suspended by a signal"),
+    Hang("stopped", ({2},), "suspended by a signal", nodes=TWO, title="stopped, two nodes"),
+    Hang("lock", ({2},), "rank 2 never joined all_reduce"),
+    Hang("read", ({2},), "rank 2 never joined all_reduce", needs="fifo", title="read of a FIFO"),
+    Hang("read", ({2},), "uninterruptible sleep", needs="dead_fs", title="read of a dead file system (FUSE)"),
+    Hang("uninterruptible", ({2},), "uninterruptible sleep", needs="fifo", title="state D (vfork), with the GIL"),
+    Hang("asks", ({0},), "waiting for input", needs="terminal", title="input from a terminal"),
+    Hang("asks", ({0},), "waiting for input", needs="pipe", title="input from a pipe"),
+    Hang("other_operation", ({2},), "rank 2 called all_gather"),
+    Hang("other_size", ({2},), "rank 2 called"),
+    Hang("other_order", ({2},), "same calls in another order"),
+    Hang("subgroup", ({3},), "rank 3 never joined all_reduce"),
+    Hang("no_barrier", ({2},), "rank 2 never joined barrier"),
+    Hang("loader", ({2},), "rank 2 never joined all_reduce"),
+    Hang("send", ({0}, {0, 1}, {1}), "sends to rank 1, which does not receive"),
+    Hang("recv", ({0}, {0, 1}, {1}), "receives from rank 1, which does not send"),
+    Hang("ended", ({2},), "rank 2 has ended"),
+    Hang("new_group", ({2},), "rank 2 never joined new_group"),
+    Hang("ring", ({0, 1, 2, 3},), "ranks 0-3 wait for each other"),
+    Hang("gil", ({2},), "in gil"),
+    Hang("at_exit", ({2},), "rank 2 never joined all_reduce"),
+    Hang("only_rank_0", ({0},), "rank 0 called all_gather"),
+    Hang("wrong_source", ({2}, {0, 2}), "broadcast #3"),
+    Hang("endless", ({2},), "rank 2 never joined all_reduce", state="busy"),
+    Hang("endless", ({2},), "never joined all_reduce", state="busy", nodes=TWO, title="endless, two nodes"),
+    Hang("child", ({2},), "rank 2 never joined all_reduce"),
+)
+
+
+# What a program reads, and nobody writes.
+
+
+@contextlib.contextmanager
+def fifo(folder: Path) -> Iterator[tuple[str, int]]:
+    os.mkfifo(folder / "fifo")
+    yield str(folder / "fifo"), subprocess.DEVNULL
+
+
+@contextlib.contextmanager
+def dead_fs(folder: Path) -> Iterator[tuple[str, int]]:
+    """A file system whose server lives and never answers reads; needs root."""
+    mount_point = folder / "dead"
+    mount_point.mkdir()
+    server = subprocess.Popen((sys.executable, str(OWN_PROGRAMS / "dead_fs.py"), str(mount_point)))
+    while not mount_point.is_mount():
+        if server.poll() is not None:
+            raise RuntimeError("no FUSE here")
+        time.sleep(0.05)
+    try:
+        yield str(mount_point / "file"), subprocess.DEVNULL
+    finally:
+        server.kill()
+        server.wait()
+        ctypes.CDLL(None).umount2(os.fsencode(mount_point), 2)
+
+
+@contextlib.contextmanager
+def terminal(_folder: Path) -> Iterator[tuple[str, int]]:
+    master, slave = pty.openpty()
+    yield "", slave
+    os.close(slave)
+    os.close(master)
+
+
+@contextlib.contextmanager
+def pipe(_folder: Path) -> Iterator[tuple[str, int]]:
+    reading, writing = os.pipe()
+    yield "", reading
+    os.close(reading)
+    os.close(writing)
+
+
+@contextlib.contextmanager
+def nothing(_folder: Path) -> Iterator[tuple[str, int]]:
+    yield "", subprocess.DEVNULL
+
+
+PREPARED = {"": nothing, "fifo": fifo, "dead_fs": dead_fs, "terminal": terminal, "pipe": pipe}
+
+
+# Jobs.
+
+
+@dataclass
+class Job:
+    """A run, with the time at which each line came."""
+
+    process: subprocess.Popen[bytes]
+    lines: list[tuple[float, str]]
+
+    def wait_for(self, pattern: str, count: int = 1, seconds: float = GIVE_UP_S) -> list[tuple[float, str]]:
+        """Lines that match ``pattern``, once there are ``count`` of them; fewer if the run ends or time is up."""
+        end, stream = time.monotonic() + seconds, self.process.stdout
+        assert stream
+        while True:
+            found = [line for line in self.lines if re.search(pattern, line[1])]
+            if len(found) >= count or not select.select([stream], [], [], max(0.0, end - time.monotonic()))[0]:
+                return found
+            line = stream.readline()
+            if not line:  # The run has ended.
+                return found
+            self.lines.append((time.monotonic(), line.decode("utf-8", "replace").rstrip()))
+
+    def stop(self) -> int:
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(60)
+
+
+@contextlib.contextmanager
+def job(arguments: Sequence[str], stdin: int) -> Iterator[Job]:
+    process = subprocess.Popen(
+        (*DDPLAUNCH, "--shutdown-timeout", "1", *arguments),
+        bufsize=0,
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    try:
+        yield Job(process, [])
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(60)
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True)
+class Verdict:
+    title: str
+    is_right: bool
+    late_s: float | None
+    text: str
+
+
+def hang(each: Hang) -> Verdict:
+    with tempfile.TemporaryDirectory() as name, PREPARED[each.needs](Path(name)) as (path, stdin):
+        arguments = (*NODES[each.nodes], "--hang-report", f"{LIMIT_S:.0f}", "--log-dir", f"{name}/logs")
+        with job((*arguments, str(PROGRAMS / "hangs.py"), each.kind, *filter(None, [path])), stdin) as running:
+            ready = running.wait_for(r"ready \d", 4)
+            began = max((at for at, _ in ready), default=0.0)
+            if each.kind == "stopped":
+                pids = {text.split()[-2]: int(text.split()[-1]) for _, text in ready}
+                os.kill(pids["2"], signal.SIGSTOP)
+                began = time.monotonic()
+            reports = running.wait_for("seems to hang|some ranks compute")
+            if not reports:
+                return Verdict(each.title or each.kind, False, None, shown(running))
+            running.wait_for("rank", len(running.lines) + 5, 1.0)
+            found = json.loads(next(Path(name, "logs").rglob("hang.json")).read_text())
+            return judged(each, found, reports[0][0] - began - LIMIT_S)
+
+
+def shown(running: Job) -> str:
+    return " / ".join(text for _, text in running.lines[-8:])
+
+
+def judged(each: Hang, found: dict[str, object], late_s: float) -> Verdict:
+    sentences = "; ".join(found["sentences"])  # type: ignore[arg-type]
+    is_right = set(found["culprits"]) in each.ranks and found["job_state"] == each.state  # type: ignore[arg-type]
+    text = f"{found['job_state']}, ranks {found['culprits']}: {sentences}"
+    return Verdict(each.title or each.kind, is_right and each.text in sentences, late_s, text)
+
+
+# Healthy silences.
+
+SILENCE_S = 12.0
+OPTIONS = {"default": (), "4 s": ("--hang-timeout", f"{LIMIT_S:.0f}", "--hang-report", f"{LIMIT_S:.0f}")}
+SILENCES = (
+    *("evaluate", "evaluate_a_little", "evaluate_in_thread", "multiply", "save", "save_slowly", "save_mapped"),
+    *("load_mapped", "save_compressed", "save_in_thread", "copy_files", "list_files", "database", "compile_model"),
+    *("compile_files", "tokenize", "download", "download_slowly", "download_to_file", "download_by_program"),
+    *("debug", "evaluate_alike", "step_silently", "step_slowly", "pause", "pipeline"),
+    *("progress_bar", "log_to_file", "preprocess", "suspended"),
+)
+
+
+@dataclass(frozen=True)
+class Silence:
+    """One healthy job."""
+
+    kind: str
+    nodes: str
+    options: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.kind}, {self.nodes}, {self.options}"
+
+
+def silence(each: Silence) -> Verdict:
+    """Right if the job ends with 0 and was never called stuck; a report that ranks compute is no error."""
+    keys, stdin = keyboard(each)
+    with tempfile.TemporaryDirectory() as folder:
+        arguments = (*NODES[each.nodes], *OPTIONS[each.options], "--log-dir", folder)
+        with job((*arguments, str(OWN_PROGRAMS / "silences.py"), each.kind), stdin) as running:
+            running.wait_for("ready", 4)
+            act(each, running, keys)
+            running.wait_for("never", seconds=SILENCE_S + GIVE_UP_S)
+            code = running.process.wait(60)
+    for descriptor in filter(lambda each: each >= 0, {keys, stdin}):
+        os.close(descriptor)
+    reports = [text for _, text in running.lines if ALARM.search(text)]
+    is_right = code == 0 and not reports
+    busy = any("some ranks compute" in text for _, text in running.lines)
+    return Verdict(each.title, is_right, None, "reported as busy" if is_right and busy else wrong(running, is_right))
+
+
+def wrong(running: Job, is_right: bool) -> str:
+    return "" if is_right else " / ".join(text for _, text in running.lines[-14:])
+
+
+def keyboard(each: Silence) -> tuple[int, int]:
+    """Where to type, and what the job reads: a terminal on one node, a pipe on several."""
+    if not each.kind.startswith("debug"):
+        return -1, subprocess.DEVNULL
+    if each.nodes == ONE:
+        return pty.openpty()
+    reading, writing = os.pipe()
+    return writing, reading
+
+
+def act(each: Silence, running: Job, keys: int) -> None:
+    """What a person does meanwhile."""
+    if keys >= 0:
+        running.wait_for("never", seconds=SILENCE_S)
+        os.write(keys, b"continue\n")
+    if each.kind == "suspended":
+        launcher = psutil.Process(running.process.pid)
+        tree = [launcher, *launcher.children(recursive=True)]
+        for process in tree:
+            process.suspend()
+        time.sleep(SILENCE_S)
+        for process in reversed(tree):
+            process.resume()
+
+
+# Cost.
+
+WATCHED = {"with the watch": (), "without": ("--hang-report", "off")}
+
+
+def step_us(options: Sequence[str]) -> float:
+    """Median time of a step of a job of four ranks."""
+    with job((*NODES[ONE], *options, "--log-dir", "/dev/null", str(OWN_PROGRAMS / "step_times.py")), NO_INPUT) as running:
+        ((_, line),) = running.wait_for(r"median [\d.]+", 1)
+        return float(line.split()[-1])
+
+
+def wakeups_per_s(options: Sequence[str]) -> float:
+    """Of the agent and the workers, while all workers but one wait in a collective."""
+    with job((*NODES[ONE], *options, str(PROGRAMS / "hangs.py"), "lock"), NO_INPUT) as running:
+        running.wait_for(r"ready \d", 4)
+        time.sleep(5)
+        processes = psutil.Process(running.process.pid).children(recursive=True)
+        before = sum(map(switches, processes))
+        time.sleep(IDLE_S)
+        return (sum(map(switches, processes)) - before) / IDLE_S
+
+
+def switches(process: psutil.Process) -> int:
+    """Voluntary context switches of all threads."""
+    statuses = (task.read_text() for task in Path(f"/proc/{process.pid}/task").glob("*/status"))
+    return sum(int(text.split("voluntary_ctxt_switches:")[1].split()[0]) for text in statuses)
+
+
+def print_cost(repeats: int) -> None:
+    taken = [[step_us(options) for options in WATCHED.values()] for _ in range(repeats)]
+    for name, column in zip(WATCHED, zip(*taken, strict=True), strict=True):
+        print(f"{name}: step {statistics.median(column):.1f} us, {min(column):.1f} to {max(column):.1f}", flush=True)
+    print(f"ratio of pairs: median {statistics.median(one / other for one, other in taken):.3f}", flush=True)
+    for name, options in WATCHED.items():
+        print(f"{name}: {wakeups_per_s(options):.2f} wake-ups a second over {IDLE_S:.0f} s", flush=True)
+
+
+# The tables.
+
+
+def guarded(measure: Callable[[Any], Verdict]) -> Callable[[Any], Verdict]:
+    def run(each: Any) -> Verdict:
+        try:
+            return measure(each)
+        except Exception as error:
+            return Verdict(each.title or each.kind, False, None, repr(error))
+
+    return run
+
+
+def print_rows(measure: Callable[[Any], Verdict], rows: Sequence[Any]) -> None:
+    verdicts = []
+    print("| job | right | after the limit | found |\n|---|---|---|---|")
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        for verdict in pool.map(guarded(measure), rows):
+            verdicts.append(verdict)
+            late = "-" if verdict.late_s is None else f"{verdict.late_s:.1f} s"
+            print(f"| {verdict.title} | {'yes' if verdict.is_right else 'NO'} | {late} | {verdict.text} |", flush=True)
+    late_s = [verdict.late_s for verdict in verdicts if verdict.late_s is not None]
+    times = (
+        f"; after the limit: median {statistics.median(late_s):.1f} s, at most {max(late_s):.1f} s" if late_s else ""
+    )
+    print(f"\n{sum(verdict.is_right for verdict in verdicts)} of {len(verdicts)} right{times}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("table", choices=("hangs", "silences", "cost"))
+    parser.add_argument("kinds", nargs="*")
+    parser.add_argument("--repeats", type=int, default=1)
+    chosen = parser.parse_args()
+    if chosen.table == "cost":
+        print_cost(chosen.repeats)
+        return
+    measure, rows = {
+        "hangs": (hang, HANGS),
+        "silences": (
+            silence,
+            tuple(Silence(kind, nodes, options) for kind in SILENCES for nodes in NODES for options in OPTIONS),
+        ),
+    }[chosen.table]
+    print_rows(measure, [each for each in rows if not chosen.kinds or each.kind in chosen.kinds] * chosen.repeats)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,86 @@
+"""Real gloo jobs that hang: the cause is named, and a healthy job that is silent is left alone."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.runs import PROGRAMS, Running, run, start
+
+pytestmark = pytest.mark.torch
+HANGS = PROGRAMS / "hangs.py"
+NODES = {1: ("--nproc-per-node", "4"), 2: ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2")}
+
+
+def hang(kind: str, *arguments: str | Path, nodes: int = 1) -> Running:
+    options = (*NODES[nodes], "--hang-report", "1", "--shutdown-timeout", "1")
+    return start(*options, HANGS, kind, *arguments)
+
+
+def explained(running: Running) -> dict[str, Any]:
+    """hang.json, once the launcher has reported; the job is stopped then."""
+    (found,) = running.wait_for(r"(?:all stacks: )(\S+)hang\.txt")
+    facts = json.loads(Path(found[1], "hang.json").read_text())
+    running.signal(signal.SIGTERM)
+    running.finish()
+    return facts
+
+
+@pytest.mark.parametrize(
+    ("kind", "nodes", "ranks", "state", "text"),
+    [
+        ("lock", 2, [2], "stuck", r"rank 2 on node1 never joined all_reduce #3 of default_pg"),
+        ("other_order", 1, [2], "stuck", r"same calls in another order, from #3 on: .* rank 2 called all_gather"),
+        ("recv", 1, [0, 1], "stuck", r"rank 0 receives from rank 1, which does not send"),
+        ("endless", 1, [2], "busy", r"rank 2 is at hangs.py:\d+ in endless, computing on"),
+    ],
+)
+def test_the_cause_is_named(kind: str, nodes: int, ranks: list[int], state: str, text: str) -> None:
+    facts = explained(hang(kind, nodes=nodes))
+    assert (facts["culprits"], facts["job_state"]) == (ranks, state), facts["sentences"]
+    assert re.search(text, "; ".join(facts["sentences"])), facts["sentences"]
+
+
+def test_a_rank_that_the_kernel_does_not_run_and_that_holds_the_gil_is_named(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    facts = explained(hang("uninterruptible", tmp_path / "fifo"))
+    assert (facts["culprits"], facts["job_state"]) == ([2], "stuck"), facts["sentences"]
+    assert "in uninterruptible sleep" in "; ".join(facts["sentences"])
+
+
+def test_a_suspended_rank_is_named() -> None:
+    running = hang("stopped")
+    (ready,) = running.wait_for(r"ready 2 (\d+)")
+    running.wait_for(r"ready \d", 4)
+    os.kill(int(ready[1]), signal.SIGSTOP)
+    facts = explained(running)
+    assert (facts["culprits"], facts["job_state"]) == ([2], "stuck"), facts["sentences"]
+    assert "suspended by a signal" in "; ".join(facts["sentences"])
+
+
+LITTLE = """
+import time, torch.distributed as dist
+dist.init_process_group("gloo")
+dist.barrier()
+end = time.process_time() + 0.3
+while dist.get_rank() == 0 and time.process_time() < end:
+    began = time.process_time()
+    sum(range(20_000))
+    time.sleep(15 * (time.process_time() - began))
+dist.barrier()
+"""
+
+
+def test_a_rank_that_does_little_for_long_is_no_hang(tmp_path: Path) -> None:
+    """6 % of a core: less than counts between two samples, which are half a second apart."""
+    script = tmp_path / "train.py"
+    script.write_text(LITTLE)
+    finished = run(*NODES[1], "--hang-timeout", "2", script)
+    assert finished.returncode == 0, finished.err
+    assert "hang" not in finished.err
