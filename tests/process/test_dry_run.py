@@ -72,7 +72,7 @@ def test_more_workers_than_gpus_fail_as_on_gpus() -> None:
 
 def test_the_usual_small_scripts_run(tmp_path: Path) -> None:
     scripts = ["ddp_basic.py", "ddp_checkpoint.py", str(tmp_path / "model.pt"), "ddp_model_parallel.py"]
-    scripts += ["elastic_ddp.py", "iterable.py", "mnist.py"]
+    scripts += ["elastic_ddp.py", "forks.py", "iterable.py", "mnist.py"]
     separated = [part for each in scripts for part in (("+", each) if each.endswith(".py") else (each,))]
     out = succeed("in_turn.py", *separated, options=(*IN_TURN, "--gpus", "0,1,2,3"))
     assert "rank 0 with nccl" in out
@@ -81,6 +81,7 @@ def test_the_usual_small_scripts_run(tmp_path: Path) -> None:
         assert f"rank {rank} loaded weights of 0.25\n" in out
         assert f"rank {rank}: layers on GPUs {(2 * rank, 2 * rank + 1)} of 4\n" in out
         assert f"Finished running basic DDP example on rank {rank} with GPU {rank}.\n" in out
+        assert f"rank {rank}: all children ran\n" in out
     assert "seen 64 of 64, 64 in all\n" in out
     assert float(re.findall(r"accuracy (\S+)", out)[0]) > 0.9
 

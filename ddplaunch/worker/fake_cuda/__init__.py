@@ -24,6 +24,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
         attention,
         cuda,
         custom_ops,
+        forks,
         kernels,
         patching,
         process_groups,
@@ -40,6 +41,7 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     tensors.install(devices, compile_on_cpu)
     cuda.install(devices)
     process_groups.install(devices)
+    forks.install()
     training.install(compile_on_cpu)
     attention.install()
     sharded_random.install()
