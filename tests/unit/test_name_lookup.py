@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -14,19 +15,35 @@ from tests.support.processes import wait_until
 
 
 @pytest.fixture
-def answer(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
+def asked() -> list[str]:
+    """The addresses whose look-up has begun."""
+    return []
+
+
+@pytest.fixture
+def answer(monkeypatch: pytest.MonkeyPatch, asked: list[str]) -> Iterator[threading.Event]:
     """The look-ups end when it is set."""
     event = threading.Event()
-    monkeypatch.setattr(network, "reverse_name", lambda _address: event.wait(10) and "")
+
+    def reverse_name(address: str) -> str:
+        asked.append(address)
+        event.wait(10)
+        return ""
+
+    monkeypatch.setattr(network, "reverse_name", reverse_name)
     monkeypatch.setattr(network, "SLOW_LOOKUP_S", 0.01)
     yield event
     event.set()
 
 
-def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file_is_shown(answer: threading.Event):
+def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file_is_shown(
+    answer: threading.Event, asked: list[str]
+):
     posted: list[object] = []
     lookup = NameLookup("10.0.0.1", posted.append)
-    wait_until(lambda: lookup.is_slow)
+    wait_until(lambda: asked)
+    asked_at = time.monotonic()
+    wait_until(lambda: lookup.is_slow and time.monotonic() > asked_at + 2 * network.SLOW_LOOKUP_S)
     assert lookup.worker_environ == {"RES_OPTIONS": "timeout:1 attempts:1"}
     assert "`::ffff:10.0.0.1 node1` to /etc/hosts" in lookup.message("node1")
     assert not posted
