@@ -312,7 +312,9 @@ WATCHED = {"with the watch": (), "without": ("--hang-report", "off")}
 
 def step_us(options: Sequence[str]) -> float:
     """Median time of a step of a job of four ranks."""
-    with job((*NODES[ONE], *options, "--log-dir", "/dev/null", str(OWN_PROGRAMS / "step_times.py")), NO_INPUT) as running:
+    with job(
+        (*NODES[ONE], *options, "--log-dir", "/dev/null", str(OWN_PROGRAMS / "step_times.py")), NO_INPUT
+    ) as running:
         ((_, line),) = running.wait_for(r"median [\d.]+", 1)
         return float(line.split()[-1])
 
