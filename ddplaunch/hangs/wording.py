@@ -43,9 +43,11 @@ def finding_sentences(waits: Waits, finding: Finding) -> list[str]:
 def standing_sentences(waits: Waits, members: Iterable[int]) -> list[str]:
     """What ranks do that do not wait: ``rank 2 is at train.py:6 in step (sleep), suspended by a signal``."""
     alike: defaultdict[tuple[str, str], list[int]] = defaultdict(list)
+    members = tuple(members)
     for rank in members:
         alike[_standing(waits, rank)].append(rank)
-    groups = sorted(alike.items(), key=lambda item: (-len(item[1]), item[1]))
+    has_ended = {rank for rank in members if waits.states.get(rank) is RankState.ENDED}
+    groups = sorted(alike.items(), key=lambda item: (item[1][0] in has_ended, -len(item[1]), item[1]))
     lines = [f"{ranks(group)} {text[len(group) > 1]}" for text, group in groups[:_MAX_LINES]]
     others = sum(len(group) for _, group in groups[_MAX_LINES:])
     return [*lines, f"{plural(others, 'more rank')} stand elsewhere"] if others > 1 else lines

@@ -3,13 +3,11 @@
 Used by the agent and the worker's bootstrap. No behaviour belongs here.
 
 A worker connects to the agent's socket, in Linux's abstract namespace (unix(7)), when its script creates the first
-process group. A request is one byte; an answer is a header of two lengths, ``HEADER``, then the two parts: JSON of this
-module's keys, and torch's flight record as torch wrote it.
+process group. A request is one byte; an answer is a header of two lengths, then the two parts: JSON of this module's
+keys, and torch's flight record as torch wrote it.
 """
 
 from __future__ import annotations
-
-import struct
 
 SOCKET_VARIABLE = "DDPLAUNCH_EXAMINATION"
 """Name of the agent's socket; the worker's bootstrap removes the variable before the script runs."""
@@ -20,7 +18,7 @@ STATUS = b"s"
 RECORD = b"r"
 """Request: process groups, pending call and the whole flight record. Takes about 60 us per recorded call."""
 
-HEADER = struct.Struct("!II")
+HEADER_BYTES = 8
 MAX_PART_BYTES = 64 << 20
 
 CPU_S, GROUPS, PENDING = "cpu_s", "groups", "pending"
@@ -29,3 +27,14 @@ CPU_S, GROUPS, PENDING = "cpu_s", "groups", "pending"
 CPU seconds of all answers so far; name of a group -> [description, ranks]; [function, peer or null, name of the group]
 or null.
 """
+
+
+def header(*lengths: int) -> bytes:
+    """The header of an answer with two parts of these lengths. Without ``struct``: workers load this module first."""
+    return b"".join(length.to_bytes(HEADER_BYTES // 2, "big") for length in lengths)
+
+
+def lengths(data: bytes | bytearray) -> tuple[int, int]:
+    """The lengths of the two parts, from the header with which ``data`` begins."""
+    half = HEADER_BYTES // 2
+    return int.from_bytes(data[:half], "big"), int.from_bytes(data[half:HEADER_BYTES], "big")

@@ -10,10 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
-import fcntl
 import json
 import os
-import resource
 import runpy
 import signal
 import sys
@@ -36,8 +34,8 @@ if TYPE_CHECKING:
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
 
-_STACKS_FD_LIMIT = 1024
-"""``select`` accepts no descriptor from this number on; a script that closes all up to it loses its stacks only."""
+_STACKS_FDS = (1000, 500, 250, 120)
+"""Descriptors for the file of the stacks: the first that is free and allowed. One that the script closes is lost."""
 OUTERMOST = """\
 with finished, caught:
     script()()"""
@@ -161,10 +159,18 @@ def _register_stack_dump(stacks_file: str) -> None:
     """Write the stacks of all threads to a file of the agent when the agent sends the signal."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         fd = os.open(stacks_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-        # A high number: the first file of the script gets the number that it has without ddplaunch.
-        highest = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _STACKS_FD_LIMIT)
-        faulthandler.register(stack_dump.SIGNUM, fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, highest - 24), all_threads=True)
-        os.close(fd)
+        faulthandler.register(stack_dump.SIGNUM, _with_high_number(fd), all_threads=True)
+
+
+def _with_high_number(fd: int) -> int:
+    """Move ``fd``, so that the first file of the script gets the number that it has without ddplaunch."""
+    for number in _STACKS_FDS:
+        if not os.path.exists(f"/proc/self/fd/{number}"):
+            with contextlib.suppress(OSError):  # Above the limit of open files.
+                moved = os.dup2(fd, number, inheritable=False)
+                os.close(fd)
+                return moved
+    return fd
 
 
 def _exit_with(error: BaseException, error_file: str) -> NoReturn:

@@ -2,21 +2,17 @@
 
 Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
 call ever after: it costs nothing until the agent asks. A thread is needed because a main thread that waits in a
-collective runs neither Python code nor Python's signal handlers. Must not import anything in that thread: the main
-thread may hold the import lock.
+collective runs neither Python code nor Python's signal handlers. Must not load a module in that thread, since the main
+thread may hold the import lock, nor before the script, whose folder may have a module of that name: the imports within
+functions find what torch has loaded.
 """
 
 from __future__ import annotations
 
 import _thread
 import contextlib
-import json
 import os
-import signal
-import socket
 import sys
-import threading
-import time
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
@@ -30,7 +26,7 @@ if TYPE_CHECKING:
 _C10D = "torch.distributed.distributed_c10d"
 
 _socket_name = ""
-_pid = 0
+_pid = _main_thread = 0
 """The process that may start the thread: a child that the script forks is not a worker."""
 
 
@@ -39,8 +35,8 @@ def prepare(socket_name: str) -> None:
 
     ``socket_name`` is the agent's socket. Where the forkserver has imported torch, ``watch`` has been called.
     """
-    global _socket_name, _pid
-    _socket_name, _pid = socket_name, os.getpid()
+    global _socket_name, _pid, _main_thread
+    _socket_name, _pid, _main_thread = socket_name, os.getpid(), _thread.get_ident()
     if _C10D not in sys.modules and "torch" not in sys.modules:
         sys.meta_path.insert(0, _Finder())
 
@@ -87,22 +83,33 @@ def _start() -> None:
     global _socket_name
     if _socket_name and os.getpid() == _pid:
         name, _socket_name = _socket_name, ""
+        import json  # noqa: F401
+        import signal  # noqa: F401
+        import socket  # noqa: F401
+        import time  # noqa: F401
+
         # Not threading.Thread: the script would see it in threading.enumerate(), and its end would be awaited.
         with contextlib.suppress(RuntimeError):
-            _thread.start_new_thread(_serve, (name, threading.main_thread().ident or 0))
+            _thread.start_new_thread(_serve, (name, _main_thread))
 
 
 def _serve(name: str, main_thread: int) -> None:
+    import signal
+    import socket
+
     with contextlib.suppress(Exception):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect(f"\0{name}")
             while request := agent.recv(1):
                 facts, record = _answer(request, main_thread)
-                agent.sendall(examination.HEADER.pack(len(facts), len(record)) + facts + record)
+                agent.sendall(examination.header(len(facts), len(record)) + facts + record)
 
 
 def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
+    import json
+    import time
+
     is_whole = request == examination.RECORD
     facts: dict[str, Any] = {}
     record = _flight_record(is_whole)

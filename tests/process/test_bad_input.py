@@ -311,7 +311,7 @@ def test_too_few_open_files_are_told_before_anything_starts() -> None:
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
     )
     assert_refused(
-        finished, NOT_READY, "limit of 64 open files is too low for 40 workers on .*: 192 are needed", "`ulimit -n 192`"
+        finished, NOT_READY, "limit of 64 open files is too low for 40 workers on .*: 272 are needed", "`ulimit -n 272`"
     )
 
 

@@ -148,7 +148,7 @@ def differences(expected: dict[str, Any], seen: dict[str, Any]) -> list[str]:
 
 def _is_high_descriptor(path: str) -> bool:
     number = path.removeprefix("process/descriptors/")
-    return number != path and int(number) > 300
+    return number != path and int(number) > 100
 
 
 def compare(start_method: str, *arguments: str | Path, under: tuple[str, ...] = (), **options: Any) -> dict[str, Any]:

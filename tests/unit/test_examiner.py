@@ -18,7 +18,7 @@ OWN = os.getpid()
 
 
 def packed(facts: bytes, record: bytes) -> bytes:
-    return examination.HEADER.pack(len(facts), len(record)) + facts + record
+    return examination.header(len(facts), len(record)) + facts + record
 
 
 @contextmanager
@@ -97,7 +97,7 @@ def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:
 
 def test_an_answer_that_is_too_long_ends_the_connection(examiner: Examiner) -> None:
     with connected(examiner) as worker:
-        thread = answering(worker, examination.HEADER.pack(examination.MAX_PART_BYTES + 1, 0))
+        thread = answering(worker, examination.header(examination.MAX_PART_BYTES + 1, 0))
         assert examiner.ask([OWN], examination.STATUS) == {}
         thread.join(10)
     assert not examiner.is_connected(OWN)

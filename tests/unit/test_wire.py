@@ -89,7 +89,9 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values(arg) for arg in args])
     if origin is typing.Annotated:
-        return LIMITED[args[1]] if args[1] in LIMITED else values(args[0])
+        if args[1] in LIMITED:
+            return LIMITED[args[1]]
+        return (st.integers(0, 100) if args[0] is int else values(args[0])).filter(args[1].accepts)
     if origin is typing.Literal:
         return st.sampled_from(args)
     if origin is frozenset:

@@ -64,12 +64,12 @@ class _Connection:
         if not data:
             raise ConnectionError("ended")
         self.received += data
-        if len(self.received) < examination.HEADER.size:
+        if len(self.received) < examination.HEADER_BYTES:
             return None
-        sizes = examination.HEADER.unpack_from(self.received)
+        sizes = examination.lengths(self.received)
         if max(sizes) > examination.MAX_PART_BYTES:
             raise OSError("too long")
-        start, middle = examination.HEADER.size, examination.HEADER.size + sizes[0]
+        start, middle = examination.HEADER_BYTES, examination.HEADER_BYTES + sizes[0]
         if len(self.received) < middle + sizes[1]:
             return None
         answer = Answer(bytes(self.received[start:middle]), bytes(self.received[middle : middle + sizes[1]]))
