@@ -157,6 +157,13 @@ def test_another_ranks_line_starts_on_a_line_of_its_own(screens: Screens) -> Non
     assert screens.shown(*pieces) == b"[node1:0] half\n[node1:1] whole\n[node1:0]  rest\n"
 
 
+def test_a_line_that_was_ended_for_another_is_not_ended_again_by_its_own_newline(screens: Screens) -> None:
+    """Python writes a line and its newline one after the other; on a busy machine much can come between."""
+    pieces = [(out(0), b"one"), (out(1), b"two\n"), (out(0), b"\n"), (out(1), b"x"), (out(0), b"y"), (out(1), b"\nz\n")]
+    shown = screens.shown(*pieces)
+    assert shown == b"[node1:0] one\n[node1:1] two\n[node1:1] x\n[node1:0] y\n[node1:1] z\n"
+
+
 def test_our_own_words_start_on_a_line_of_their_own(tmp_path: Path) -> None:
     screens = Screens(tmp_path, one=True)
     pieces = [(out(0), b"half"), "ours", (out(0), b" rest\n"), "ours"]

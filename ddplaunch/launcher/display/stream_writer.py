@@ -66,6 +66,8 @@ class StreamWriter:
         self._unwritten: dict[tuple[int, str], Output] = {}
         """As ``_dropped``, for lines that failed writes have lost: shown with the next output, not at once."""
         self._unfinished: _UnfinishedLine | None = None
+        self._ended: set[tuple[int, str]] = set()
+        """Streams whose unfinished line was ended here, because another line came between: its newline is to come."""
         self._progress: str | None = None
         self._shown_progress = ""
         self.is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
@@ -215,7 +217,15 @@ class StreamWriter:
 
     def _compose(self, header: Output | None, data: bytes) -> bytes:
         """``data`` with its prefixes, after a newline if another worker's line is unfinished."""
+        key = (header.rank, header.stream) if header else None
+        if key in self._ended:
+            self._ended.discard(key)
+            data = data.removeprefix(b"\n")
+            if not data:
+                return b""
         before, self._unfinished = self._unfinished, None
+        if before and (before.rank, before.stream) != key and not self.is_plain:
+            self._ended.add((before.rank, before.stream))
         if header is None:
             return (b"\n" if before else b"") + data
         if data[-1:] != b"\n":
