@@ -125,6 +125,7 @@ def test_a_job_that_stands_still_is_ended_if_the_user_wants_that(
     assert (facts["schema"], facts["job_state"], facts["culprits"]) == (1, "stuck", [1])
     assert [rank["rank"] for rank in facts["ranks"]] == [0, 1]
     assert "rank 1 on gpu0, pid 101" in (tmp_path / "hang.txt").read_text()
+    assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
 def test_ranks_that_wait_for_one_that_computes_are_reported_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:

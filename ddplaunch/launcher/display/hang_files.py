@@ -6,10 +6,10 @@ Runs in the launcher. A full disk prevents the files, and nothing else.
 from __future__ import annotations
 
 import json
-import os
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
 from ddplaunch.text import escape
 
@@ -44,8 +44,8 @@ def write(
         "nodes": [wire.to_json(node) for node in nodes],
     }
     try:
-        _write_whole(folder / f"{stem}.json", json.dumps(facts, indent=1) + "\n")
-        _write_whole(folder / f"{stem}.txt", page(attempt, ranks, nodes, found))
+        write_whole(folder / f"{stem}.json", json.dumps(facts, indent=1) + "\n")
+        write_whole(folder / f"{stem}.txt", page(attempt, ranks, nodes, found))
     except OSError:
         return None
     return folder / f"{stem}.txt"
@@ -91,9 +91,3 @@ def _node(node: NodeEvidence) -> list[str]:
         )
     lines += [f"NCCL's RAS: {node.ras_missing}"] if node.ras_missing else []
     return [escape(line) for line in (*lines, *node.ras.splitlines())]
-
-
-def _write_whole(path: Path, text: str) -> None:
-    part = path.with_suffix(".part")
-    part.write_text(text, encoding="utf-8", errors="backslashreplace")
-    os.replace(part, path)
