@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import stat
+import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
@@ -24,7 +25,7 @@ from ddplaunch.protocol.control import (
     RunExamined,
 )
 from ddplaunch.protocol.queries import LauncherAnswer, RunsExamined
-from ddplaunch.system import linux, run_folder
+from ddplaunch.system import linux, process_activity, run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -43,10 +44,12 @@ def examine(launchers: Collection[tuple[int, str]]) -> RunsExamined:
 
 
 def _ask(pid: int, run_tag: str) -> LauncherAnswer:
-    problem = _without_socket(pid)
+    deadline, problem = time.monotonic() + _TIMEOUT_S, _without_socket(pid)
+    if state := process_activity.suspended(pid):
+        return LauncherAnswer(pid, problem=f"it is {state}, as by Ctrl-Z: `fg` or `kill -CONT {pid}` continues it")
     for path in _sockets(pid):
         try:
-            answer = _request(path, pid, ExamineRun(run_tag))
+            answer = _request(path, pid, ExamineRun(run_tag), deadline)
         except TimeoutError:
             problem = f"it has not answered for {_TIMEOUT_S:g} s"
         except (OSError, ValueError, wire.ProtocolError) as error:
@@ -61,10 +64,13 @@ def _ask(pid: int, run_tag: str) -> LauncherAnswer:
 
 def _sockets(pid: int) -> Iterator[str]:
     """Paths of control sockets in folders that the process has open; each is short enough for a socket's address."""
+    found = set()
     for fd in _descriptors(pid):
         path = f"/proc/{pid}/fd/{fd}/{SOCKET}"
         with contextlib.suppress(OSError):
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
+            status = os.lstat(path)
+            if stat.S_ISSOCK(status.st_mode) and (status.st_dev, status.st_ino) not in found:
+                found.add((status.st_dev, status.st_ino))  # The folder is open more than once.
                 yield path
 
 
@@ -72,7 +78,10 @@ def _without_socket(pid: int) -> str:
     """Why a launcher may have no control socket."""
     for fd in _descriptors(pid):
         with contextlib.suppress(OSError):
-            if os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}")) == run_folder.LOCK:
+            name = os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}"))
+            if name == f"{run_folder.LOCK} (deleted)":  # As the kernel shows it.
+                return "it has no control socket: its run folder was deleted"
+            if name == run_folder.LOCK:
                 return "it has no control socket: the run ends just now, or its run folder takes none (see its -v)"
     return "it has no control socket, because it keeps no files (--log-dir /dev/null)"
 
@@ -83,14 +92,14 @@ def _descriptors(pid: int) -> list[str]:
     return []
 
 
-def _request(path: str, pid: int, request: ExamineRun) -> RunExamined | RequestRefused:
-    """The launcher's answer.
+def _request(path: str, pid: int, request: ExamineRun, deadline: float) -> RunExamined | RequestRefused:
+    """The launcher's answer; ``deadline`` is by ``time.monotonic()``.
 
     Raises:
         OSError, wire.ProtocolError: there is none, or it is invalid.
     """
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_TIMEOUT_S)
+        connection.settimeout(max(0.001, deadline - time.monotonic()))
         connection.connect(path)
         if linux.peer_credentials(connection)[0] != pid:
             raise ConnectionError("another process serves it")

@@ -40,7 +40,7 @@ def stacks(
 
     Raises:
         UsageError: there is no such run, or its launcher is not on these machines.
-        LaunchError: no launcher has answered.
+        LaunchError: no launcher has answered; or the answers are of some nodes, and a host could not be queried.
     """
     with agents(hosts, remote) as queries:
         parts = parts_of_run("--stacks", run_id, queries, find_runs(queries))
@@ -52,14 +52,18 @@ def stacks(
     examined = [(host, answer.examined) for host, answer in answers if answer.examined]
     problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.examined]
     if not examined:
+        if not problems:
+            raise_failures(queries)
         text = "\n  ".join(problems or ["the run has just ended"])
         raise LaunchError(f"--stacks {run_id}: no launcher has examined its workers\n  {text}", "", NODE_NOT_READY)
     # One that knows all nodes is enough, where each node has its own launcher.
     whole = [(host, answer) for host, answer in examined if not answer.all_nodes_at]
     shown = whole or examined
     show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
-    for line in problems if not whole else ():
-        report(line)
+    if not whole:
+        for line in problems:
+            report(line)
+        raise_failures(queries)
 
 
 def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> UsageError:

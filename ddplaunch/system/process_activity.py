@@ -106,6 +106,12 @@ def waits_for_input(pid: int) -> bool:
     return fields[:2] == [str(_READ_CALLS.get(os.uname().machine, -1)).encode(), b"0x0"]
 
 
+def suspended(pid: int) -> str:
+    """What has suspended the process, as in ``suspended by a signal``; empty if nothing has, or if it is gone."""
+    fields = procfs.stat(pid)
+    return BLOCKED_STATES[fields[procfs.STATE].decode()] if fields and fields[procfs.STATE] in (b"T", b"t") else ""
+
+
 def blocked_state(pid: int) -> str:
     """Why the kernel does not run the process; empty if it may run or is gone."""
     fields = procfs.stat(pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 from ddplaunch.protocol.control import SOCKET
 from ddplaunch.protocol.environment import RUN_ID
 from ddplaunch.system import procfs
+from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
 HANG = PROGRAMS / "hang.py"
@@ -102,6 +104,21 @@ def test_a_run_without_files_has_no_socket_and_an_unknown_one_no_launcher(run_id
     assert finished.returncode == USAGE
     assert f"--stacks {run_id}-none: no run of yours has this id" in finished.err
     assert run_id in finished.err.partition("There are: ")[2]
+    end(running)
+
+
+def test_a_launcher_that_cannot_answer_is_not_waited_for_and_it_is_said_why(tmp_path: Path, run_id: str) -> None:
+    running = begin(run_id, "--log-dir", tmp_path, HANG, "*=loop")
+    shutil.rmtree(tmp_path / run_id)
+    finished = run("--stacks", run_id)
+    assert finished.returncode == NODE_NOT_READY, finished.out
+    assert f"launcher {running.pid}: it has no control socket: its run folder was deleted" in finished.err
+    running.signal(signal.SIGSTOP)
+    wait_until(lambda: procfs.stat(running.pid)[procfs.STATE] == b"T")
+    finished = run("--stacks", run_id)
+    running.signal(signal.SIGCONT)
+    assert finished.returncode == NODE_NOT_READY, finished.out
+    assert f"launcher {running.pid}: it is suspended by a signal, as by Ctrl-Z" in finished.err
     end(running)
 
 
