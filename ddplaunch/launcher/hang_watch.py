@@ -16,7 +16,7 @@ from ddplaunch.hangs.explanation import explain
 from ddplaunch.hangs.gpus import with_gpus
 from ddplaunch.hangs.rank_state import JobState
 from ddplaunch.launcher.display import hang_files
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
 
 _NEVER = float("inf")
-_ANSWER_S = 12.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
@@ -170,7 +169,7 @@ class HangWatch:
             return _NEVER  # The next report of an agent ends the wait.
         if now >= self._not_before:
             self._examine(now, quiet_s, still_s)
-            return now + _ANSWER_S
+            return now + EXAMINATION_S
         return self._not_before
 
     # Examinations.
@@ -178,7 +177,7 @@ class HangWatch:
     def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
         self._count += 1
         running = {index for index in self._participants if not self._activity[index][1].is_finished}
-        self._examination = _Examination(self._count, self._attempt, quiet_s, still_s, now + _ANSWER_S, running)
+        self._examination = _Examination(self._count, self._attempt, quiet_s, still_s, now + EXAMINATION_S, running)
         self._send(ExamineWorkers(self._attempt, self._count))
 
     def _conclude(self, examination: _Examination, now: float) -> None:

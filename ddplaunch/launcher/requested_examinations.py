@@ -14,7 +14,7 @@ from ddplaunch.hangs.gpus import with_gpus
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.launcher.display import examination_page, hang_files
 from ddplaunch.protocol.control import RequestRefused, RunExamined
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     AttemptStarted,
@@ -33,9 +33,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
 
 _NEVER = float("inf")
-_ANSWER_S = 20.0
-"""A node with a suspended worker and without NCCL's answer takes 14 s."""
-
 _FIRST_NUMBER = 1 << 20
 """Those of ``hang_watch`` are smaller: it must not take these answers for its own."""
 
@@ -141,7 +138,7 @@ class RequestedExaminations:
         expected = set() if self._nodes_have_launchers else set(self._running)
         self._number += 1
         requests, self._waiting = self._waiting, []
-        self._examination = _Examination(self._number, self._attempt, now + _ANSWER_S, expected, requests)
+        self._examination = _Examination(self._number, self._attempt, now + EXAMINATION_S, expected, requests)
         self._send(ExamineWorkers(self._attempt, self._number, is_requested=True))
 
     def _conclude(self, examination: _Examination) -> None:
@@ -167,4 +164,4 @@ def _missing(examination: _Examination) -> list[str]:
     if not count and examination.answered:
         return []
     have = "has" if count == 1 else "have"
-    return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {_ANSWER_S:.0f} s"]
+    return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {EXAMINATION_S:.0f} s"]

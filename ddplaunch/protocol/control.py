@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from ddplaunch.protocol.field_types import OneLine, at_most
+from ddplaunch.protocol.hang_evidence import EXAMINATION_S
 
 SOCKET = "control.sock"
 """Name of the socket in the run folder."""
@@ -17,8 +18,8 @@ SOCKET = "control.sock"
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
 
-ANSWER_S = 30.0
-"""Seconds from a request to its answer, at most."""
+ANSWER_S = 2 * EXAMINATION_S + 5
+"""Seconds from a request to its answer, at most: an examination that goes on ends first."""
 
 MAX_LINES = 1000
 

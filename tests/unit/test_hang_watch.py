@@ -165,6 +165,15 @@ def test_a_node_that_does_not_answer_leaves_the_question_open(watched: Watched) 
     assert watched.sent == [ExamineWorkers(0, 2)]
 
 
+def test_a_node_may_take_long_because_nothing_on_it_answers(watched: Watched) -> None:
+    watched.quiet(300.0)
+    watched.answer(WAITS)
+    watched.now += 15
+    watched.watch.run_due(watched.now)
+    watched.watch.on_report(1, (0, 1), WorkersExamined(0, 1, (SLEEPS,)))
+    assert watched.shown[0] == "nothing has moved for 5 min: the job seems to hang"
+
+
 def test_reports_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_report_s=None)
     watched.quiet(90000.0)
