@@ -6,6 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
+from unittest.mock import Mock
 
 import pytest
 
@@ -137,6 +138,20 @@ def test_an_answer_that_is_missing_makes_no_figures() -> None:
     assert order == SampleCollectives(0, 2)
     assert lost.judged.empty()
     assert lost.watch.lateness() == ()
+
+
+def test_without_room_for_a_thread_a_sample_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    full = Job()
+    full.start()
+    order = full.ask()
+    assert order
+    with monkeypatch.context() as limited:
+        limited.setattr(slow_ranks_watch.threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
+        for node in (0, 1):
+            full.watch.on_report(node, (0, 1), CollectivesSampled(0, order.number, f"gpu{node}"))
+    assert full.judged.empty()
+    assert full.ask() == SampleCollectives(0, 2)
+    assert full.watch.lateness() == ()
 
 
 def test_numbers_that_begin_again_in_the_next_attempt_count() -> None:
