@@ -77,9 +77,10 @@ BY_OPTION = {
     "--event-log-handler": words("null", "console"),
     "--cluster": clusters,
     "--rdzv-backend": words("static", "c10d"),
+    "--hang-report": words("off"),
     **dict.fromkeys(("--hostfile", "--env-file", "--remote-python", "--ssh-identity", "--ssh-config"), files),
     "--chdir": folders,
-    "--kill": run_ids,
+    **dict.fromkeys(("--kill", "--stacks"), run_ids),
     "--logs-specs": words("default"),
 }
 """How the value of an option is completed, where the option's type does not say it."""

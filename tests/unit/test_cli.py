@@ -713,13 +713,13 @@ def test_words_of_an_option_begin_with_what_was_typed() -> None:
     assert completion.BY_OPTION.keys() <= {option.long_name for option in DECLARED}
 
 
-def test_shells_complete_the_ids_of_runs_after_kill(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shells_complete_the_ids_of_runs_after_kill_and_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not that of the run that contains the shell, which --kill refuses."""
     tags = ("zz7.3f09ac.12", "zz7.3f09ac.1", "20261120-193012-a1b2c3", "not a tag")
     waiting = [subprocess.Popen(["sleep", "60"], env={**os.environ, "DDPLAUNCH_RUN_ID": tag}) for tag in tags]
     try:
         assert {"zz7", "20261120-193012-a1b2c3"} <= {*completed(["--kill"])}
-        assert completed(["--kill"], "zz") == ["zz7"]
+        assert completed(["--kill"], "zz") == completed(["--stacks"], "zz") == ["zz7"]
         assert completed([], "--kill=zz") == ["zz7"]
         monkeypatch.setenv("DDPLAUNCH_RUN_ID", tags[0])
         assert completed(["--kill"], "zz") == []
