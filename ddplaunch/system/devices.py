@@ -1,9 +1,8 @@
 """The accelerators of this node: number, PCI addresses, processes that use them, and the devices of each worker.
 
 Runs in the agent. Uses NVML where the driver has brought its library, else the drivers' files below ``root`` in /proc
-and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or
-nvidia-smi (takes seconds on a node with many GPUs), and must not open a device file, which would wake a GPU without
-persistence mode.
+and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or nvidia-smi (takes seconds on
+a node with many GPUs), and must not open a device file, which would wake a GPU without persistence mode.
 """
 
 from __future__ import annotations

@@ -104,8 +104,7 @@ def share(base: Path, name: str, host: str) -> Path:
     """Create the folder ``base/name/host``; on a shared file system ``base/name`` may exist already.
 
     If an earlier run of that name left a folder for this host, or if another user may have made ``base/name``, the name
-    gets a suffix. Does not raise: where no folder
-    can be created, writing to it fails later.
+    gets a suffix. Does not raise: where no folder can be created, writing to it fails later.
     """
     for folder in _candidates(base, name):
         try:
