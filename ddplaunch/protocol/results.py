@@ -256,12 +256,17 @@ class RunResult:
             return
         first, last = self.first_failure, self.attempts[-1] if self.attempts else None
         reason = last.reason if last else ""
+        if self.outcome == "succeeded":
+            reason = f"the workers have succeeded, but processes are left: {', '.join(map(str, self.unkillable_pids))}"
         if first:
             reason = first.error.message if first.error else f"returncode {first.returncode}"
             reason = f"rank {first.rank} on {first.host} failed: {reason}"
-        raise JobFailed(
-            quote(reason, 1000) or f"the job was stopped ({self.signal})", self.run_dir or "", self.exit_code
-        )
+        message = quote(reason, 1000) or f"the job was stopped ({self.signal})"
+        raise JobFailed(message, self._where_logs, self.exit_code)
+
+    @property
+    def _where_logs(self) -> str:
+        return f"Its report and logs: {self.run_dir}" if self.run_dir else ""
 
 
 @dataclass(frozen=True)
@@ -279,10 +284,11 @@ class FunctionResult(RunResult):
         """Do nothing if the job has succeeded, and every rank has returned a value.
 
         Raises:
-            JobFailed: it has failed or was stopped, or a rank has ended itself, as by ``sys.exit(0)``.
+            JobFailed: it has failed or was stopped; or, with exit code 1, a rank has ended itself, as by
+                ``sys.exit(0)``.
         """
         super().check()
         started = (exit_.rank for attempt in self.attempts[-1:] for exit_ in attempt.exits)
         if missing := [rank for rank in started if rank not in self.return_values]:
             message = f"no return value of {ranks(missing)}: they ended themselves, or the file could not be copied"
-            raise JobFailed(message, self.run_dir or "")
+            raise JobFailed(message, self._where_logs, exit_code=1)

@@ -168,8 +168,10 @@ def test_check_raises_unless_the_job_has_succeeded():
     attempt = AttemptResult(0, "succeeded", (EXIT,), 1.0)
     RunResult("run", 0, "succeeded", 1.0, (attempt,)).check()
     FunctionResult("run", 0, "succeeded", 1.0, (attempt,), return_values={0: None}).check()
-    with pytest.raises(JobFailed, match=r"no return value of rank 0"):
+    with pytest.raises(JobFailed, match=r"no return value of rank 0") as missing:
         FunctionResult("run", 0, "succeeded", 1.0, (attempt,)).check()
     with pytest.raises(JobFailed, match=r"the job was stopped \(SIGTERM\)") as raised:
         RunResult("run", 143, "stopped", 1.0, signal="SIGTERM").check()
-    assert raised.value.exit_code == 143
+    assert (missing.value.exit_code, raised.value.exit_code) == (1, 143)
+    with pytest.raises(JobFailed, match=r"the workers have succeeded, but processes are left: 7"):
+        RunResult("run", 86, "succeeded", 1.0, (attempt,), unkillable_pids=(7,)).check()
