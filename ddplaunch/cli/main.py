@@ -175,6 +175,7 @@ def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, optio
     _check_no_script(name, options)
     hosts, remote, grace_s = connection_options(options, os.environ)
     report = (lambda _: None) if options["quiet"] else _print
+    is_verbose = bool(options["verbose"])
     if stacks is not None:
         from ddplaunch.commands import stacks as stacks_command
 
@@ -183,9 +184,9 @@ def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, optio
     from ddplaunch.commands import ps as ps_command
 
     if kill is None:
-        ps_command.ps(hosts, remote, _show, report, is_verbose=bool(options["verbose"]))
+        ps_command.ps(hosts, remote, _show, report, is_verbose=is_verbose)
     else:
-        ps_command.kill(kill, grace_s, hosts, remote, report)
+        ps_command.kill(kill, grace_s, hosts, remote, report, is_verbose=is_verbose)
     return 0
 
 

@@ -61,11 +61,17 @@ def ps(
 
 
 def kill(
-    run_id: str, grace_s: float, hosts: Sequence[Host], remote: RemoteConfig, report: Callable[[str], None]
+    run_id: str,
+    grace_s: float,
+    hosts: Sequence[Host],
+    remote: RemoteConfig,
+    report: Callable[[str], None],
+    *,
+    is_verbose: bool,
 ) -> None:
     """End the runs of this id on this machine and on ``hosts``, and report the ended processes.
 
-    Ends them first on the machines that have a launcher of the run, then on the others.
+    Ends them first on the machines that have a launcher of the run, then on the others. ``is_verbose``: as for ``ps``.
 
     Raises:
         LaunchError: a host could not be queried, or processes could not be ended; the others have been ended.
@@ -89,7 +95,8 @@ def kill(
             for machine in queries.nodes
             if machine.unkillable_pids is not None and not machine.failure
         }
-        for line in (*page.ended(run_id, found, unkillable_pids), *page.hidden(found)):
+        hidden = page.hidden(found) if is_verbose else ()
+        for line in (*page.ended(run_id, found, unkillable_pids), *hidden):
             report(line)
         if any(unkillable_pids.values()):
             raise LaunchError(f"some processes of {run_id} could not be ended", _UNKILLABLE_HINT, PROCESSES_LEFT)

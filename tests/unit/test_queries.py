@@ -6,8 +6,12 @@ import math
 
 import pytest
 
-from ddplaunch.commands import run_queries
+from ddplaunch.commands import ps, run_queries
 from ddplaunch.config import RemoteConfig
+from ddplaunch.launcher import setup
+from ddplaunch.protocol.launcher_agent import AgentEnded
+from ddplaunch.protocol.queries import RunOnHost, RunsFound
+from ddplaunch.transport.handle import Post
 from tests.support.fake_agents import FakeHandle
 
 
@@ -20,3 +24,32 @@ def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pyt
         queries.wait(queries.nodes, lambda machine: machine.runs is not None)
     assert here.failure
     assert here.failure.message == "no answer in time"
+
+
+@pytest.mark.parametrize("is_verbose", [False, True])
+@pytest.mark.parametrize("option", ["ps", "kill"])
+def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
+    option: str, is_verbose: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def answering(post: Post) -> FakeHandle:
+        job = RunOnHost(
+            run_tag="job7.0a1b2c",
+            run_id="job7",
+            counts=(("worker", 2),),
+            age_s=1.0,
+            memory_bytes=0,
+            launcher_alive=False,
+        )
+        post(RunsFound("m", (job,), (1,)))
+        post(AgentEnded())
+        return FakeHandle()
+
+    monkeypatch.setattr(run_queries, "_start_here", answering)
+    monkeypatch.setattr(setup, "local_host_name", lambda: "here")
+    shown: list[str] = []
+    if option == "ps":
+        ps.ps((), RemoteConfig(), shown.append, shown.append, is_verbose=is_verbose)
+    else:
+        ps.kill("job7", 0.0, (), RemoteConfig(), shown.append, is_verbose=is_verbose)
+    assert any("2 workers" in line for line in shown)
+    assert ("here: a process of yours could not be inspected (pid 1)" in shown) is is_verbose
