@@ -218,7 +218,7 @@ class Agent:
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
-            self._forkserver.start_store(round_, listener)
+            self._forkserver.start_store(round_.attempt, listener, group.attempt_dir, self._outbox.send)
         self._report_slow_lookup(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
@@ -361,8 +361,7 @@ class Agent:
     def _on_helper_exited(self, helper: int) -> None:
         returncode = processes.reap(self._helper_pids.pop(helper))
         if helper == STORE and self._needs_store():  # The channel reports a member's end.
-            text = f"the workers' store on {self._spec.host} {first_failure.ended(returncode)}"
-            self._failure = AttemptFailure(text, returncode)
+            self._failure = self._forkserver.store_failure(returncode)
 
     def _needs_store(self) -> bool:
         group = self._group

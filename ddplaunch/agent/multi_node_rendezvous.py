@@ -195,7 +195,7 @@ class MultiNodeRendezvous:
         self._client = client = RendezvousClient(self._spec.host, config)
         if client.is_server and self._launcher_assigns_rendezvous:
             self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
-        client.connect(self._spec, self._callbacks.start_member, self._callbacks.post)
+        client.connect(self._spec, self._callbacks)
         deadline = min(deadline, time.monotonic() + config.join_timeout_s)
         self._wait_for(lambda: client.index is not None, deadline)
         return client

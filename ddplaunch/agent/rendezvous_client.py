@@ -11,9 +11,11 @@ import os
 import socket
 import threading
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FromMember
+from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import FROM_MEMBER, MemberReady, MemberSpec, NodeLeft, RendezvousLost, WaitingNodes
 from ddplaunch.system import network
@@ -23,8 +25,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
+    from ddplaunch.agent.rendezvous import AgentCallbacks
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.protocol.specs import AgentSpec
+
+LOG = "rendezvous.log"
+"""File in the run folder: what the member has written."""
 
 _ENDED = "this node's member of the rendezvous has ended"
 _NOT_HOSTED = (
@@ -88,8 +94,8 @@ class RendezvousClient:
         ports = () if self.is_server or self.index is not None else self.config.other_ports
         return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
-    def connect(self, spec: AgentSpec, start: Callable[[list[int]], None], post: Callable[[object], None]) -> None:
-        """Start the member's process; ``start`` closes the three streams, the channel and the endpoint's socket."""
+    def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
+        """Start the member's process; its output goes into the run folder."""
         ours, theirs = socket.socketpair()
         self._channel = ours.makefile("wb")
         stream = ours.makefile("rb")
@@ -98,8 +104,10 @@ class RendezvousClient:
         null = os.open(os.devnull, os.O_RDWR)
         endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
         self._listener = None
-        start([null, os.dup(null), os.dup(null), theirs.detach(), endpoint_fd])
-        threading.Thread(target=self._read_all, args=(stream, post), name="rendezvous", daemon=True).start()
+        file = Path(spec.node_dir, LOG) if spec.node_dir else None
+        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, callbacks.send)
+        callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
+        threading.Thread(target=self._read_all, args=(stream, callbacks.post), name="rendezvous", daemon=True).start()
 
     def on_ready(self, event: MemberReady) -> None:
         """This node has joined the rendezvous.

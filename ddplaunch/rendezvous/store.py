@@ -29,7 +29,7 @@ def serve(listen_fd: int) -> None:
     try:
         store = open_store(listen_fd)
     except RuntimeError as error:  # No thread can be started: the limit of processes is reached.
-        sys.exit(f"ddplaunch: the workers' store cannot be served: {str(error).partition(chr(10))[0]}")
+        sys.exit(f"it cannot be served: {str(error).partition(chr(10))[0]}")
     while store:
         signal.pause()
 

@@ -349,7 +349,7 @@ def test_a_store_that_can_start_no_thread_says_so_in_one_line() -> None:
         command = [*inside(folder), sys.executable, "-c", f"{code}; store.serve(s.detach())"]
         done = subprocess.run(command, env=environment(), capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
-    assert re.fullmatch(r"ddplaunch: the workers' store cannot be served: .*\n", done.stderr)
+    assert re.fullmatch(r"it cannot be served: .*\n", done.stderr)
 
 
 _IN_A_FOLDER_THAT_GOES = ("sh", "-c", 'mkdir gone && cd gone && rmdir ../gone && exec "$@"', "sh")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -94,11 +95,15 @@ def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script:
 
 @pytest.mark.torch
 def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port: int, script: Path):
-    """torchrun: test_run 2; launcher_api_test 3; agent_api_test 2; local_elastic_agent_test 7; rendezvous 14."""
+    """torchrun: test_run 2; launcher_api_test 3; agent_api_test 2; local_elastic_agent_test 7; rendezvous 14.
+
+    What torch writes in the processes of the stores is no message of ddplaunch, and kept.
+    """
     script.write_text(SUM)
-    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--local-addr", "127.0.0.2")
+    logs = script.parent / "logs"
+    options = ("--nproc-per-node", "2", "--max-restarts", "1", "--local-addr", "127.0.0.2", "--log-dir", str(logs))
     static = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
-    env = {"OMP_NUM_THREADS": "1", "DIE": "3"}
+    env = {"OMP_NUM_THREADS": "1", "DIE": "3", "TORCH_CPP_LOG_LEVEL": "INFO"}
     nodes = [start(*options, *static, "--node-rank", rank, script, env=env) for rank in "01"]
     finished = [each.finish() for each in nodes]
     assert [done.returncode for done in finished] == [0, 0], finished[0].err
@@ -106,6 +111,13 @@ def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port:
     assert {line.split()[-1] for line in sums(finished)} == {"1"}
     assert all("restart 1 of 1" in done.err for done in finished)
     assert all(done.out.count("store at 127.0.0.2") == 2 for done in finished)
+    assert not any(
+        re.match(r"(ddplaunch: .*)?\[[A-Z]\d{4} ", line) for done in finished for line in done.err.splitlines()
+    )
+    kept = [path for name in ("rendezvous.log", "store.log") for path in logs.rglob(name)]
+    assert sorted(path.parent.name for path in kept if path.name == "store.log") == ["attempt_0", "attempt_1"]
+    assert len(kept) == 4
+    assert all("[c10d]" in path.read_text() for path in kept)
 
 
 def test_a_failure_on_one_node_is_the_verdict_of_all(port: int, script: Path):

@@ -19,6 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
+from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
 from ddplaunch.protocol import environment, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.limits import Limits
 
@@ -54,6 +54,11 @@ with finished, caught:
 
 _COMMAND_LINE_BYTES = 4096
 """Limit of a worker's command line in ps; a longer command line is cut."""
+
+STORE_LOG = "store.log"
+"""File in the folder of an attempt: what the process of the workers' store has written."""
+
+_LAST_LINE_S = 1.0
 
 STORE, MEMBER = -1, -2
 """Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
@@ -84,6 +89,7 @@ class ForkserverClient:
         self._forkserver: ForkserverProcess | None = None
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
+        self._store_output: HelperOutput | None = None
 
     def ensure_forkserver(self, send: Callable[[Notice], None]) -> None:
         """Start a forkserver, and create a cgroup for its workers, if none runs.
@@ -112,10 +118,24 @@ class ForkserverClient:
         for fd in fds:
             os.close(fd)
 
-    def start_store(self, round_: Round, listener: socket.socket) -> None:
-        """Request the process that serves the workers' store on ``listener``."""
-        fds = [os.open(os.devnull, os.O_RDWR), os.dup(2), os.dup(2), os.dup(listener.fileno())]
-        self.start(ProcessSpec(tag=f"{round_.attempt}/store", how="store"), fds, STORE)
+    def start_store(
+        self, attempt: int, listener: socket.socket, folder: Path | None, send: Callable[[Notice], None]
+    ) -> None:
+        """Request the process that serves the workers' store on ``listener``; its output goes into ``folder``."""
+        output = HelperOutput(self._store_title, folder and folder / STORE_LOG, send)
+        self._store_output = output
+        fds = [os.open(os.devnull, os.O_RDWR), output.fd, os.dup(output.fd), os.dup(listener.fileno())]
+        self.start(ProcessSpec(tag=f"{attempt}/store", how="store"), fds, STORE)
+
+    def store_failure(self, returncode: int) -> AttemptFailure:
+        """Why an attempt has failed whose store has ended; with the store's own words if it has exited by itself."""
+        said = self._store_output.last_line(_LAST_LINE_S) if self._store_output and returncode > 0 else ""
+        text = f"{self._store_title} {first_failure.ended(returncode)}"
+        return AttemptFailure(f"{text}: {said}" if said else text, returncode)
+
+    @property
+    def _store_title(self) -> str:
+        return f"the workers' store on {self._spec.host}"
 
     def on_started(self, event: ProcessStarted) -> int | None:
         """The local rank or helper that has started; None if its request was dropped by ``close_forkserver``."""

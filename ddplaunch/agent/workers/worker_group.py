@@ -37,7 +37,7 @@ class WorkerGroup:
     """All workers of one attempt. ``finish`` is the last call."""
 
     def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
-        """Create the workers' log folders; no worker runs yet."""
+        """Create the workers' log folders below ``attempt_dir``, unless no logs are kept; no worker runs yet."""
         self._spec = spec
         self._round = round_
         self._outbox = outbox
@@ -45,11 +45,11 @@ class WorkerGroup:
         self._stopped_time_s = 0.0
         self._copies: dict[StreamName, LogFile] = {}
         self._warned = threading.Lock()
-        self._attempt_dir = Path(spec.node_dir) / f"attempt_{round_.attempt}" if spec.node_dir else None
+        self.attempt_dir = Path(spec.node_dir) / f"attempt_{round_.attempt}" if spec.node_dir else None
         self.workers = [self._worker(local_rank) for local_rank in range(round_.local_world_size)]
 
     def _worker(self, local_rank: int) -> Worker:
-        worker_dir = self._attempt_dir / str(local_rank) if self._attempt_dir else None
+        worker_dir = self.attempt_dir / str(local_rank) if self.attempt_dir else None
         if worker_dir:
             try:
                 for folder in (worker_dir.parent.parent, worker_dir.parent, worker_dir):
@@ -102,8 +102,8 @@ class WorkerGroup:
         )
 
     def _copy(self, name: StreamName) -> LogFile | None:
-        if name not in self._copies and self._attempt_dir:
-            self._copies[name] = LogFile(self._attempt_dir / f"filtered_{name}.log", self._warn_once)
+        if name not in self._copies and self.attempt_dir:
+            self._copies[name] = LogFile(self.attempt_dir / f"filtered_{name}.log", self._warn_once)
         return self._copies.get(name)
 
     def on_started(self, local_rank: int, pid: int, exited: Callable[[], None]) -> None:
