@@ -69,6 +69,7 @@ UNSUPPORTED: dict[str, str] = {
     "torch.distributed.split_group": "stops",
     "torch.utils.cpp_extension": "stops if a source is CUDA; C++ is built and used",
     "Triton": "stops when a kernel starts, or, if Triton is not installed, at the error that follows",
+    "tensor.__cuda_array_interface__": "stops, unless the script catches the error; hasattr() is False",
     "other calls into CUDA": "stops, unless the script catches the error",
     "what NCCL can and this torch's gloo cannot": "stops",
     "a tensor on the wrong device": "no error, not even from numpy(): all tensors are on the CPU",

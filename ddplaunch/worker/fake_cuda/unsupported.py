@@ -47,6 +47,9 @@ _NO_GPU_MESSAGES = (
     "could not create a primitive",
     "without ATen_cuda library",
     "CUDA_HOME environment variable is not set",
+    "on non-CUDA tensor type",
+    "the cuda array interface",  # Numba's
+    "CUDA driver library cannot be found",  # Numba's
     "Found no NVIDIA driver",
     "no CUDA-capable device",
     "CUDA driver version is insufficient",

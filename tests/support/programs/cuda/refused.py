@@ -39,15 +39,26 @@ CALLS = {
     "torch.utils.cpp_extension, inline": lambda: cpp_extension.load_inline("mine", "", cuda_sources=["int x;"]),
     "Triton": lambda: __import__("triton_program"),
     "what NCCL can and this torch's gloo cannot": lambda: unknown_to_gloo(),
+    "tensor.__cuda_array_interface__": lambda: cuda_array(),
     "other calls into CUDA": lambda: torch._C._cuda_getCurrentRawStream(0),
 }
 
 
-REFUSED_BY_TORCH = {"what NCCL can and this torch's gloo cannot", "other calls into CUDA"}
+REFUSED_BY_TORCH = {
+    "what NCCL can and this torch's gloo cannot",
+    "tensor.__cuda_array_interface__",
+    "other calls into CUDA",
+}
 """Calls that end with an exception of torch; with Triton's, where it is not installed."""
 
 if not importlib.util.find_spec("triton"):
     REFUSED_BY_TORCH.add("Triton")
+
+
+def cuda_array():
+    tensor = torch.ones(1).cuda()
+    assert not hasattr(tensor, "__cuda_array_interface__")  # Libraries that ask first take the tensor as the CPU's.
+    return tensor.__cuda_array_interface__
 
 
 def unknown_to_gloo():
