@@ -229,6 +229,24 @@ def test_servers_that_hang_up_are_tried_again_until_all_are_in(make_lab):
         assert "MaxStartups" in lab["node1"].log
 
 
+def test_only_algorithms_that_sshs_configuration_allows_are_used(make_lab):
+    lab = make_lab(1, node1=NodeOptions(sshd=["LogLevel DEBUG1"]))
+    allowed = "Ciphers aes256-ctr\n  MACs hmac-sha2-512\n  KexAlgorithms ecdh-sha2-nistp384\n"
+    options = {"chosen": allowed, "unknown": "Ciphers chacha20-poly1305@openssh.com\n", "weak": "Ciphers 3des-cbc\n"}
+    with lab.ssh_config.open("a") as config:
+        config.writelines(f"{lab.config_of(lab['node1'], name)}  {lines}" for name, lines in options.items())
+    with connecting(lab) as them:
+        them.start("chosen", "unknown", "weak")
+        connected, failures = them.settle()
+        assert len(connected) == 1
+        by_host = {failure.host: failure for failure in failures}
+        assert by_host["unknown"].message == "Ciphers in ssh's configuration: paramiko has none of these"
+        assert "no acceptable ciphers" in by_host["weak"].message
+        assert all("`ssh -G HOST`" in failure.hint for failure in failures)
+        wait_until(lambda: "cipher: aes256-ctr MAC: hmac-sha2-512 compression: none" in lab["node1"].log)
+        assert "kex: algorithm: ecdh-sha2-nistp384" in lab["node1"].log
+
+
 def test_many_targets_share_one_connection_to_their_jump_host(make_lab):
     ports = range(2200, 2204)
     lab = make_lab(5, node1=NodeOptions(max_startups="10:30:100"), default=NodeOptions(ports=ports))

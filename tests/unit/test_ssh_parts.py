@@ -15,6 +15,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh import config, keys
+from ddplaunch.transport.ssh.algorithms import selected
 from ddplaunch.transport.ssh.config import ConfigError, parse_jumps, resolve
 from ddplaunch.transport.ssh.connections import LoginLimiter
 from ddplaunch.transport.ssh.once import OncePerKey
@@ -43,6 +44,8 @@ Host gpu*
   StrictHostKeyChecking accept-new
   IdentityAgent none
   IdentitiesOnly yes
+  Ciphers aes256-ctr,aes128-ctr
+  KexAlgorithms ecdh-sha2-nistp256
 Host proxied
   ProxyCommand nc %h %p %% %r
   User someone
@@ -61,9 +64,26 @@ def test_the_files_are_read_as_ssh_reads_them(tmp_path):
     assert config.known_hosts == (Path("/k/one"), Path("/k/two"))
     assert (config.host_key_alias, config.accept_new) == ("cluster", True)
     assert (config.ssh_agent_socket, config.identities_only) == ("", True)
+    assert dict(config.algorithms)["Ciphers"] == "aes256-ctr,aes128-ctr"
+    assert dict(config.algorithms)["KexAlgorithms"] == "ecdh-sha2-nistp256"
     config = resolve(Host("proxied"), RemoteConfig(config=str(path)))
     assert config.proxy_command == "nc proxied 22 % someone"
     assert (config.identity_files, config.accept_new) == ((), False)
+
+
+@pytest.mark.parametrize(
+    ("text", "chosen"),
+    [
+        ("", "a1 a2 b1 b2"),
+        ("b1,unknown,a2", "b1 a2"),
+        ("unknown", ""),
+        ("+b1,unknown", "a1 a2 b1 b2"),
+        ("-a*,unknown", "b1 b2"),
+        ("^b*", "b1 b2 a1 a2"),
+    ],
+)
+def test_algorithms_are_chosen_as_ssh_config_says(text, chosen):
+    assert selected(text, ("a1", "a2", "b1", "b2")) == tuple(chosen.split())
 
 
 @pytest.mark.usefixtures("reader")

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import UsageError
+from ddplaunch.transport.ssh.algorithms import OPTIONS as ALGORITHM_OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -47,6 +48,7 @@ class HostConfig:
         proxy_command: ProxyCommand as a text for the shell, with its tokens replaced; empty for none.
         ssh_agent_socket: path of the ssh-agent's socket; empty for none.
         identities_only: use only those keys of the ssh-agent that are in ``identity_files``.
+        algorithms: the options that choose algorithms, and their values; an empty one is not set.
         accept_new: trust an unknown host, and store its key in the first of ``known_hosts``.
     """
 
@@ -66,6 +68,7 @@ class HostConfig:
     known_hosts: tuple[Path, ...]
     revoked_host_keys: Path | None
     hash_known_hosts: bool
+    algorithms: tuple[tuple[str, str], ...]
     accept_new: bool
 
 
@@ -191,6 +194,7 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
         known_hosts=tuple(Path(_path(file, tokens)) for file in known.split()),
         revoked_host_keys=Path(_path(revoked, tokens)) if revoked else None,
         hash_known_hosts=first("hashknownhosts", "no").lower() in ("yes", "true"),
+        algorithms=tuple((option, first(option.lower())) for option in ALGORITHM_OPTIONS),
         accept_new=accept_new or checking == "accept-new" or checking in _NO_CHECK,
     )
 

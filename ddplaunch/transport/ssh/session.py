@@ -14,6 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.transport.failures import ConnectFailed
+from ddplaunch.transport.ssh import algorithms
 from ddplaunch.transport.ssh.keys import KeyRing, LoginRefused, log_in
 from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.transport.ssh.sockets import close_stream
@@ -35,8 +36,6 @@ _DROPPED_TRIES = 12
 
 _NO_SSHD = ("Indecipherable protocol version", "Invalid SSH banner")
 """Parts of paramiko's messages; it has no exception class for this error."""
-
-_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 def connect(
@@ -61,7 +60,7 @@ def connect(
     try:
         with transport_deadline(transport, deadline) as is_late:
             names = host_names(config.hostname, config.port, config.host_key_alias)
-            _order_algorithms(transport, known.key_types(names))
+            algorithms.choose(transport, dict(config.algorithms), known.key_types(names))
             _handshake(transport, config)
             _check_key(transport, config, known, names)
             log_in(transport, config, ring)
@@ -110,16 +109,6 @@ def close_now(transport: paramiko.Transport) -> None:
         transport.close()
 
 
-def _order_algorithms(transport: paramiko.Transport, known_types: tuple[str, ...]) -> None:
-    """Prefer the key types known for the host, which may have further keys, and the fastest cipher."""
-    options = transport.get_security_options()
-    supported = tuple(options.key_types)
-    wanted = [name for key_type in known_types for name in (_RSA_SIGNATURES if key_type == "ssh-rsa" else (key_type,))]
-    options.key_types = tuple(dict.fromkeys([*(name for name in wanted if name in supported), *supported]))
-    # Half the CPU time of CTR with a MAC, on both ends.
-    options.ciphers = tuple(sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher))
-
-
 def _handshake(transport: paramiko.Transport, config: HostConfig) -> None:
     # ``transport_deadline`` ends these waits.
     transport.banner_timeout = transport.auth_timeout = _NEVER_S
@@ -141,7 +130,9 @@ def _as_unreachable(error: BaseException) -> BaseException:
     if isinstance(error, LoginRefused):
         return ConnectFailed("authentication", str(error), error.hint)
     if isinstance(error, IncompatiblePeer):
-        return ConnectFailed("protocol", f"its sshd is too old or too new for paramiko: {error}")
+        return ConnectFailed(
+            "protocol", f"no algorithm is known to both its sshd and paramiko: {error}", algorithms.HINT
+        )
     if any(text in str(error) for text in _NO_SSHD):
         return ConnectFailed("protocol", "the server on this port is not sshd", "Is it the right port?")
     if isinstance(error, (paramiko.SSHException, EOFError, OSError)):
