@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol.env_forwarding import RULES, forwarded, masked_lines, parse_env_file, rule_of
 from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
+from tests.support import texts
 
 SETTINGS = (
     *("PYTHONPATH", "PYTHONUNBUFFERED", "LD_LIBRARY_PATH", "OMP_NUM_THREADS", "MKL_NUM_THREADS", "KMP_AFFINITY"),
@@ -238,14 +239,14 @@ def test_an_error_never_shows_a_value(line: str):
 
 
 @settings(deadline=None)
-@given(st.text())
+@given(st.text(texts.ENCODABLE))
 def test_any_file_is_read_or_refused(text: str):
     with contextlib.suppress(UsageError):
         assert all(name.isidentifier() and "\0" not in value for name, value in parse_env_file(text).items())
 
 
 @settings(deadline=None)
-@given(st.lists(st.text()))
+@given(st.lists(st.text(texts.ENCODABLE)))
 def test_any_option_is_read_or_refused(asked: list[str]):
     with contextlib.suppress(UsageError):
         assert forwarded(EVERYTHING, asked).keys() >= {*SETTINGS}

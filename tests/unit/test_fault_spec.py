@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.errors import USAGE, UsageError
 from ddplaunch.fault_spec import GRAMMAR, FaultSpec, check, describe, parse
+from tests.support import texts
 
 TABLE = [
     (
@@ -194,7 +195,7 @@ def test_what_the_grammar_shows_can_be_said(line: str):
 
 
 @settings(deadline=None)
-@given(st.text())
+@given(st.text(texts.ENCODABLE))
 def test_any_text_is_read_or_refused(text: str):
     for words in text, f"kill rank=0 {text}", f"kill rank=0 after={text}", f"slow rank=0 by={text}":
         try:

@@ -20,6 +20,7 @@ from ddplaunch.protocol import log_transfer, wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Ping, Pong
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent, cost, is_safe
 from ddplaunch.system.signals import SignalReceived
+from tests.support import texts
 
 # Names.
 
@@ -71,7 +72,7 @@ def test_other_names_are_not(path: str) -> None:
     assert not is_safe(path)
 
 
-@given(st.text(st.sampled_from("attempt_0/.x\n\\ -"), max_size=30) | st.text(max_size=30))
+@given(st.text(st.sampled_from("attempt_0/.x\n\\ -"), max_size=30) | st.text(texts.ENCODABLE, max_size=30))
 def test_a_safe_name_stays_below_its_folder(path: str) -> None:
     if is_safe(path):
         assert os.path.normpath(f"/run/{path}") == f"/run/{path}"

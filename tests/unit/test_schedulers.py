@@ -12,6 +12,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.cluster.scheduler_checks import check_counts, lint, missing_endpoint_error
 from ddplaunch.cluster.schedulers import PORTS, TABLE, WORDS, SchedulerInfo, candidate_ports, detect, read_hosts
 from ddplaunch.errors import UsageError
+from tests.support import texts
 
 
 def step(node_id: int = 1, local_rank: int = 0, tasks: str = "1(x4)", **more: str) -> dict[str, str]:
@@ -292,7 +293,7 @@ def test_a_copy_that_was_started_on_each_node_does_not_start_the_job_again(envir
 # Ports.
 
 
-@given(st.text(max_size=30), st.integers(1, 65535), st.integers(0, 300))
+@given(st.text(texts.ENCODABLE, max_size=30), st.integers(1, 65535), st.integers(0, 300))
 def test_candidates_are_the_same_for_the_same_token_and_in_the_range(token: str, first: int, more: int):
     last = min(65535, first + more)
     ports = candidate_ports(token, first, last)

@@ -34,6 +34,7 @@ from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
+from tests.support import texts
 
 RECORDS: tuple[type, ...] = tuple(
     dict.fromkeys(
@@ -45,11 +46,8 @@ RECORDS: tuple[type, ...] = tuple(
     )
 )
 
-TEXT = st.text(st.characters(codec="utf-8") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=8)
-"""What ``os.fsdecode`` can give: any text, and escapes of bytes that are no UTF-8."""
-
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
-    str: TEXT,
+    str: st.text(texts.DECODED, max_size=8),
     int: st.integers(),
     bool: st.booleans(),
     float: st.floats(allow_nan=False),
@@ -61,10 +59,11 @@ def limit_of(kind: Any) -> Limit:
     return typing.get_args(kind)[1]
 
 
+RUN_ID = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_.:@+-"
 GAP = st.sampled_from(["-", "0", "999999999999999"])
 LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
-    limit_of(field_types.OneLine): TEXT.filter(str.isprintable),
-    limit_of(field_types.RunId): st.from_regex(r"[a-zA-Z0-9_:@+-][\w.:@+-]{0,20}", fullmatch=True).filter(str.isascii),
+    limit_of(field_types.OneLine): st.text(texts.PRINTABLE, max_size=8),
+    limit_of(field_types.RunId): st.text(RUN_ID, min_size=1, max_size=20).filter(lambda text: text[0] != "."),
     limit_of(field_types.Count): st.integers(0, 1 << 24),
     limit_of(field_types.Port): st.integers(0, 65535),
     limit_of(field_types.Size): st.integers(0, 1 << 60),
@@ -104,9 +103,10 @@ def values(kind: Any) -> st.SearchStrategy[Any]:
 
 
 ANY_RECORD = st.one_of([values(record) for record in RECORDS])
+SHORT = st.text(texts.ENCODABLE, max_size=5)
 JSON = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    st.none() | st.booleans() | st.integers() | st.just(10**400) | st.floats() | SHORT,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3),
     max_leaves=5,
 )
 EXAMPLE = {"record": "StopWorkers", "signum": 15, "grace_s": 1.5}
@@ -176,7 +176,7 @@ def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
 
 
 @settings(deadline=None)
-@given(st.text(st.characters(exclude_categories=()) | st.characters(categories=["Cs"]), max_size=8))
+@given(st.text(texts.ANY, max_size=8))
 def test_the_reader_accepts_every_text_that_can_be_sent(text: str) -> None:
     spec = ProcessSpec(tag=text, how="exec", argv=(text,), env={text: text})
     again = decode(encode(spec), (ProcessSpec,))
