@@ -124,19 +124,19 @@ def dead_fs(folder: Path) -> Iterator[tuple[str, int]]:
 
 
 @contextlib.contextmanager
-def terminal(_folder: Path) -> Iterator[tuple[str, int]]:
+def first_of(fds: tuple[int, int]) -> Iterator[tuple[str, int]]:
+    yield "", fds[0]
+    for fd in fds:
+        os.close(fd)
+
+
+def terminal(_folder: Path) -> contextlib.AbstractContextManager[tuple[str, int]]:
     master, slave = pty.openpty()
-    yield "", slave
-    os.close(slave)
-    os.close(master)
+    return first_of((slave, master))
 
 
-@contextlib.contextmanager
-def pipe(_folder: Path) -> Iterator[tuple[str, int]]:
-    reading, writing = os.pipe()
-    yield "", reading
-    os.close(reading)
-    os.close(writing)
+def pipe(_folder: Path) -> contextlib.AbstractContextManager[tuple[str, int]]:
+    return first_of(os.pipe())
 
 
 @contextlib.contextmanager

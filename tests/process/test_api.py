@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.support.runs import environment
+from tests.support import runs
 
 
 def python(code: str, tmp_path: Path) -> Any:
     """Run ``code``, which prints JSON last on stdout."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env=environment(),
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
+    done = runs.python("-c", textwrap.dedent(code), cwd=tmp_path)
+    assert done.returncode == 0, done.err
+    return json.loads(done.out.splitlines()[-1])
 
 
 @pytest.fixture

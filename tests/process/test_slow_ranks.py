@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import TIMEOUT_S, environment
+from tests.support import runs
 
 LAUNCH = """
 import sys
@@ -35,17 +33,10 @@ def job(tmp_path: Path, *options: str, steps: int = 200, code: int = 0) -> tuple
     script, logs = tmp_path / "train.py", tmp_path / "logs"
     script.write_text(STEPS)
     own = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "--log-dir", str(logs), *options)
-    done = subprocess.run(
-        [sys.executable, "-c", LAUNCH, *own, str(script), str(steps), str(code)],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=TIMEOUT_S,
-    )
-    assert done.returncode == code, done.stderr
+    done = runs.python("-c", LAUNCH, *own, script, str(steps), str(code))
+    assert done.returncode == code, done.err
     (folder,) = logs.iterdir()
-    return done.stderr, folder
+    return done.err, folder
 
 
 @pytest.mark.torch

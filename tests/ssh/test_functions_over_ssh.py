@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.ssh.test_collect_logs import THERE
-from tests.support.runs import environment
+from tests.support import runs
 from tests.support.ssh_jobs import job
 
 pytestmark = pytest.mark.ssh
@@ -36,20 +33,13 @@ def test_values_of_other_machines_arrive(make_lab, tmp_path: Path, folder: str):
     """Also if the machines share the file system of the run folder."""
     lab = make_lab(2)
     (tmp_path / "job.py").write_text(CODE)
-    done = subprocess.run(
-        [*lab.prefix, sys.executable, str(tmp_path / "job.py"), str(lab.ssh_config), folder],
-        env={**environment(), "OMP_NUM_THREADS": "1", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]},
-        cwd=tmp_path,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert done.returncode == 0, done.stderr
-    values, sizes = done.stdout.splitlines()[-2:]
+    env = {"OMP_NUM_THREADS": "1"}
+    done = runs.python(tmp_path / "job.py", lab.ssh_config, folder, cwd=tmp_path, env=env, under=lab.prefix)
+    assert done.returncode == 0, done.err
+    values, sizes = done.out.splitlines()[-2:]
     assert [(rank, own) for rank, own, _ in eval(values)] == [(0, 0), (1, 1), (2, 2), (3, 3)]
     assert sizes == "{300000}"
-    assert "logs of" not in done.stderr
+    assert "logs of" not in done.err
 
 
 def test_a_program_from_stdin_runs_on_other_machines(make_lab, tmp_path: Path):

@@ -55,7 +55,7 @@ def as_json(ranks: list[dict[str, Any]], absent: list[dict[str, Any]]) -> str:
     return json.dumps(body, indent=2) + "\n"
 
 
-HEALTHY_TEXT = """\
+_HEAD = """\
 NCCL version 2.26.2 compiled with CUDA 12.8
 CUDA runtime version 12080, driver version 12080
 
@@ -66,42 +66,30 @@ Job summary
 (total)   per node  per process    (total)  (total)
       2          4            1          8        8
 
-Communicators... (0.00s)
+Communicators... ({seconds}s)
 =============
 
 Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
     #  in group  per comm  per node  per comm  in group
-    0         1         2         4         8         8   RUNNING      OK
+    0         1         2         4         8         {ranks}   RUNNING  {status:>6}
 
 Errors
 ======
 
+"""
+
+HEALTHY_TEXT = (
+    _HEAD.format(seconds="0.00", ranks=8, status="OK")
+    + """\
 Warnings
 ========
 
 """
+)
 
-BAD_TEXT = """\
-NCCL version 2.26.2 compiled with CUDA 12.8
-CUDA runtime version 12080, driver version 12080
-
-Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-      2          4            1          8        8
-
-Communicators... (5.01s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1         2         4         8         7   RUNNING  INCOMPLETE
-
-Errors
-======
-
+BAD_TEXT = (
+    _HEAD.format(seconds="5.01", ranks=7, status="INCOMPLETE")
+    + """\
 INCOMPLETE
   Missing communicator data from 1 job process
   Process 4105 on node 10.0.0.2 managing GPU 1
@@ -130,6 +118,7 @@ TIMEOUT
   Rank 7 has not launched any operations -- GPU 3 managed by process 4107 on node 10.0.0.2
 
 """
+)
 
 
 @dataclass

@@ -181,3 +181,19 @@ def run(
 ) -> Finished:
     """Run ddplaunch to its end."""
     return start(*arguments, env=env, cwd=cwd, **popen).finish(timeout_s)
+
+
+def python(
+    *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None, under: Sequence[str] = ()
+) -> Finished:
+    """Run Python, from which this checkout's package can be imported, to its end."""
+    done = subprocess.run(
+        [*under, sys.executable, *map(str, arguments)],
+        env=environment(env),
+        cwd=cwd,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)

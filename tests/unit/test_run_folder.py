@@ -32,6 +32,18 @@ def other_run(code: str, *arguments: object) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
 
 
+def told_at_once(runs: list[subprocess.Popen[str]]) -> list[str]:
+    """What other runs print that have all said ``ready`` before any of them goes on."""
+    for run in runs:
+        assert run.stdout
+        assert run.stdout.readline() == "ready\n"
+    for run in runs:
+        assert run.stdin
+        run.stdin.write("\n")
+        run.stdin.flush()
+    return [run.communicate(timeout=60)[0].strip() for run in runs]
+
+
 def old_run(base: Path, name: str, age_s: float) -> Path:
     """A run that has ended."""
     folder = base / name
@@ -70,14 +82,7 @@ def test_a_taken_run_id_gets_a_number(tmp_path: Path) -> None:
 def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -> None:
     code = "print('ready', flush=True); input(); print(create(pathlib.Path(sys.argv[1]), 'job').name)"
     runs = [other_run(code, tmp_path / "base") for _ in range(6)]
-    for run in runs:
-        assert run.stdout
-        assert run.stdout.readline() == "ready\n"
-    for run in runs:
-        assert run.stdin
-        run.stdin.write("\n")
-        run.stdin.flush()
-    names = {run.communicate(timeout=60)[0].strip() for run in runs}
+    names = set(told_at_once(runs))
     assert names == {"job", "job.2", "job.3", "job.4", "job.5", "job.6"}
 
 
@@ -276,14 +281,7 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
         "print('ready', flush=True); input(); print(move_into_run(mine, 'job7', sys.argv[2], (sys.argv[3],)))"
     )
     runs = [other_run(code, tmp_path, key, f"gpu1.{rank}") for rank in range(3) for key in ("k1", "k2")]
-    for run in runs:
-        assert run.stdout
-        assert run.stdout.readline() == "ready\n"
-    for run in runs:
-        assert run.stdin
-        run.stdin.write("\n")
-        run.stdin.flush()
-    paths = [Path(run.communicate(timeout=60)[0].strip()) for run in runs]
+    paths = [Path(path) for path in told_at_once(runs)]
     assert [path.name for path in paths] == [f"gpu1.{rank}" for rank in (0, 0, 1, 1, 2, 2)]
     assert {path.parent.name for path in paths[::2]} | {path.parent.name for path in paths[1::2]} == {"job7", "job7.2"}
     assert len({path.parent for path in paths[::2]}) == len({path.parent for path in paths[1::2]}) == 1
