@@ -16,7 +16,7 @@ from functools import partial
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import node_details
+from ddplaunch.agent import node_details, rendezvous_choice
 from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
@@ -27,12 +27,13 @@ from ddplaunch.agent.events import (
     WorkersSampled,
 )
 from ddplaunch.agent.name_lookup import NameLookup
-from ddplaunch.agent.rendezvous import AgentCallbacks, SingleNodeRendezvous
+from ddplaunch.agent.rendezvous import AgentCallbacks
 from ddplaunch.agent.workers import node_evidence, start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
+from ddplaunch.agent.workers.failure_evidence import FailureEvidence
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
@@ -61,8 +62,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
-    from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.launcher_agent import Report
 
 _DRAIN_S = 0.5
@@ -86,7 +87,7 @@ class Agent:
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
-        self._rendezvous = self._choose_rendezvous(size)
+        self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         self._report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
@@ -96,27 +97,19 @@ class Agent:
         self._helper_pids: dict[int, int] = {}
         self._name_lookups: dict[str, NameLookup] = {}
         self._last_start_at = 0.0
-        # Reasons why the attempt, the run or this node must end. Event handlers set them; conditions of ``_wait`` read
-        # them.
+        # Reasons why the attempt, the run or this node must end. Event handlers set them, conditions of ``_wait`` read.
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None
         self._own_stop_reason: str | None = None
         self._kill_deadline = _NEVER
         self._unkillable_pids: tuple[int, ...] = ()
 
-    def _choose_rendezvous(self, local_world_size: int) -> Rendezvous:
-        if not self._spec.rendezvous and not self._spec.launcher_assigns_rendezvous:
-            return SingleNodeRendezvous(
-                self._spec, local_world_size, lambda: bool(self._stop_order or self._unkillable_pids)
-            )
-        from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous  # A single node starts faster without it.
-
+    def _callbacks(self) -> AgentCallbacks:
         is_stopping = lambda: self._stop_order is not None  # noqa: E731
         has_unkillable = lambda: bool(self._unkillable_pids)  # noqa: E731
-        callbacks = AgentCallbacks(
+        return AgentCallbacks(
             self._wait, is_stopping, has_unkillable, self._start_member, self._outbox.send, self._mailbox.post
         )
-        return MultiNodeRendezvous(self._spec, local_world_size, callbacks)
 
     def run(self) -> tuple[int, ...]:
         """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
@@ -129,9 +122,10 @@ class Agent:
         self._outbox.send(node_details.read(self._spec))
         while (opened := self._rendezvous.next_round()) is not None:
             self._spec = self._rendezvous.complete(self._spec)
-            result = self._rendezvous.finish_round(self._run_attempt(*opened))
+            ended, evidence = self._run_attempt(*opened)
+            result = self._rendezvous.finish_round(ended)
             self._outbox.drain(_DRAIN_S, self._handle_pending_events)
-            self._outbox.send(AttemptEnded(result))
+            self._outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
                 return self.close()
         if self._own_stop_reason is not None:
@@ -148,7 +142,9 @@ class Agent:
 
     # One attempt.
 
-    def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
+    def _run_attempt(
+        self, round_: Round, listener: socket.socket | None
+    ) -> tuple[AttemptResult, tuple[RankEvidence, ...]]:
         started_at, oom_counters = time.monotonic(), OomCounters.read()
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
@@ -167,8 +163,11 @@ class Agent:
         watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
+        failure_evidence = FailureEvidence(group, self._examiner, self._mailbox.post)
         if self._stop_order:
             watch.examine_before_stop(self._wait)
+        elif not self._failure and not group.all_ended:
+            failure_evidence.take(self._wait)
         self._stop_workers(group)
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
@@ -176,7 +175,7 @@ class Agent:
         failure = self._final_failure(out_of_memory)
         reason = failure.reason if failure else self._own_stop_reason or ""
         outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_at
-        return AttemptResult(
+        result = AttemptResult(
             attempt=round_.attempt,
             outcome=outcome,
             exits=exits,
@@ -185,6 +184,7 @@ class Agent:
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
+        return result, () if self._failure or self._stop_order else failure_evidence.of_workers(exits)
 
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)

@@ -54,6 +54,11 @@ class WorkersSampled:
 
 
 @dataclass(frozen=True)
+class WorkersAsked:
+    """A thread has asked the workers of a failed attempt."""
+
+
+@dataclass(frozen=True)
 class CollectivesRead:
     """A thread has read when workers called collectives: ``record`` is for the launcher that watches the job."""
 

@@ -9,10 +9,16 @@ from typing import TYPE_CHECKING
 from ddplaunch.hangs.findings import Finding, Kind, find_reasons
 from ddplaunch.hangs.rank_state import JobState, job_state
 from ddplaunch.hangs.waits import Waits
-from ddplaunch.hangs.wording import finding_sentences, indirect_sentences, since_ns, standing_sentences
+from ddplaunch.hangs.wording import (
+    finding_sentences,
+    indirect_sentences,
+    since_ns,
+    standing_sentences,
+    waiting_sentences,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Sequence
 
     from ddplaunch.hangs.waits import Place
     from ddplaunch.protocol.hang_evidence import RankEvidence
@@ -81,31 +87,37 @@ def explain(evidences: Sequence[RankEvidence]) -> Explanation:
     )
 
 
-def sentence_for_failure(evidences: Sequence[RankEvidence], failed_rank: int) -> str:
-    """Why ``failed_rank`` failed, if it failed because it waited in vain for others; empty if that is not known.
+def explain_failure(
+    evidences: Sequence[RankEvidence], failed: Collection[int], causes: Collection[int]
+) -> tuple[str, ...]:
+    """Where ranks waited, and for whom, when an attempt ended because a collective failed; the cause first.
 
     Arguments:
-        evidences: of all ranks. That of the failed rank is from before its end, or has at least its flight record.
-        failed_rank: the rank of the first failure.
+        evidences: of the ranks of which something is known. Of one that failed it is what it has left.
+        failed: the ranks that have failed.
+        causes: those of them that have failed for another reason than the loss of a peer.
     """
-    waits = Waits([_before_its_end(each) if each.rank == failed_rank else each for each in evidences])
-    place = waits.place_of.get(failed_rank)
-    if place is None:
-        return ""
-    findings = [finding for finding in find_reasons(waits) if set(finding.culprits) - {failed_rank}]
-    findings.sort(key=lambda finding: place not in finding.places)
-    if not findings:
-        return ""
-    headline, *rest = finding_sentences(waits, findings[0])
-    doing = rest[-1:] if findings[0].kind == Kind.MISSING else []
-    return "; ".join([headline, *doing])
+    waits = Waits([_before_its_end(each) for each in evidences], is_over=True)
+    # How far a rank has come that has failed and left nothing is not known.
+    known = {each.rank for each in evidences if _has_left(each) or each.is_running or each.rank not in failed}
+    lines: list[str] = []
+    findings = find_reasons(waits)[:_MAX_FINDINGS]
+    if findings and findings[0].kind in (Kind.MISMATCH, Kind.ORDER):  # The others follow from it.
+        findings = findings[:1]
+    for finding in findings:
+        is_known = known >= {*finding.culprits}
+        lines += finding_sentences(waits, finding) if is_known else waiting_sentences(waits, finding, causes)
+    return tuple(lines[:MAX_SENTENCES])
+
+
+def _has_left(evidence: RankEvidence) -> bool:
+    return bool(evidence.flight_record or evidence.pending)
 
 
 def _before_its_end(evidence: RankEvidence) -> RankEvidence:
-    record = evidence.flight_record
-    if record is None or evidence.is_running:
-        return evidence
-    return replace(evidence, is_running=True, window_s=1.0, silent_s=1.0, collectives_moved=False)
+    """Nothing moved since the moment that the evidence is about."""
+    is_running = evidence.is_running or _has_left(evidence)
+    return replace(evidence, is_running=is_running, window_s=1.0, silent_s=1.0, collectives_moved=False)
 
 
 def _sentences(waits: Waits, findings: list[Finding]) -> tuple[str, ...]:

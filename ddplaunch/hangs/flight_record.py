@@ -1,4 +1,4 @@
-"""Reads the dump of torch's flight recorder, which a user's process wrote: ``_dump_fr_trace_json``, gloo and NCCL.
+"""Reads dumps of torch's flight recorder, which a user's process wrote: ``_dump_fr_trace_json``, gloo and NCCL.
 
 The recorder is a ring buffer of the last calls of collectives. Facts about torch 2.13 on which this module relies:
 
@@ -11,7 +11,9 @@ The recorder is a ring buffer of the last calls of collectives. Facts about torc
 from __future__ import annotations
 
 import contextlib
+import io
 import json
+import pickle
 import re
 from collections import defaultdict
 from dataclasses import replace
@@ -53,11 +55,29 @@ def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> Fligh
         ValueError: one sentence about a dump that is too large, cut off, or not a flight record.
     """
     with _only_value_errors():
-        entries = _entries(dump)
-        calls = _without_batches([(_call(entry), _batch(entry)) for entry in entries])
-        kept = _kept(calls)
-        is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
-        return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
+        return _parsed(_document(dump), groups)
+
+
+def parse_file(dump: bytes) -> FlightRecord:
+    """The end of the flight record in a file that torch wrote when a collective had timed out: a pickle.
+
+    Raises:
+        ValueError: as ``parse``.
+    """
+    with _only_value_errors():
+        document = _unpickled(_limited(dump))
+        return _parsed(document, _configured_groups(document.get("pg_config", {})))
+
+
+def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
+    """The record of a worker that has ended by an exception, with the call that has raised it as unfinished.
+
+    gloo counts that call as finished. It is the newest one of ``group``; empty: the newest of all.
+    """
+    if any(not call.is_done for call in record.calls):
+        return record
+    newest = max((call for call in record.calls if group in ("", call.group)), key=_created_ns, default=None)
+    return replace(record, calls=tuple(replace(call, is_done=call is not newest) for call in record.calls))
 
 
 def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> tuple[CollectiveTimes, ...]:
@@ -69,12 +89,49 @@ def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> t
         ValueError: as ``parse``.
     """
     with _only_value_errors():
-        calls = [_call(entry) for entry in _entries(dump)[-newest:]]
+        calls = [_call(entry) for entry in _entries(_document(dump))[-newest:]]
     by_group: defaultdict[str, dict[int, int]] = defaultdict(dict)
     for call in calls:
         if not call.is_p2p and _SYNCHRONISES.match(call.operation):
             by_group[call.group][call.number] = call.created_ns
     return tuple(_times(rank, host, group, created) for group, created in list(by_group.items())[:MAX_GROUPS])
+
+
+def _created_ns(call: CollectiveCall) -> int:
+    return call.created_ns
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Builds numbers, texts, lists, tuples and dictionaries only: a user's process wrote the pickle.
+
+    The one in C would allocate as much memory as the pickle wants.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it needs {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to another file")
+
+
+def _unpickled(data: bytes) -> Any:
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # It raises whatever a wrong pickle makes it raise.
+        raise ValueError(f"its pickle cannot be read: {error}") from None
+
+
+def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequence[int]]]:
+    """Description and ranks by name, from the part ``pg_config`` of NCCL."""
+    return {name: (_text(group["desc"]), json.loads(group["ranks"])) for name, group in config.items() if name}
+
+
+def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
+    entries = _entries(document)
+    calls = _without_batches([(_call(entry), _batch(entry)) for entry in entries])
+    kept = _kept(calls)
+    is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
+    return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
 
 
 def _times(rank: int, host: str, group: str, created: dict[int, int]) -> CollectiveTimes:
@@ -87,15 +144,23 @@ def _times(rank: int, host: str, group: str, created: dict[int, int]) -> Collect
 def _only_value_errors() -> Iterator[None]:
     try:
         yield
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError, RecursionError) as error:
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
         text = quote(str(error), 100)
         raise ValueError(f"the flight record is too large, cut off or not one of torch: {text}") from error
 
 
-def _entries(dump: bytes) -> list[dict[str, Any]]:
+def _document(dump: bytes) -> Any:
+    return json.loads(_limited(dump))
+
+
+def _limited(dump: bytes) -> bytes:
     if len(dump) > MAX_DUMP_BYTES:
         raise ValueError(f"it has {len(dump)} bytes, at most {MAX_DUMP_BYTES} are read")
-    entries = json.loads(dump).get("entries", [])
+    return dump
+
+
+def _entries(document: Any) -> list[dict[str, Any]]:
+    entries = document.get("entries", [])
     if not isinstance(entries, list):
         raise TypeError("its entries are no list")
     return entries

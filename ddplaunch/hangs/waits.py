@@ -54,9 +54,11 @@ class Waits:
         place_of: the place of each rank that waits.
         ranks_at: the ranks at each place, ascending.
         call_of: the call in which a rank waits, if it is in its flight record.
+        is_over: the evidence is about the end of ranks that have ended since.
     """
 
-    def __init__(self, evidences: Sequence[RankEvidence]) -> None:
+    def __init__(self, evidences: Sequence[RankEvidence], *, is_over: bool = False) -> None:
+        self.is_over = is_over
         self.evidence = {evidence.rank: evidence for evidence in sorted(evidences, key=lambda each: each.rank)}
         self.states = {rank: rank_state(evidence) for rank, evidence in self.evidence.items()}
         self._groups = Groups(evidences)

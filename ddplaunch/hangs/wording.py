@@ -12,7 +12,7 @@ from ddplaunch.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
 from ddplaunch.text import clock, plural, quote, ranks, size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Collection, Iterable
 
     from ddplaunch.hangs.groups import Group
     from ddplaunch.hangs.waits import Place, Waits
@@ -38,6 +38,11 @@ def finding_sentences(waits: Waits, finding: Finding) -> list[str]:
     }[finding.kind]
     doing = standing_sentences(waits, finding.culprits) if finding.kind == Kind.MISSING else []
     return [headline(waits, finding), *_waiting(waits, finding), *doing]
+
+
+def waiting_sentences(waits: Waits, finding: Finding, named: Collection[int] | None = None) -> list[str]:
+    """Who waits where for whom; of these only the ``named`` ranks, unless that is None."""
+    return [_waiting_elsewhere(waits, place, named) for place in finding.places[:_MAX_LINES]]
 
 
 def standing_sentences(waits: Waits, members: Iterable[int]) -> list[str]:
@@ -155,7 +160,7 @@ def _waiting(waits: Waits, finding: Finding) -> list[str]:
         return first + [_waiting_elsewhere(waits, place) for place in finding.places[1:_MAX_LINES]]
     if finding.kind == Kind.UNFINISHED:
         return [_waiting_line(waits, finding.places[0], "there")]
-    return [_waiting_elsewhere(waits, place) for place in finding.places[:_MAX_LINES]]
+    return waiting_sentences(waits, finding)
 
 
 def _waiting_line(waits: Waits, place: Place, where: str) -> str:
@@ -163,11 +168,12 @@ def _waiting_line(waits: Waits, place: Place, where: str) -> str:
     since = since_ns(waits, place)
     line = most_common(waits.evidence[rank].where for rank in there)
     time = f" since {clock(since / 1e9).partition('.')[0]}" if since else ""
-    return f"{ranks(there)} wait{'s' * (len(there) == 1)} {where}{time}{f' ({quote(line, 120)})' if line else ''}"
+    verb = "waited" if waits.is_over else f"wait{'s' * (len(there) == 1)}"
+    return f"{ranks(there)} {verb} {where}{time}{f' ({quote(line, 120)})' if line else ''}"
 
 
-def _waiting_elsewhere(waits: Waits, place: Place) -> str:
-    missing = waits.waits_for(place)
+def _waiting_elsewhere(waits: Waits, place: Place, named: Collection[int] | None = None) -> str:
+    missing = [rank for rank in sorted(waits.waits_for(place)) if named is None or rank in named]
     whom = f" for {ranks(missing)}" if missing and place.rank is None else ""
     return _waiting_line(waits, place, f"in {_place(waits, place)}{whom}")
 

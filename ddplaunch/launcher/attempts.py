@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.hangs.explanation import explain_failure
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.results import AttemptResult, Outcome
 
 if TYPE_CHECKING:
@@ -21,6 +24,7 @@ class _OpenAttempt:
 
     missing: set[int]
     results: list[AttemptResult] = field(default_factory=list)
+    evidence: list[RankEvidence] = field(default_factory=list)
 
 
 class Attempts:
@@ -58,13 +62,16 @@ class Attempts:
         is_first = number not in self._open
         return is_first, self._enter(node, number, participants)
 
-    def on_ended(self, node: int, result: AttemptResult, participants: Sequence[int]) -> list[AttemptResult]:
-        """A node's workers have ended."""
+    def on_ended(
+        self, node: int, result: AttemptResult, participants: Sequence[int], evidence: Iterable[RankEvidence] = ()
+    ) -> list[AttemptResult]:
+        """A node's workers have ended; ``evidence``: what they knew of their collectives, if these have failed."""
         completed = self._enter(node, result.attempt, participants)
         opened = self._open.get(result.attempt)
         if opened is None:  # The attempt was completed without this node.
             return completed
         opened.results.append(result)
+        opened.evidence.extend(evidence)
         return completed + self.remove_node(node)
 
     def remove_node(self, node: int) -> list[AttemptResult]:
@@ -93,10 +100,18 @@ class Attempts:
         return self._complete([number for number, opened in self._open.items() if not opened.missing])
 
     def _complete(self, numbers: Iterable[int]) -> list[AttemptResult]:
-        results = [self._open.pop(number).results for number in sorted(numbers)]
-        completed = [_merge(parts) for parts in results if parts]
+        closed = [self._open.pop(number) for number in sorted(numbers)]
+        completed = [_explained(_merge(each.results), each.evidence) for each in closed if each.results]
         self.ended += completed
         return completed
+
+
+def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
+    failures = first_failure.failures(result.exits)
+    causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
+    failed = [exit_.rank for exit_ in failures]
+    sentences = explain_failure(evidence, failed, causes) if evidence and result.outcome == "failed" else ()
+    return replace(result, collectives=sentences)
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:

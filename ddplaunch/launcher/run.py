@@ -56,11 +56,12 @@ from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, 
 from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -201,8 +202,8 @@ class Run:
                 self._on_first_round_formed(run_dir)
             case AttemptStarted():
                 self._on_attempt_started(node, event)
-            case AttemptEnded(result=result):
-                self._on_attempt_ended(node, result)
+            case AttemptEnded(result=result, evidence=evidence):
+                self._on_attempt_ended(node, result, evidence)
             case NodeLostRendezvous():
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
@@ -283,8 +284,8 @@ class Run:
             self._nodes.rendezvous.on_round_formed()
         self._messages.attempt_started(event, is_first=is_first)
 
-    def _on_attempt_ended(self, node: Node, result: AttemptResult) -> None:
-        completed = self._attempts.on_ended(node.index, result, self._nodes.participants)
+    def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
+        completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
         if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")

@@ -21,12 +21,16 @@ RECORD = b"r"
 HEADER_BYTES = 8
 MAX_PART_BYTES = 64 << 20
 
-CPU_S, GROUPS, PENDING = "cpu_s", "groups", "pending"
-"""Keys of the JSON. A STATUS answer has only the first.
+CPU_S, GROUPS, PENDING, FLIGHT_RECORD = "cpu_s", "groups", "pending", "flight_record"
+"""Keys of the JSON. A STATUS answer has only the first, and only ``RECORD_FILE`` the last.
 
 CPU seconds of all answers so far; name of a group -> [description, ranks]; [function, peer or null, name of the group]
 or null.
 """
+
+RECORD_FILE = "flight_record.json"
+"""File in the log folder of a worker that has ended by an exception because a peer was gone or had not come: JSON with
+what a RECORD answer would have said."""
 
 
 def header(*lengths: int) -> bytes:

@@ -23,6 +23,8 @@ _PEER_LOST = re.compile(
 """Errors of gloo, NCCL and TCPStore in a rank whose *peer* died. The dying rank's sockets close before its exit can be
 seen, so such an error may be dated before the failure that caused it."""
 
+_TIMED_OUT = re.compile(r"timed? ?out", re.IGNORECASE)
+
 KILLED_HINT = "SIGKILL came from outside: a user's kill, the kernel's out-of-memory killer or a job scheduler."
 
 KILLED_FOR_MEMORY = {
@@ -48,7 +50,17 @@ def _failed(exit_: WorkerExit) -> bool:
 
 def is_consequence(exit_: WorkerExit) -> bool:
     """Whether the worker's error is the loss of a peer, so that another worker failed first."""
-    return exit_.error is not None and bool(_PEER_LOST.search(exit_.error.message))
+    return exit_.error is not None and is_peer_loss(exit_.error.message)
+
+
+def is_peer_loss(message: str) -> bool:
+    """Whether an exception with this message says that a peer is gone, or has not come in time."""
+    return bool(_PEER_LOST.search(message))
+
+
+def is_timeout(message: str) -> bool:
+    """Whether an exception of ``is_peer_loss`` says that a peer has not come in time."""
+    return bool(_TIMED_OUT.search(message))
 
 
 def exit_code(exit_: WorkerExit) -> int:

@@ -21,9 +21,8 @@ from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
 
+
 # Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
-
-
 @dataclass(frozen=True)
 class SweepRun:
     """Launcher to agent, in place of an AgentSpec, after the loss of a node's agent.
@@ -257,7 +256,7 @@ class WorkerActivity:
 class WorkersExamined:
     """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
 
-    ``node`` is None where there was no time to ask NCCL and the GPUs. ``all_nodes_at`` is that of ExamineWorkers.
+    ``node`` is None where NCCL and the GPUs were not asked. ``all_nodes_at`` is that of ExamineWorkers.
     """
 
     attempt: Count
@@ -312,10 +311,7 @@ class FaultInjected:
 
 @dataclass(frozen=True)
 class AgentSignalled:
-    """Agent to launcher: another process sent ``signum`` to the agent.
-
-    On any signal but SIGUSR1 and SIGUSR2, the agent also stops its workers.
-    """
+    """Agent to launcher: another process sent ``signum`` to the agent, which stops unless it is SIGUSR1 or SIGUSR2."""
 
     signum: SignalNumber
 
@@ -335,9 +331,13 @@ class Notice:
 
 @dataclass(frozen=True)
 class AttemptEnded:
-    """Agent to launcher: all workers of an attempt on this node, and all their descendants, have ended."""
+    """Agent to launcher: all workers of an attempt on this node, and all their descendants, have ended.
+
+    ``evidence`` is what the workers knew if a collective failed.
+    """
 
     result: AttemptResult
+    evidence: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
 
 
 @dataclass(frozen=True)

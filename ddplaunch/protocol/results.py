@@ -20,6 +20,8 @@ StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
 Outcome = Literal["succeeded", "failed", "stopped"]
 
+_MAX_SENTENCES = 100
+
 
 @dataclass(frozen=True, kw_only=True)
 class Round:
@@ -74,9 +76,9 @@ class WorkerExit:
             not its own.
         tail: last lines of stderr, or of stdout if stderr is empty.
         log_file: the log file to read first; None where no files are kept.
-        whereabouts: after a hang: the main thread's Python line, and why the process was blocked, if it was.
+        whereabouts: after a hang or a failed collective: the main thread's Python line, and why it was blocked, if so.
         node_rank: position of the worker's node in the attempt, as in GROUP_RANK.
-        stacks: after a hang, from a node on another machine: the end of the worker's ``stacks.txt``.
+        stacks: after a hang or a failed collective, from another machine: the end of the worker's ``stacks.txt``.
     """
 
     rank: Count
@@ -110,6 +112,7 @@ class AttemptResult:
         lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
             the first failure.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
+        collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
     """
 
     attempt: Count
@@ -122,6 +125,7 @@ class AttemptResult:
     hung: bool = False
     lost_rendezvous: bool = False
     restart_count: int = 0
+    collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
 
     @property
     def restart_follows(self) -> bool:

@@ -53,6 +53,7 @@ after_script: Callable[[], None] | None = None
 
 _prepared: Callable[[], Callable[[], object]] | None = None
 _error_file, _pid = "", 0
+_keep_record: Callable[[BaseException, str], None] | None = None
 
 
 def prepare(
@@ -147,12 +148,14 @@ def _install(fake_gpus: FakeGpuConfig) -> None:
 
 def _prepare_examination(stacks_file: str, socket_name: str) -> None:
     """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
+    global _keep_record
     if stacks_file:
         _register_stack_dump(stacks_file)
     if socket_name:
         from ddplaunch.worker import responder
 
         responder.prepare(socket_name)
+        _keep_record = responder.keep_record
 
 
 def _register_stack_dump(stacks_file: str) -> None:
@@ -179,6 +182,8 @@ def _exit_with(error: BaseException, error_file: str) -> NoReturn:
     error.__traceback__ = _script_traceback(error)
     if not isinstance(error, KeyboardInterrupt):
         write_error_file(error, error_file)
+        if _keep_record:
+            _keep_record(error, os.path.dirname(error_file))
     try:
         _show(error)
     except SystemExit as end:

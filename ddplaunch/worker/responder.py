@@ -1,10 +1,10 @@
 """Answers the agent's questions about process groups and torch's flight record, also while the script hangs.
 
 Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
-call ever after: it costs nothing until the agent asks. A thread is needed because a main thread that waits in a
-collective runs neither Python code nor Python's signal handlers. Must not load a module in that thread, since the main
-thread may hold the import lock, nor before the script, whose folder may have a module of that name: the imports within
-functions find what torch has loaded.
+call ever after: it costs nothing until the agent asks. Only ``keep_record`` runs in the main thread. A thread is needed
+because a main thread that waits in a collective runs neither Python code nor Python's signal handlers. Must not load a
+module in that thread, since the main thread may hold the import lock, nor before the script, whose folder may have a
+module of that name: the imports within functions find what torch has loaded.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.protocol import examination
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
     from importlib.machinery import ModuleSpec
     from types import FrameType, ModuleType
 
@@ -115,9 +116,10 @@ def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
     record = _flight_record(is_whole)
     if is_whole:
         c10d = sys.modules[_C10D]
-        for key, read in ((examination.GROUPS, _groups), (examination.PENDING, _pending)):
-            with contextlib.suppress(Exception):
-                facts[key] = read(c10d, main_thread)
+        with contextlib.suppress(Exception):
+            facts[examination.GROUPS] = _groups(c10d)
+        with contextlib.suppress(Exception):
+            facts[examination.PENDING] = _pending(c10d, _frames_of_thread(main_thread))
     facts[examination.CPU_S] = time.thread_time()
     return json.dumps(facts).encode(), record
 
@@ -132,7 +134,7 @@ def _flight_record(is_whole: bool) -> bytes:
     return b""
 
 
-def _groups(c10d: Any, _main_thread: int) -> dict[str, tuple[str, list[int]]]:
+def _groups(c10d: Any) -> dict[str, tuple[str, list[int]]]:
     names = dict(c10d._world.pg_names)
     return {
         names[group]: (str(getattr(group, "group_desc", "")), sorted(ranks, key=ranks.__getitem__))
@@ -141,17 +143,57 @@ def _groups(c10d: Any, _main_thread: int) -> dict[str, tuple[str, list[int]]]:
     }
 
 
-def _pending(c10d: Any, main_thread: int) -> tuple[str, int | None, str] | None:
-    """The outermost function of torch's module in which the main thread is, with the rank and group of its call."""
-    frame = sys._current_frames().get(main_thread)
-    found: FrameType | None = None
+def _frames_of_thread(thread: int) -> Iterator[FrameType]:
+    """Innermost first."""
+    frame = sys._current_frames().get(thread)
     while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _pending(c10d: Any, frames: Iterable[FrameType]) -> tuple[str, int | None, str] | None:
+    """The outermost function of torch's module in ``frames``, with the rank and group of its call."""
+    found: FrameType | None = None
+    for frame in frames:
         if frame.f_globals is c10d.__dict__ and not frame.f_code.co_name.startswith("_"):
             found = frame
-        frame = frame.f_back
     if found is None:
         return None
     arguments = dict(found.f_locals)
     group = c10d._world.pg_names.get(arguments.get("group"), "")
     peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
     return found.f_code.co_name, peer, group
+
+
+def keep_record(error: BaseException, folder: str) -> None:
+    """If ``error`` says that a peer is gone or has not come, write what the agent would ask to ``RECORD_FILE``.
+
+    In the main thread, at the end of the script: the agent cannot ask a worker that has ended. Takes up to 0.2 s where
+    the flight record is full. Never raises.
+    """
+    c10d = sys.modules.get(_C10D)
+    if not folder or c10d is None or os.getpid() != _pid:
+        return
+    with contextlib.suppress(Exception):
+        from ddplaunch.protocol import first_failure
+
+        if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
+            return
+        import json
+
+        groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
+        record = _flight_record(is_whole=True) or b"null"
+        facts = json.dumps({examination.GROUPS: groups, examination.PENDING: pending}).encode()
+        path = os.path.join(folder, examination.RECORD_FILE)
+        with open(f"{path}.draft", "wb") as file:
+            file.write(facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n")
+        os.replace(f"{path}.draft", path)
+
+
+def _frames_of_error(error: BaseException) -> list[FrameType]:
+    """Innermost first."""
+    found, step = [], error.__traceback__
+    while step is not None:
+        found.append(step.tb_frame)
+        step = step.tb_next
+    return found[::-1]

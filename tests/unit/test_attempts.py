@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from tests.support.hangs import call, done, evidence
 
 
 def exit_(rank: int, returncode: int = 0) -> WorkerExit:
@@ -34,6 +35,21 @@ def test_a_failure_on_one_node_is_the_attempts():
     [whole] = attempts.on_ended(1, failed, [0, 1])
     assert (whole.outcome, whole.attempt_follows, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
     assert attempts.restart_count == 1
+
+
+def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together():
+    attempts = Attempts()
+    lost = replace(exit_(0, 1), error=WorkerError("Timed out waiting 3000ms for recv operation", "", 1.0))
+    waits = evidence(0, [*done(5), call(6)], world=2, is_running=False, window_s=0.0)
+    is_late = evidence(1, done(5), world=2, host="gpu1", window_s=0.0, where="train.py:9 in load")
+    attempts.on_ended(0, replace(result(0, rank=0, outcome="failed"), exits=(lost,)), [0, 1], [waits])
+    [whole] = attempts.on_ended(1, result(0, rank=1, outcome="stopped"), [0, 1], [is_late])
+    assert whole.collectives[0] == "rank 1 on gpu1 never joined all_reduce #6 of default_pg (3 floats)"
+    assert whole.collectives[-1] == "rank 1 is at train.py:9 in load"
+
+
+def test_sentences_of_an_agent_are_not_believed():
+    assert Attempts().on_ended(0, result(0, rank=0, collectives=("made up",)), [0])[0].collectives == ()
 
 
 def test_a_lost_node_is_not_waited_for():

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.hangs.explanation import MAX_SENTENCES, Explanation, explain, sentence_for_failure
+from ddplaunch.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure
 from ddplaunch.hangs.rank_state import JobState
 from ddplaunch.protocol.hang_evidence import PendingCall, RankEvidence
 from ddplaunch.protocol.wire import to_json
@@ -419,23 +419,52 @@ def test_many_places_are_summarised() -> None:
 # The failure page.
 
 
-def test_failure_because_another_rank_is_missing() -> None:
-    ranks = [waiting(0), waiting(1), evidence(2, done(5), **ABSENT), waiting(3)]
-    ranks[1] = replace(ranks[1], is_running=False)
-    assert sentence_for_failure(ranks, 1) == (
-        "rank 2 never joined all_reduce #6 of default_pg (3 floats); "
-        "rank 2 is at train.py:6 in <module> (sleep), suspended by a signal"
+GONE = {"is_running": False, "window_s": 0.0}
+
+
+def failed(rank: int, *calls: object, **fields: object) -> RankEvidence:
+    """A rank that has failed in the last of ``calls``, or in all_reduce #6."""
+    return waiting(rank, *calls, **{**GONE, **fields})
+
+
+def test_failure_because_another_rank_did_not_come() -> None:
+    ranks = [failed(0), failed(1), evidence(2, done(5), **{**ABSENT, "window_s": 0.0}), failed(3)]
+    assert explain_failure(ranks, failed=[0, 1, 3], causes=[]) == (
+        "rank 2 never joined all_reduce #6 of default_pg (3 floats)",
+        "ranks 0-1, 3 waited there since 14:47:37 (train.py:7 in step)",
+        "rank 2 is at train.py:6 in <module> (sleep), suspended by a signal",
+    )
+
+
+def test_failure_of_ranks_whose_peer_has_ended_without_a_failure() -> None:
+    first, *_ = explain_failure([failed(0), failed(1), evidence(2, **GONE), failed(3)], failed=[0, 1, 3], causes=[])
+    assert first == "rank 2 never joined all_reduce #6 of default_pg (3 floats)"
+
+
+def test_how_far_a_rank_came_that_has_died_is_not_claimed() -> None:
+    """Rank 1 has lost its peer, too, and has left nothing: it is not waited for."""
+    ranks = [failed(0), evidence(1, **GONE), evidence(2, **GONE), failed(3)]
+    assert explain_failure(ranks, failed=[0, 1, 2, 3], causes=[2]) == (
+        "ranks 0, 3 waited in all_reduce #6 of default_pg (3 floats) for rank 2 since 14:47:37 (train.py:7 in step)",
+    )
+
+
+def test_a_failure_of_which_only_the_ranks_of_one_node_are_known() -> None:
+    """Where each node has a launcher: the ranks of the others may have come."""
+    assert explain_failure([failed(0), failed(1)], failed=[0, 1], causes=[]) == (
+        "ranks 0-1 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7 in step)",
     )
 
 
 def test_failure_that_has_nothing_to_do_with_waiting() -> None:
-    assert not sentence_for_failure([waiting(0), evidence(1, is_running=False)], 1)
-    assert not sentence_for_failure([evidence(0, done(3)), evidence(1, done(3))], 1)
-    assert not sentence_for_failure([], 1)
+    assert not explain_failure([evidence(0, done(3)), evidence(1, done(3))], failed=[1], causes=[1])
+    assert not explain_failure([], failed=[], causes=[])
 
 
 def test_failure_with_a_mismatch() -> None:
-    assert sentence_for_failure(recorded("operation"), 0).startswith("call #4 of default_pg is not the same")
+    ranks = [failed(0), failed(1), failed(2, *done(5), call(6, size=4000)), failed(3)]
+    first, *_ = explain_failure(ranks, failed=[1], causes=[1])
+    assert first.startswith("call #6 of default_pg is not the same on all ranks: ranks 0-1, 3 called all_reduce")
 
 
 def test_a_rank_that_has_not_been_watched() -> None:

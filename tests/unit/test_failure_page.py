@@ -57,6 +57,14 @@ def page(*exits: WorkerExit, **fields: Any) -> str:
     return failure_page.page(failed(*exits, **fields))
 
 
+def test_where_ranks_waited_when_a_collective_failed() -> None:
+    exits = (ended(0, 1, error=WorkerError("RuntimeError: Timed out", "", NOON)),)
+    waits = ("rank 2 never joined all_reduce #6", "ranks 0-1 waited\nthere")
+    attempt = AttemptResult(0, "failed", exits, 61.5, collectives=waits)
+    lines = failure_page.page(replace(failed(*exits), attempts=(attempt,))).splitlines()
+    assert lines[3:5] == ["waiting:  rank 2 never joined all_reduce #6", "          ranks 0-1 waited\\nthere"]
+
+
 def test_no_field_of_the_page_steers_the_terminal_or_begins_a_line() -> None:
     evil = "\x1b]0;owned\x07\nall is well"
     exit_ = ended(0, 1, log_file=evil, whereabouts=evil, error=WorkerError(evil, "", NOON), tail=(evil,))

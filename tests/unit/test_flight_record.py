@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import pickle
 from typing import Any
 
 import pytest
 
 from ddplaunch.hangs import flight_record
-from ddplaunch.hangs.flight_record import parse, parse_times
+from ddplaunch.hangs.flight_record import parse, parse_file, parse_times, with_failed_call
 from ddplaunch.protocol.hang_evidence import MAX_CALLS, FlightRecord, ProcessGroup
 from ddplaunch.protocol.wire import decode, encode
 from tests.support.hangs import recorded
@@ -154,6 +155,49 @@ def test_a_huge_dump(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flight_record, "MAX_DUMP_BYTES", 100)
     with pytest.raises(ValueError, match="bytes, at most 100 are read"):
         parse(dump(entry(1)), GROUPS)
+
+
+def file(*entries: dict[str, Any]) -> bytes:
+    """A file as torch's watchdog of NCCL writes it."""
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    frames = [{"name": "step", "filename": "train.py", "line": 7}]
+    return pickle.dumps({"pg_config": config, "entries": [{**each, "frames": frames} for each in entries]}, protocol=2)
+
+
+def test_a_file_of_the_watchdog() -> None:
+    record = parse_file(file(entry(1), entry(2, state="scheduled")))
+    assert record.groups == (ProcessGroup("0", "default_pg", (0, 1)),)
+    assert [(call.number, call.is_done) for call in record.calls] == [(1, True), (2, False)]
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        pickle.dumps(print),
+        pickle.dumps({"entries": [Exception("x")]}),
+        b"\x80\x02c__builtin__\neval\n(X\x03\x00\x00\x001+1tR.",
+        b"\x80\x02]r\xff\xff\xff\xff.",
+        b"\x80\x04\x95\xff",
+        b"\x80\x02}b.",
+        b"P1\n.",
+        b"",
+        file(entry(1))[:-20],
+    ],
+)
+def test_a_file_that_is_no_flight_record_does_nothing(data: bytes) -> None:
+    with pytest.raises(ValueError, match="the flight record is too large, cut off or not one of torch"):
+        parse_file(data)
+
+
+def test_the_call_that_has_failed_is_unfinished() -> None:
+    """gloo has counted it as finished."""
+    record = parse(dump(entry(1), entry(2), entry(1, process_group=["1", "tp"], time_created_ns=5)), GROUPS)
+    for group, open_call in (("", ("0", 2)), ("1", ("1", 1))):
+        calls = with_failed_call(record, group).calls
+        assert [(call.group, call.number) for call in calls if not call.is_done] == [open_call]
+    waiting = parse(dump(entry(1, state="scheduled"), entry(2)), GROUPS)
+    assert with_failed_call(waiting, "") == waiting
+    assert with_failed_call(FlightRecord(), "").calls == ()
 
 
 def test_an_empty_record() -> None:

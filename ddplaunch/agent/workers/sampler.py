@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.examiner import Answer, Examiner
 
 _MAX_MISSING_CHARS = 300
-_MAX_NAME = 100
+MAX_NAME = 100
 _MAX_RANK = 1 << 24
 
 
@@ -83,7 +83,7 @@ def _sample(
     record, missing = None, _missing_status(examiner, pid, status)
     if answer and answer.record:
         try:
-            record = flight_record.parse(answer.record, _groups(answer))
+            record = flight_record.parse(answer.record, groups(answer))
         except ValueError as error:
             missing = f"torch's flight record: {error}"[:_MAX_MISSING_CHARS]
     return Sample(
@@ -93,7 +93,7 @@ def _sample(
         answers_cpu_s=max([0.0, *(cpu_s(each) for each in (status, answer) if each)]),
         status=status.record if status else b"",
         flight_record=record,
-        pending=_pending(answer) if answer else None,
+        pending=pending(answer) if answer else None,
         waits_for_input=process_activity.waits_for_input(pid),
         blocked_state=process_activity.blocked_state(pid),
         missing_sources=(missing,) if missing else (),
@@ -122,19 +122,20 @@ def _facts(answer: Answer) -> dict[str, object]:
     return {}
 
 
-def _groups(answer: Answer) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """Name of each process group -> description and ranks; what does not fit is left out."""
+def groups(answer: Answer) -> dict[str, tuple[str, tuple[int, ...]]]:
+    """Name of each process group of the worker -> description and ranks; what does not fit is left out."""
     found = _facts(answer).get(examination.GROUPS)
-    groups = {}
+    known = {}
     for name, group in found.items() if isinstance(found, dict) else ():
         with contextlib.suppress(ValueError, TypeError):
             description, ranks = group
             if isinstance(description, str) and all(type(rank) is int for rank in ranks):
-                groups[name] = (description, tuple(ranks))
-    return groups
+                known[name] = (description, tuple(ranks))
+    return known
 
 
-def _pending(answer: Answer) -> PendingCall | None:
+def pending(answer: Answer) -> PendingCall | None:
+    """The function of torch.distributed in which the worker's main thread is."""
     found = _facts(answer).get(examination.PENDING)
     if not isinstance(found, list) or len(found) != 3:
         return None
@@ -142,4 +143,4 @@ def _pending(answer: Answer) -> PendingCall | None:
     is_rank = type(peer) is int and 0 <= peer < _MAX_RANK
     if not isinstance(function, str) or not isinstance(group, str) or not f"{function}{group}".isprintable():
         return None
-    return PendingCall(function[:_MAX_NAME], peer if is_rank else None, group[:_MAX_NAME])
+    return PendingCall(function[:MAX_NAME], peer if is_rank else None, group[:MAX_NAME])

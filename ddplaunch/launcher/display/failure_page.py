@@ -40,7 +40,7 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
     parts = [_rule("ddplaunch: the job failed")]
     early = _early_exits(attempt, first) if attempt else []
     if first:
-        parts += [*_headline(first), *_before(early, first), *_cause(first)]
+        parts += [*_headline(first), *_before(early, first), *_collectives(attempt), *_cause(first)]
     if attempt and attempt.reason:
         reason = quote(attempt.reason, _MAX_COLUMNS)
         parts += [*([""] if first else []), reason, *([] if first else _before(early, first))]
@@ -100,6 +100,11 @@ def _before(early: Sequence[WorkerExit], first: WorkerExit | None) -> list[str]:
     earlier_s = first.time_s - early[0].time_s if first and first.host == early[0].host else 0.0
     when = f", {_duration(earlier_s)} earlier" if earlier_s > 0 else ""
     return [f"before: {who} ended with exit code 0{when}, while others went on: the probable cause"]
+
+
+def _collectives(attempt: AttemptResult | None) -> list[str]:
+    sentences = [quote(text, _MAX_COLUMNS) for text in attempt.collectives] if attempt else []
+    return [f"{'' if number else 'waiting:':9} {text}" for number, text in enumerate(sentences)]
 
 
 def _duration(duration_s: float) -> str:

@@ -12,6 +12,7 @@ from ddplaunch.errors import Level
 from ddplaunch.hangs import slow_ranks
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
+from ddplaunch.protocol import first_failure
 from ddplaunch.text import duration, escape, plural, quote, ranks
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class UserMessages:
             return
         if result.restart_follows:
             restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
-            self.show(f"{failure_page.attempt_line(result)}; {restart}", Level.NORMAL)
+            self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL)
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 
@@ -197,6 +198,13 @@ class UserMessages:
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
         self._console.close()
+
+
+def _late_ranks(result: AttemptResult) -> str:
+    """For whom the first failure has waited, if that is why it has failed."""
+    first = result.cause or first_failure.first_failure(result.exits)
+    is_why = result.collectives and first is not None and first_failure.is_consequence(first)
+    return f"; {quote(result.collectives[0], 1000)}" if is_why else ""
 
 
 def collectives_table(result: RunResult) -> list[str]:

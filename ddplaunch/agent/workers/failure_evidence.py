@@ -1,0 +1,154 @@
+"""What the workers of a failed attempt know of their collectives: who waited for whom.
+
+Runs in the agent, main thread only; a short-lived thread asks the workers that still run. A worker that has failed has
+left its record in a file: ``examination.RECORD_FILE``, or torch's own where its watchdog has ended the worker. Must not
+interpret the records: the launcher has those of all nodes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import stat
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import WorkersAsked
+from ddplaunch.agent.workers import sampler
+from ddplaunch.agent.workers.examiner import Answer
+from ddplaunch.agent.workers.exit_details import read_error_file
+from ddplaunch.hangs import flight_record
+from ddplaunch.protocol import environment, examination, first_failure, stack_dump
+from ddplaunch.protocol.hang_evidence import FlightRecord, RankEvidence
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.agent.workers.activity_watch import Wait
+    from ddplaunch.agent.workers.examiner import Examiner
+    from ddplaunch.agent.workers.worker import Worker
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.protocol.hang_evidence import PendingCall
+    from ddplaunch.protocol.results import WorkerExit
+
+_TIMED_OUT_S, _FAILED_S, _ELSEWHERE_S = 0.5, 0.02, 0.15
+"""How long the stop waits for answers: after a collective has timed out or aborted the process; after another failure,
+which the page can explain without them; where another node has failed. With a short flight record a worker answers in
+1 ms, with a full one in 0.1 s."""
+
+_MAX_CALLS = 16
+"""Newest calls that are sent: all workers of a large job fail together."""
+
+
+class FailureEvidence:
+    """Evidence of one attempt."""
+
+    def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[object], None]) -> None:
+        """``examiner`` asks the workers of ``group``; ``post`` posts an event to this agent, from any thread."""
+        self._group, self._examiner, self._post = group, examiner, post
+        self._answers: dict[int, Answer] = {}
+        self._was_asked = False
+
+    def take(self, wait: Wait) -> None:
+        """Ask the workers that still run, before they are stopped."""
+        pids = self._group.pids_by_local_rank()
+        limit_s = self._limit_s()
+        if not any(self._examiner.is_connected(pid) for pid in pids.values()):
+            return
+        self._was_asked = True
+        self._group.request_stacks(resume=False)
+        found: list[dict[int, Answer]] = []
+
+        def ask() -> None:
+            found.append(self._examiner.ask(pids.values(), examination.RECORD, limit_s))
+            self._post(WorkersAsked())
+
+        threading.Thread(target=ask, name="failure", daemon=True).start()
+        end_s = time.monotonic() + limit_s
+        wait(lambda: bool(found) or self._group.all_ended, lambda: end_s)
+        by_pid = found[0] if found else {}
+        self._answers = {local_rank: by_pid[pid] for local_rank, pid in pids.items() if pid in by_pid}
+
+    def _limit_s(self) -> float:
+        ended = [worker for worker in self._group.workers if worker.returncode]
+        if not ended:
+            return _ELSEWHERE_S
+        is_aborted = any(worker.returncode == -signal.SIGABRT for worker in ended)  # By gloo, or by torch's watchdog.
+        return _TIMED_OUT_S if is_aborted or any(map(_has_timed_out, ended)) else _FAILED_S
+
+    def of_workers(self, exits: Sequence[WorkerExit]) -> tuple[RankEvidence, ...]:
+        """Evidence of all workers, which have ended as ``exits``; empty if none has left any."""
+        found = (
+            tuple(map(self._of_worker, self._group.workers, exits)) if len(exits) == len(self._group.workers) else ()
+        )
+        return found if any(each.flight_record or each.pending for each in found) else ()
+
+    def _of_worker(self, worker: Worker, exit_: WorkerExit) -> RankEvidence:
+        record, pending = _left(worker) if exit_.returncode and not exit_.stopped else (None, None)
+        answer = self._answers.get(worker.local_rank)
+        was_running = answer is not None or (self._was_asked and exit_.stopped)
+        if answer and not record and not pending:
+            record, pending = _record_of(answer), sampler.pending(answer)
+        line = stack_dump.raised_at(exit_.error.traceback) if exit_.error else ""
+        return RankEvidence(
+            rank=worker.rank,
+            local_rank=worker.local_rank,
+            host=self._group.host,
+            pid=worker.pid,
+            is_running=was_running,
+            blocked_state=worker.blocked_state if was_running else "",
+            where=(line or stack_dump.whereabouts("".join(worker.stacks[-1:])))[: sampler.MAX_NAME],
+            pending=pending,
+            flight_record=record and _shortened(record),
+        )
+
+
+def _has_timed_out(worker: Worker) -> bool:
+    error = read_error_file(worker.error_file) if worker.error_file else None
+    return error is not None and first_failure.is_peer_loss(error.message) and first_failure.is_timeout(error.message)
+
+
+def _torch_file(worker: Worker) -> Path | None:
+    return worker.worker_dir and worker.worker_dir / f"{environment.FLIGHT_RECORD_FILE}{worker.rank}"
+
+
+def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
+    """What a worker that has failed has left in its files."""
+    if not worker.worker_dir:
+        return None, None
+    with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
+        found = json.loads(_read(worker.worker_dir / examination.RECORD_FILE))
+        record = json.dumps(found.pop(examination.FLIGHT_RECORD, None)).encode()
+        answer = Answer(json.dumps(found).encode(), record)
+        pending, parsed = sampler.pending(answer), _record_of(answer)
+        return parsed and flight_record.with_failed_call(parsed, pending.group if pending else ""), pending
+    path = _torch_file(worker)
+    with contextlib.suppress(OSError, ValueError):
+        return flight_record.parse_file(_read(path)) if path else None, None
+    return None, None
+
+
+def _read(path: Path) -> bytes:
+    """A regular file's begin, one byte more than a flight record may have."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise OSError("not a regular file")
+        return file.read(flight_record.MAX_DUMP_BYTES + 1)
+
+
+def _record_of(answer: Answer) -> FlightRecord | None:
+    with contextlib.suppress(ValueError):
+        return flight_record.parse(answer.record, sampler.groups(answer))
+    return None
+
+
+def _shortened(record: FlightRecord) -> FlightRecord:
+    unfinished = [call for call in record.calls if not call.is_done][:_MAX_CALLS]
+    kept = {id(call) for call in (*unfinished, *record.calls[-_MAX_CALLS:])}
+    return replace(record, calls=tuple(call for call in record.calls if id(call) in kept))

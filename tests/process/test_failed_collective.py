@@ -1,0 +1,56 @@
+"""Real gloo jobs that fail in a collective: the page says who never came, and where the others waited."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.support.runs import run
+
+pytestmark = pytest.mark.torch
+
+TRAIN = """
+import datetime, os, sys, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo", timeout=datetime.timedelta(seconds=2))
+for _ in range(5):
+    dist.all_reduce(torch.ones(3))
+if dist.get_rank() == 2:
+    if sys.argv[1] == "sleep":
+        time.sleep(1000)
+    os._exit(int(sys.argv[1]))
+dist.all_reduce(torch.ones(3))
+"""
+
+
+def waiting(tmp_path: Path, *arguments: str) -> list[str]:
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN)
+    finished = run(*arguments[:-1], script, arguments[-1])
+    (attempt,) = finished.report["attempts"]
+    shown = re.search(r"^waiting:  (.*\n(?: {10}.*\n)*)", finished.err, re.MULTILINE)
+    assert shown, finished.err
+    assert [line.strip() for line in shown[1].splitlines()] == attempt["collectives"]
+    return attempt["collectives"]
+
+
+@pytest.mark.parametrize(
+    ("options", "host"),
+    [(("--nproc-per-node", "3"), ""), (("--dry-run", "--nnodes", "3", "--nproc-per-node", "1"), " on node2")],
+    ids=["one node", "three nodes"],
+)
+def test_a_timeout_names_the_rank_that_did_not_come(tmp_path: Path, options: tuple[str, ...], host: str) -> None:
+    first, second, third = waiting(tmp_path, *options, "sleep")
+    assert first == f"rank 2{host} never joined all_reduce #6 of default_pg (3 floats)"
+    assert re.fullmatch(r"ranks 0-1 waited there since [\d:]+ \(train.py:11\)", second)
+    assert third.startswith("rank 2 is at train.py:9 in <module>")
+
+
+def test_where_the_others_were_when_a_rank_died(tmp_path: Path) -> None:
+    """How many of them can still tell it is a race against the stop."""
+    lines = waiting(tmp_path, "--nproc-per-node", "3", "3")
+    assert re.fullmatch(
+        r"ranks? [01-]+ waited in all_reduce #6 of default_pg \(3 floats\) for rank 2 since .*", lines[0]
+    )
