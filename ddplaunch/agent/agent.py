@@ -394,6 +394,6 @@ class Agent:
         watch, is_first = self._activity_watch, self._stop_order is None
         self._stop_order = order
         self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
-        is_examined_first = is_first and watch is not None and watch.is_quiet
+        is_examined_first = is_first and watch is not None and watch.delays_stop
         if self._group and not self._forkserver.is_starting and not is_examined_first:
             self._group.stop(order.signum)

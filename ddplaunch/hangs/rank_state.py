@@ -38,7 +38,7 @@ class RankState(str, enum.Enum):
     UNKNOWN = "unknown"
     """It has not been watched for any time."""
     DEBUGGED = "debugged"
-    """Its main thread is in a debugger: a person decides when it goes on."""
+    """One of its threads is in a debugger: a person decides when it goes on."""
     BLOCKED = "blocked"
     """The kernel does not run it, for example because a signal suspended it, and its descendants do nothing."""
     WAITING = "waiting"

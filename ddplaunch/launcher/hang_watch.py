@@ -77,7 +77,8 @@ class HangWatch:
         self._count = 0
         self._reported: JobState | None = None
         self._not_before = 0.0
-        self._at_stop: list[RankEvidence] = []
+        self._ranks_at_stop: list[RankEvidence] = []
+        self._nodes_at_stop: list[NodeEvidence] = []
 
     # Events.
 
@@ -118,7 +119,8 @@ class HangWatch:
 
     def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
         if event.number == 0:  # Before a stop.
-            self._at_stop.extend(event.ranks)
+            self._ranks_at_stop.extend(event.ranks)
+            self._nodes_at_stop.extend([event.node] if event.node else [])
         examination = self._examination
         if examination and event.number == examination.number and index in examination.missing:
             examination.missing.discard(index)
@@ -225,10 +227,10 @@ class HangWatch:
         return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
 
     def show_stopped(self) -> None:
-        """At the end of the run: where the workers were, if the user stopped a job that had been quiet for long."""
-        if self._at_stop:
-            found = explain(self._at_stop)
-            path = self._write(self._at_stop, (), found)
+        """At the end of the run: where the workers were, if it was stopped when it had been quiet for long."""
+        found = with_gpus(explain(self._ranks_at_stop), self._nodes_at_stop)
+        if self._ranks_at_stop and found.job_state is not JobState.MOVING:
+            path = self._write(self._ranks_at_stop, self._nodes_at_stop, found)
             self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
             for sentence in found.sentences:
                 self._messages.show(f"  {sentence}", Level.NORMAL)

@@ -110,7 +110,7 @@ class RankEvidence:
         stack_is_same: two stacks of the main thread, seconds apart, are equal; None if there are fewer than two.
         stacks: Python stacks of all threads, faulthandler's format, the main thread last; cut at the begin.
         waits_for_input: it reads from standard input.
-        debugger: name of the debugger in which its main thread is; empty if in none.
+        debugger: name of the debugger in which one of its threads is; empty if in none.
         pending: function of torch.distributed in which its main thread is.
         busy_child: command and state of the descendant that used the most CPU, or that is blocked; empty if none.
         missing_sources: what could not be asked, and why, one sentence each.

@@ -25,6 +25,7 @@ DUMP_S = 1.0
 """Time for the workers to write their stacks."""
 
 _DEBUGGER = re.compile(r"/(?P<name>ipdb|pudb|pdb|bdb|pydevd|debugpy|remote_pdb)(?:\.py\"|/|_)")
+_DEBUGGER_WAITS = re.compile(r" in (_?cmdloop|interaction|_?do_wait_suspend|wait_for_client)$", re.MULTILINE)
 _FRAME = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+),? in (?P<name>.*)')
 _WORKER_PACKAGE = re.escape(str(Path(__file__).parents[1] / "worker"))
 _LIBRARY_PATH = re.compile(rf"/(site|dist)-packages/|/lib(64)?/python3[^/]*/|^{_WORKER_PACKAGE}/|^<")
@@ -50,9 +51,14 @@ def main_thread(dump: str) -> str:
 
 
 def debugger(dump: str) -> str:
-    """Name of the debugger in which the main thread is; empty if in none."""
-    match = _DEBUGGER.search(main_thread(dump))
-    return match["name"] if match else ""
+    """Name of the debugger in which the main thread is, or in which another thread waits for a command; empty if none.
+
+    Debuggers have threads of their own, which are there also while the script runs.
+    """
+    *others, main = dump.split("(most recent call first):")
+    waiting = (thread for thread in others if _DEBUGGER_WAITS.search(thread))
+    found = (_DEBUGGER.search(thread) for thread in (main, *waiting))
+    return next((match["name"] for match in found if match), "")
 
 
 def raised_at(traceback: str) -> str:

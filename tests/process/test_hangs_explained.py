@@ -90,3 +90,12 @@ def test_a_rank_that_does_little_for_long_is_no_hang(tmp_path: Path) -> None:
     finished = run(*NODES[1], "--hang-timeout", "2", script)
     assert finished.returncode == 0, finished.err
     assert "hang" not in finished.err
+
+
+def test_a_hung_job_that_is_stopped_says_where_it_stood() -> None:
+    running = hang("lock")
+    running.wait_for(r"all stacks: \S+")
+    running.signal(signal.SIGINT)
+    err = running.finish().err
+    assert re.search(r"when it was stopped \(stacks: \S+/hang_\d\.txt\):\n", err), err
+    assert "rank 2 never joined all_reduce #3 of default_pg" in err.partition("when it was stopped")[2]

@@ -51,14 +51,19 @@ class Watched:
             pids_by_local_rank=lambda: {0: PID},
         )
         self.reports: list[Any] = []
+        self.node_limits_s: list[float] = []
         self.events: list[Any] = []
         self.watch = ActivityWatch(
             TimeoutConfig(**{"hang_report_s": None, **timeouts}),
             self.group,  # type: ignore[arg-type]
             Examiner(is_needed=False),
-            lambda: NodeEvidence(host="node1"),
+            self._ask_node,
             Routes(self.reports.append, self.reports.append, self.events.append),
         )
+
+    def _ask_node(self, limit_s: float) -> NodeEvidence:
+        self.node_limits_s.append(limit_s)
+        return NodeEvidence(host="node1")
 
     def _sample(self) -> Sample:
         return Sample(PID, self.now, ProcessActivity({PID: self.cpu_s}, {PID: 0}, 0.0))
@@ -187,13 +192,15 @@ def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) 
 
 def test_before_a_stop_quiet_workers_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_report_s=300.0)
-    watched.run(*[nothing] * 4)
-    assert watched.now - 1000 > 30
+    watched.run(nothing, nothing)
+    assert watched.now - 1000 >= 10
 
     def wait(done: Callable[[], bool], _deadline: object) -> bool:
         watched._events_are_handled()
         return done()
 
     watched.watch.examine_before_stop(wait)  # type: ignore[arg-type]
-    assert isinstance(watched.reports[-1], WorkersExamined)
-    assert watched.reports[-1].number == 0
+    last = watched.reports[-1]
+    assert isinstance(last, WorkersExamined)
+    assert (last.number, last.node, watched.node_limits_s) == (0, NodeEvidence(host="node1"), [0.4])
+    assert not watched.watch.delays_stop, "the attempt has ended"

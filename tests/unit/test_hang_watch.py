@@ -189,6 +189,12 @@ def test_where_each_node_has_a_launcher_the_order_goes_to_all_nodes(
     assert watched.sent == [OrderToNodes(ExamineWorkers(0, 1))]
 
 
+def test_a_job_that_moved_when_it_was_stopped_is_not_explained(watched: Watched) -> None:
+    watched.watch.on_report(0, (0,), WorkersExamined(0, 0, (replace(WAITS, collectives_moved=True),)))
+    watched.watch.show_stopped()
+    assert not watched.shown
+
+
 def test_what_the_ranks_did_before_the_user_stopped_the_job_is_shown(watched: Watched) -> None:
     watched.watch.on_report(0, (0, 1), WorkersExamined(0, 0, (WAITS,)))
     watched.watch.on_report(1, (0, 1), WorkersExamined(0, 0, (SLEEPS,)))

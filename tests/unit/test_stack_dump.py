@@ -40,6 +40,28 @@ def test_the_scripts_own_frame_and_what_it_called(text: str, place: str) -> None
     assert stack_dump.whereabouts(text) == place
 
 
+PDB = '  File "/usr/lib/python3.11/pdb.py", line 363 in interaction\n' + OWN
+PYDEVD = '  File "/venv/debugpy/_vendored/pydevd/pydevd.py", line 2195 in {}\n'
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (HEAD + OWN, ""),
+        (HEAD + PDB, "pdb"),
+        (OTHER + HEAD + PDB, "pdb"),
+        (HEAD + PDB + OTHER + HEAD + OWN, "pdb"),
+        (HEAD + PYDEVD.format("_do_wait_suspend") + HEAD + OWN, "debugpy"),
+        (HEAD + PYDEVD.format("_on_run") + HEAD + OWN, ""),
+        (HEAD + '  File "/home/ada/game.py", line 3 in interaction\n' + HEAD + OWN, ""),
+        ("", ""),
+    ],
+    ids=["none", "main", "main, others", "other", "debugpy", "debugpy runs", "no debugger", "nothing"],
+)
+def test_a_debugger_is_found_in_every_thread(text: str, name: str) -> None:
+    assert stack_dump.debugger(text) == name
+
+
 def test_what_this_interpreter_writes_is_understood(tmp_path: Path) -> None:
     script, stacks = tmp_path / "train.py", tmp_path / "stacks"
     script.write_text(

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
-from ddplaunch.agent.workers import evidence, sampler
+from ddplaunch.agent.workers import evidence, node_evidence, sampler
+from ddplaunch.agent.workers.examiner import ANSWER_S
 from ddplaunch.hangs.rank_state import RankState, rank_state
 from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
@@ -39,8 +40,13 @@ _FIRST_SAMPLE_S = 10.0
 _MAX_PERIOD_S = 30.0
 _MIN_PERIOD_S = 0.5
 _STACKS_APART_S = 2.0
-_QUIET_AT_STOP_S = 30.0
-_STOP_EXAMINATION_S = 1.0
+_QUIET_AT_STOP_S = 10.0
+"""After so long a job may seem to hang to the user who stops it."""
+
+_STOP_EXAMINATION_S, _STOP_NODE_S, _STOP_ANSWER_S = 0.5, 0.4, 0.15
+"""How long a stop waits for the examination, and that for NCCL and the GPUs, and for a worker's answer to each of two
+questions."""
+
 _ACTIVE = {RankState.MOVING, RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}
 
 
@@ -71,7 +77,7 @@ class ActivityWatch:
         timeouts: TimeoutConfig,
         group: WorkerGroup,
         examiner: Examiner,
-        node_evidence: Callable[[], NodeEvidence],
+        ask_node: Callable[[float], NodeEvidence],
         routes: Routes,
     ) -> None:
         """The watch begins with ``watch``.
@@ -80,7 +86,7 @@ class ActivityWatch:
             timeouts: after which times something follows.
             group: the workers of the attempt.
             examiner: asks the workers for their flight records.
-            node_evidence: asks NCCL and the GPUs; blocks for seconds.
+            ask_node: asks NCCL and the GPUs; blocks for up to the given number of seconds.
             routes: where the findings go.
         """
         self.is_hung = False
@@ -88,10 +94,11 @@ class ActivityWatch:
         shortest = min(self._limits, default=_NEVER)
         self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else _NEVER
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
-        self._group, self._examiner, self._node_evidence = group, examiner, node_evidence
+        self._group, self._examiner, self._node_evidence = group, examiner, ask_node
         self._send, self._post, self._to_own_launcher = routes.report, routes.post, routes.to_own_launcher
         self._deadline = self._progress_at = self._busy_at = 0.0
         self._samples: dict[int, Sample] = {}
+        self._node: NodeEvidence | None = None
         self._active_samples: dict[int, Sample] = {}
         """The samples when a worker last moved or was busy: whoever does little is seen over a longer time."""
         self._is_sampling = self._is_sampling_all = False
@@ -116,17 +123,22 @@ class ActivityWatch:
             wait(lambda: self._group.all_ended, lambda: end_s)
 
     @property
-    def is_quiet(self) -> bool:
-        """Whether the job may seem to hang to the user who stops it."""
+    def delays_stop(self) -> bool:
+        """Whether ``examine_before_stop`` comes before the stop: the attempt runs, and its workers are quiet."""
+        return not self._is_finished and self._is_quiet
+
+    @property
+    def _is_quiet(self) -> bool:
         quiet_s = time.monotonic() - self._last_progress()
         return bool(self._limits) and quiet_s >= min(_QUIET_AT_STOP_S, *self._limits)
 
     def examine_before_stop(self, wait: Wait) -> None:
         """If the workers have been quiet for long, send the launcher what they do, in at most ``_STOP_EXAMINATION_S``.
 
-        Call it before the workers are stopped: the user may stop the job because it seems to hang.
+        Call it before the workers are stopped: the user may stop the job because it seems to hang. The wait ends when
+        all workers have ended, as after a second signal of the user.
         """
-        if not self.is_quiet:
+        if not self._is_quiet:
             return
         self._group.request_stacks(resume=False)
         self._is_finished, self._is_stopping, self._examining = False, True, []
@@ -135,7 +147,7 @@ class ActivityWatch:
         self._take_sample(reads_all=True)
         end_s = time.monotonic() + _STOP_EXAMINATION_S
         if wait(lambda: self._samples is not taken_before or self._group.all_ended, lambda: end_s):
-            self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, None)
+            self._answer([ExamineWorkers(self._group.attempt, 0)], taken_before, self._node)
         self._is_finished = True
 
     def handle_event(
@@ -209,14 +221,20 @@ class ActivityWatch:
         if self._is_sampling:
             return
         self._is_sampling, self._is_sampling_all = True, reads_all
-        pids, earlier, group = self._group.pids_by_local_rank(), self._samples, self._group
+        pids, earlier, attempt = self._group.pids_by_local_rank(), self._samples, self._group.attempt
+        node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (node_evidence.LIMIT_S, ANSWER_S)
+        node: list[NodeEvidence] = []
+        ask_node = threading.Thread(target=lambda: node.append(self._node_evidence(node_s)), name="node", daemon=True)
 
         def run() -> None:
-            sampled = WorkersSampled(group.attempt, {})
+            sampled = WorkersSampled(attempt, {})
             try:
-                node = self._node_evidence() if reads_all and not self._is_stopping else None
-                samples = sampler.take(self._examiner, pids, earlier, reads_all=reads_all)
-                sampled = WorkersSampled(group.attempt, samples, node)
+                if reads_all:
+                    ask_node.start()
+                samples = sampler.take(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
+                if reads_all:
+                    ask_node.join()
+                sampled = WorkersSampled(attempt, samples, *node)
             finally:
                 self._post(sampled)
 
@@ -224,7 +242,7 @@ class ActivityWatch:
 
     def _on_sampled(self, event: WorkersSampled) -> None:
         self._is_sampling = False
-        previous, self._samples = self._samples, event.samples
+        previous, self._samples, self._node = self._samples, event.samples, event.node
         now = time.monotonic()
         earlier = self._move_clocks(now, previous)
         if self._is_sampling_all:

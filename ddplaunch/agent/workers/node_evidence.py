@@ -39,7 +39,7 @@ def gather(
         limit_s: after this time, a source that has not answered is missing.
     """
     deadline = time.monotonic() + limit_s
-    own_limit_s = max(0.1, limit_s - _MARGIN_S)
+    own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
     late = f"no answer within {limit_s:g} s"
     no_gpus: tuple[tuple[Gpu, ...], str] = ((), late)
     ras = _started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))

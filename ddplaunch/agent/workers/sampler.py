@@ -11,6 +11,7 @@ import time
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.workers.examiner import ANSWER_S
 from ddplaunch.hangs import flight_record
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.hang_evidence import FlightRecord, PendingCall
@@ -52,20 +53,26 @@ class Sample:
 
 
 def take(
-    examiner: Examiner, pids: Mapping[int, int], earlier: Mapping[int, Sample], *, reads_all: bool
+    examiner: Examiner,
+    pids: Mapping[int, int],
+    earlier: Mapping[int, Sample],
+    *,
+    reads_all: bool,
+    answer_s: float = ANSWER_S,
 ) -> dict[int, Sample]:
     """Sample the workers ``pids`` (by local rank).
 
     The whole flight record is read only if no collective was called or finished since the ``earlier`` sample, or with
-    ``reads_all``: it takes up to 0.2 s of a worker's time.
+    ``reads_all``: it takes up to 0.2 s of a worker's time. A worker that does not answer within ``answer_s`` seconds to
+    one of both questions lacks that source.
     """
-    statuses = examiner.ask(pids.values(), examination.STATUS)
+    statuses = examiner.ask(pids.values(), examination.STATUS, answer_s)
     same = [
         pid
         for local_rank, pid in pids.items()
         if pid in statuses and (reads_all or statuses[pid].record == _status(earlier.get(local_rank), pid))
     ]
-    records = examiner.ask(same, examination.RECORD) if same else {}
+    records = examiner.ask(same, examination.RECORD, answer_s) if same else {}
     totals = tcp_bytes.by_inode()
     return {
         local_rank: _sample(examiner, pid, totals, statuses.get(pid), records.get(pid))
