@@ -18,6 +18,10 @@ if TYPE_CHECKING:
     from ddplaunch.hangs.waits import Waits
 
 
+_ROOTED = ("broadcast", "reduce", "gather", "scatter")
+"""Operations with one source or one destination; reduce_scatter has none, and so no peer."""
+
+
 class Kind(str, enum.Enum):
     """Why a call does not finish."""
 
@@ -50,6 +54,8 @@ class Finding:
         places: where ranks wait for this reason: for the culprits, or in the circle, the most important first.
         sides: of a mismatch: what was called, by most ranks first.
         number: of a mismatch: the number of the call.
+        roots: if the ranks do not agree on the source or destination of the call: each such rank, and the ranks that
+            name it, most ranks first.
     """
 
     kind: Kind
@@ -57,13 +63,16 @@ class Finding:
     places: tuple[Place, ...]
     sides: tuple[Side, ...] = ()
     number: int = 0
+    roots: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 def find_reasons(waits: Waits) -> list[Finding]:
     """All reasons, the surest first."""
-    mismatches = _mismatches(waits)
+    mismatches = [*_mismatches(waits), *_other_roots(waits)]
     missing = _missing(waits)
-    unfinished = [_unfinished(waits, place) for place in waits.ranks_at if not waits.waits_for(place)]
+    named = {place for finding in mismatches for place in finding.places if finding.roots}
+    complete = [place for place in waits.ranks_at if not waits.waits_for(place)]
+    unfinished = [_unfinished(waits, place) for place in complete if place not in named]
     found = [*mismatches, *missing, *unfinished]
     explained = _leading_to(waits, {place for finding in found for place in finding.places})
     return [*mismatches, *missing, *_circles(waits, explained), *unfinished]
@@ -94,6 +103,24 @@ def _mismatch(group: Group, number: int, sides: tuple[Side, ...], places: list[P
     culprits = minority or [rank for side in sides for rank in side.ranks]
     kind = Kind.ORDER if all(_calls_later(group, number, side, most) for side in sides[1:]) else Kind.MISMATCH
     return Finding(kind, tuple(sorted(culprits)), tuple(places), sides, number)
+
+
+def _other_roots(waits: Waits) -> list[Finding]:
+    """Calls like broadcast whose source or destination is not the same on all ranks that wait there."""
+    findings = []
+    for place in waits.ranks_at:
+        named: defaultdict[int, list[int]] = defaultdict(list)
+        for rank in waits.ranks_at[place]:
+            pending = waits.evidence[rank].pending
+            if pending and pending.peer is not None and pending.function.startswith(_ROOTED):
+                named[pending.peer].append(rank)
+        if place.number and len(named) > 1:
+            roots = sorted(((root, tuple(members)) for root, members in named.items()), key=lambda each: -len(each[1]))
+            most = len(roots[0][1])
+            few = [rank for _, members in roots if len(members) < most for rank in members]
+            culprits = few or [rank for _, members in roots for rank in members]
+            findings.append(Finding(Kind.MISMATCH, tuple(sorted(culprits)), (place,), (), place.number, tuple(roots)))
+    return findings
 
 
 def _calls_later(group: Group, number: int, one: Side, other: Side) -> bool:

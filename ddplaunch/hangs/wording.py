@@ -116,8 +116,13 @@ def _is_known(waits: Waits, rank: int) -> bool:
 
 
 def _mismatch(waits: Waits, finding: Finding) -> str:
-    del waits
     group = finding.places[0].group
+    if finding.roots:
+        named = [
+            f"{ranks(members)} {'name' if members[1:] else 'names'} rank {root}" for root, members in finding.roots
+        ]
+        place = _place(waits, finding.places[0])
+        return f"the source or destination of {place} is not the same on all ranks: {', '.join(named[:_MAX_LINES])}"
     sides = [f"{ranks(side.ranks)} called {_side(side.call)}" for side in finding.sides[:_MAX_LINES]]
     more = plural(len(finding.sides) - _MAX_LINES, "more variant")
     listed = ", ".join([*sides, *([more] if len(finding.sides) > _MAX_LINES else [])])

@@ -419,6 +419,25 @@ def test_many_places_are_summarised() -> None:
 # The failure page.
 
 
+def test_another_source_of_a_broadcast() -> None:
+    calls = [*done(5), call(6, "broadcast")]
+    ranks = [waiting(rank, *calls, pending=PendingCall("broadcast", 2 if rank == 3 else 0)) for rank in range(4)]
+    found = explain(ranks)
+    assert (found.reasons, found.culprits) == (("mismatch",), (3,))
+    assert found.sentences[0] == (
+        "the source or destination of broadcast #6 of default_pg (3 floats) is not the same on all ranks: "
+        "ranks 0-2 name rank 0, rank 3 names rank 2"
+    )
+
+
+def test_two_sources_of_a_broadcast_that_has_finished_elsewhere() -> None:
+    calls, after = [*done(5), call(6, "broadcast")], [*done(5), call(6, "broadcast", is_done=True), call(7)]
+    ranks = [waiting(rank, *calls, pending=PendingCall("broadcast", rank)) for rank in (0, 2)]
+    found = explain([*ranks, waiting(1, *after), waiting(3, *after)])
+    assert (found.reasons, found.culprits) == (("mismatch",), (0, 2))
+    assert found.sentences[0].endswith("not the same on all ranks: rank 0 names rank 0, rank 2 names rank 2")
+
+
 GONE = {"is_running": False, "window_s": 0.0}
 
 
