@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import socket
 import threading
@@ -107,3 +108,17 @@ def test_no_socket_is_opened_where_no_worker_can_answer() -> None:
     examiner = Examiner(is_needed=False)
     assert examiner.name == ""
     assert examiner.ask([OWN], examination.STATUS) == {}
+
+
+def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monkeypatch: pytest.MonkeyPatch) -> None:
+    accept, errors = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")]
+
+    def accept_later(listener: socket.socket) -> tuple[socket.socket, object]:
+        if errors:
+            raise errors.pop()
+        return accept(listener)
+
+    monkeypatch.setattr("ddplaunch.agent.workers.examiner._PAUSE_S", 0.0)
+    monkeypatch.setattr(socket.socket, "accept", accept_later)
+    with connected(examiner), connected(examiner):  # The thread was in the real accept for the first.
+        assert not errors

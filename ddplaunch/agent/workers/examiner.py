@@ -7,6 +7,7 @@ limit, because it is suspended or holds the GIL, is not asked again before its o
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import select
@@ -27,6 +28,9 @@ _LATE_S = 0.2
 """Time for those that have not answered an earlier question within its limit."""
 
 _MAX_CONNECTIONS = 4096
+_PASSING, _PAUSE_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED), 1.0
+"""Errors of accept(2) after which it is called again, after a pause."""
+
 _NOT_YET = object()
 
 
@@ -109,7 +113,13 @@ class Examiner:
     def _accept_all(self, listener: socket.socket) -> None:
         with contextlib.suppress(OSError), listener:
             while True:
-                connection, _ = listener.accept()
+                try:
+                    connection, _ = listener.accept()
+                except OSError as error:
+                    if error.errno not in _PASSING:
+                        raise
+                    time.sleep(_PAUSE_S)
+                    continue
                 self._keep(connection)
                 self.on_accepted()
 
