@@ -12,7 +12,7 @@ from typing import Annotated
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
 
 EXAMINATION_S = 20.0
-"""Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 14 s."""
+"""Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
 
 MAX_CALLS = 64
 """Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""

@@ -82,7 +82,7 @@ class Node:
         (LOST, 1, [0.02]),
         ("KeyError: 'timed out'", 1, [0.02]),
         ("", -9, [0.02]),
-        ("", None, [0.15]),
+        ("", None, [0.3]),
     ],
     ids=["timed out", "aborted", "peer gone", "other exception", "killed", "another node has failed"],
 )

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.hang_evidence import PendingCall
     from ddplaunch.protocol.results import WorkerExit
 
-_TIMED_OUT_S, _FAILED_S, _ELSEWHERE_S = 0.5, 0.02, 0.15
+_TIMED_OUT_S, _FAILED_S, _ELSEWHERE_S = 0.5, 0.02, 0.3
 """How long the stop waits for answers: after a collective has timed out or aborted the process; after another failure,
 which the page can explain without them; where another node has failed. With a short flight record a worker answers in
 1 ms, with a full one in 0.1 s."""
@@ -90,7 +90,7 @@ class FailureEvidence:
         return found if any(each.flight_record or each.pending for each in found) else ()
 
     def _of_worker(self, worker: Worker, exit_: WorkerExit) -> RankEvidence:
-        record, pending = _left(worker) if exit_.returncode and not exit_.stopped else (None, None)
+        record, pending = _left(worker) if exit_.returncode else (None, None)
         answer = self._answers.get(worker.local_rank)
         was_running = answer is not None or (self._was_asked and exit_.stopped)
         if answer and not record and not pending:
