@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Running, start
+from tests.support.hangs import HANG_OPTIONS, assert_reported_once
+from tests.support.nodes import Lab
+from tests.support.runs import PROGRAMS, Running, start
 from tests.support.ssh_jobs import ROUNDS
 
 MPIRUNS = {
@@ -41,8 +44,9 @@ def test_the_tasks_of_one_machine_meet(mpirun, tmp_path):
     assert_all_meet(start(ROUNDS, end, under=(*mpirun, "-np", "2")), 2, end)
 
 
-def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
-    lab, end, ssh = make_lab(2), tmp_path / "end", tmp_path / "ssh"
+def on_two_machines(mpirun: tuple[str, ...], lab: Lab, tmp_path: Path) -> tuple[str, ...]:
+    """The command that starts two tasks on each of two machines."""
+    ssh = tmp_path / "ssh"
     ssh.write_text(f'#!/bin/sh\nexec ssh -F {lab.ssh_config} "$@"\n')
     ssh.chmod(0o755)
     names = ("DDPLAUNCH_TEST_MARK", "XDG_STATE_HOME", "PYTHONPATH")
@@ -51,4 +55,20 @@ def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
         words = ["--mca", "plm_rsh_agent", str(ssh), "-H", "node1:2,node2:2", "--map-by", "ppr:2:node", *passed]
     else:
         words = ["-launcher", "ssh", "-launcher-exec", str(ssh), "-hosts", "node1,node2", "-ppn", "2", "-np", "4"]
-    assert_all_meet(start(ROUNDS, end, under=(*lab.prefix, *mpirun, *words)), 4, end)
+    return *lab.prefix, *mpirun, *words
+
+
+def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
+    end = tmp_path / "end"
+    assert_all_meet(start(ROUNDS, end, under=on_two_machines(mpirun, make_lab(2), tmp_path)), 4, end)
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+def test_a_hang_is_reported_once_and_ended_on_both_machines(mpirun, make_lab, tmp_path):
+    under = on_two_machines(mpirun, make_lab(2), tmp_path)
+    done = start(*HANG_OPTIONS, "--log-dir", tmp_path / "logs", PROGRAMS / "hangs.py", "lock", under=under).finish()
+    assert done.returncode == 87, done.err
+    reports = [json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("report.json")]
+    assert len(reports) == 4
+    assert_reported_once(done, reports, " on node2")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from ddplaunch.protocol.hang_evidence import (
     ProcessGroup,
     RankEvidence,
 )
+from tests.support.runs import Finished
 
 NOON_NS = 1_795_358_857_000_000_000
 DATA = Path(__file__).parent.parent / "unit" / "data" / "flight_records.json"
@@ -71,3 +73,25 @@ def _recorded(rank: int, found: dict[str, Any]) -> RankEvidence:
         pending=PendingCall(function, peer) if function else None,
         flight_record=parse(json.dumps(found["dump"]).encode(), groups),
     )
+
+
+HANG_OPTIONS = ("--hang-report", "1", "--hang-timeout", "4", "--shutdown-timeout", "1")
+
+
+def assert_reported_once(done: Finished, reports: Sequence[dict[str, Any]], where: str = " on node02") -> None:
+    """A job of four ranks that ``programs/hangs.py lock`` hung with ``HANG_OPTIONS``: of all launchers, one says it.
+
+    Arguments:
+        done: what all launchers wrote.
+        reports: their report.json.
+        where: the host of rank 2, as it is shown.
+    """
+    cause = rf"rank 2{where} never joined all_reduce #3 of default_pg \(3 floats\)"
+    ends = re.findall(rf"nothing has moved for \d+ s: the job hangs; {cause}", done.err)
+    assert len(re.findall("the job seems to hang", done.err)) == 1, done.err
+    assert len(re.findall(f"ddplaunch:   {cause}", done.err)) == 1, done.err
+    assert len(re.findall(r"ddplaunch:   ranks 0-1, 3 wait there since .*hangs.py:\d+ in all_reduce", done.err)) == 1
+    assert len(re.findall(r"ddplaunch:   rank 2 is at hangs.py:\d+ in lock", done.err)) == 1
+    assert len(re.findall("ddplaunch: the job failed", done.err)) == 1, done.err
+    assert len(ends) == len(reports), done.err
+    assert {(report["exit_code"], report["attempts"][-1]["hung"]) for report in reports} == {(87, True)}
