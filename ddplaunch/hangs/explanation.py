@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs.findings import Finding, Kind, find_reasons
+from ddplaunch.hangs.network import unanswered_sentences
 from ddplaunch.hangs.rank_state import JobState, job_state
 from ddplaunch.hangs.waits import Waits
 from ddplaunch.hangs.wording import (
@@ -126,6 +127,8 @@ def _sentences(waits: Waits, findings: list[Finding]) -> tuple[str, ...]:
     shown = findings[:_MAX_FINDINGS]
     lines = [line for finding in shown for line in finding_sentences(waits, finding)]
     lines += indirect_sentences(waits, findings)
+    unanswered = unanswered_sentences(waits.evidence.values())
+    lines += [line for line in unanswered if not any(line in other for other in lines)]
     if hidden := len(findings) - len(shown):
         lines = [*lines[: MAX_SENTENCES - 1], f"{hidden} more calls wait for other reasons"]
     return tuple(lines[:MAX_SENTENCES])

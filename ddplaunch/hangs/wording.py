@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.hangs.findings import Finding, Kind, most_common
 from ddplaunch.hangs.groups import DEFAULT_GROUP
+from ddplaunch.hangs.network import unanswered_sentences
 from ddplaunch.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
 from ddplaunch.text import clock, plural, quote, ranks, size
 
@@ -156,7 +157,8 @@ def _unfinished(waits: Waits, finding: Finding) -> str:
     text = f"all ranks joined {_place(waits, place)}, and it does not finish"
     if finding.culprits:
         return f"{text}: the GPU of {_on_hosts(waits, finding.culprits)} has not started it"
-    return f"{text}: look at the network, the GPUs and their driver"
+    unanswered = unanswered_sentences(waits.evidence[rank] for rank in there)
+    return f"{text}: {'; '.join(unanswered) or 'look at the network, the GPUs and their driver'}"
 
 
 def _waiting(waits: Waits, finding: Finding) -> list[str]:

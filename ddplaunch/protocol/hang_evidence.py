@@ -20,6 +20,7 @@ MAX_CALLS = 64
 MAX_GROUPS = 256
 MAX_STACK_CHARS = 32 << 10
 
+MAX_UNANSWERED = 16
 MAX_RAS_CHARS = 1 << 20
 MAX_GPUS = 256
 
@@ -113,6 +114,7 @@ class RankEvidence:
         debugger: name of the debugger in which one of its threads is; empty if in none.
         pending: function of torch.distributed in which its main thread is.
         busy_child: command and state of the descendant that used the most CPU, or that is blocked; empty if none.
+        unanswered: addresses of peers that do not acknowledge what the worker sends to them over TCP.
         missing_sources: what could not be asked, and why, one sentence each.
     """
 
@@ -136,6 +138,7 @@ class RankEvidence:
     pending: PendingCall | None = None
     flight_record: FlightRecord | None = None
     busy_child: OneLine = ""
+    unanswered: Annotated[tuple[OneLine, ...], at_most(MAX_UNANSWERED)] = ()
     missing_sources: Annotated[tuple[OneLine, ...], at_most(16)] = field(default=())
 
 

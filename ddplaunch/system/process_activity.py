@@ -15,6 +15,8 @@ from ddplaunch.system import procfs, tcp_bytes
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+    from ddplaunch.system.tcp_bytes import Connection
+
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPU_FIELDS = slice(11, 15)
 """utime, stime, and both of the children that were waited for."""
@@ -39,12 +41,14 @@ class ProcessActivity:
             written, by pid.
         tcp_bytes: bytes that each TCP connection of the tree has transferred, by inode.
         run_queue_wait_s: time for which the main thread of the first process was ready and had no CPU.
+        unanswered: addresses of peers that do not acknowledge what the tree sends to them over TCP.
     """
 
     cpu_s: dict[int, float]
     io_bytes: dict[int, int]
     run_queue_wait_s: float
     tcp_bytes: dict[int, int] = field(default_factory=dict)
+    unanswered: tuple[str, ...] = ()
 
     def cpu_since(self, earlier: ProcessActivity) -> float:
         """CPU seconds that the tree has used since ``earlier``; processes that began since then count in full."""
@@ -61,15 +65,17 @@ class ProcessActivity:
         return max(used, key=used.__getitem__) if any(value > 0 for value in used.values()) else None
 
 
-def read(pid: int, tcp_totals: dict[int, int] | None = None) -> ProcessActivity:
-    """The activity of ``pid`` and its descendants. ``tcp_totals``: ``tcp_bytes.by_inode()``, if it is known."""
+def read(pid: int, connections: dict[int, Connection] | None = None) -> ProcessActivity:
+    """The activity of ``pid`` and its descendants. ``connections``: ``tcp_bytes.by_inode()``, if it is known."""
     tree = (pid, *descendants(pid))
-    totals = tcp_bytes.by_inode() if tcp_totals is None else tcp_totals
+    known = tcp_bytes.by_inode() if connections is None else connections
+    own = {inode: found for each in tree for inode, found in tcp_bytes.of_process(each, known).items()}
     return ProcessActivity(
         cpu_s={each: _cpu_s(each) for each in tree},
         io_bytes={each: _io_bytes(each) for each in tree},
         run_queue_wait_s=_run_queue_wait_s(pid),
-        tcp_bytes={inode: value for each in tree for inode, value in tcp_bytes.of_process(each, totals).items()},
+        tcp_bytes={inode: found.transferred for inode, found in own.items()},
+        unanswered=tuple(sorted({found.unanswered for found in own.values() if found.unanswered})),
     )
 
 

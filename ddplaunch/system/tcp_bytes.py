@@ -1,4 +1,4 @@
-"""Bytes that each TCP connection of this network namespace has transferred: sock_diag(7), which needs no privileges.
+"""The TCP connections of this network namespace: sock_diag(7), which needs no privileges.
 
 /proc/PID/io does not count recv(2) and send(2), so a download would not show there. Empty where the kernel has no
 sock_diag.
@@ -11,7 +11,7 @@ import os
 import socket
 import struct
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,6 +28,13 @@ _CONNECTED_STATES = 0xFFF & ~(1 << 10)
 _HEADER = struct.Struct("=IHHII")
 _REQUEST = struct.Struct("=BBBxI48x")
 _MESSAGE_SIZE, _INODE_AT = 72, 68
+_FAMILY_AT, _TIMER_AT, _RETRANSMITS_AT, _PEER_AT = 0, 2, 3, 24
+_RETRANSMITS = 1
+"""The timer runs because data has been sent and is not acknowledged."""
+
+_MIN_RETRANSMITS = 3
+"""Sent again so many times without an answer: for more than a second, and without end if a link is cut."""
+
 _ATTRIBUTE = struct.Struct("=HH")
 _BYTES_AT = 120
 """In tcp_info: bytes_acked, bytes_received."""
@@ -35,27 +42,39 @@ _BYTES_AT = 120
 _LIMIT_S = 1.0
 
 
-def by_inode() -> dict[int, int]:
-    """Inode of each socket -> bytes sent and received since it was connected."""
-    found: dict[int, int] = {}
+class Connection(NamedTuple):
+    """One TCP connection.
+
+    Attributes:
+        transferred: bytes sent and received since it was connected.
+        unanswered: address of the peer if it does not acknowledge what is sent again and again; empty otherwise.
+    """
+
+    transferred: int
+    unanswered: str = ""
+
+
+def by_inode() -> dict[int, Connection]:
+    """The connection of each socket, by its inode."""
+    found: dict[int, Connection] = {}
     with contextlib.suppress(OSError, struct.error):
         for family in (socket.AF_INET, socket.AF_INET6):
             found.update(_dump(family))
     return found
 
 
-def of_process(pid: int, totals: dict[int, int]) -> dict[int, int]:
-    """Of the sockets in ``totals``, those that the process has open."""
+def of_process(pid: int, connections: dict[int, Connection]) -> dict[int, Connection]:
+    """Of the ``connections``, those that the process has open."""
     inodes = set()
     with contextlib.suppress(OSError):
         for descriptor in os.listdir(f"/proc/{pid}/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
                 inodes |= {int(target[8:-1])} if target.startswith("socket:[") else set()
-    return {inode: totals[inode] for inode in inodes & totals.keys()}
+    return {inode: connections[inode] for inode in inodes & connections.keys()}
 
 
-def _dump(family: int) -> Iterator[tuple[int, int]]:
+def _dump(family: int) -> Iterator[tuple[int, Connection]]:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, _NETLINK_SOCK_DIAG) as kernel:
         kernel.settimeout(_LIMIT_S)
         request = _REQUEST.pack(family, socket.IPPROTO_TCP, 1 << (_INFO - 1), _CONNECTED_STATES)
@@ -65,7 +84,8 @@ def _dump(family: int) -> Iterator[tuple[int, int]]:
             for kind, body in _messages(kernel.recv(1 << 18)):
                 if kind in (_DONE, _ERROR):
                     return
-                yield struct.unpack_from("=I", body, _INODE_AT)[0], _transferred(body[_MESSAGE_SIZE:])
+                connection = Connection(_transferred(body[_MESSAGE_SIZE:]), _unanswered(body))
+                yield struct.unpack_from("=I", body, _INODE_AT)[0], connection
 
 
 def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
@@ -73,6 +93,13 @@ def _messages(data: bytes) -> Iterator[tuple[int, bytes]]:
         size, kind, *_ = _HEADER.unpack_from(data)
         yield kind, data[_HEADER.size : size]
         data = data[max((size + 3) & ~3, _HEADER.size) :]
+
+
+def _unanswered(body: bytes) -> str:
+    if body[_TIMER_AT] != _RETRANSMITS or body[_RETRANSMITS_AT] < _MIN_RETRANSMITS:
+        return ""
+    size = 4 if body[_FAMILY_AT] == socket.AF_INET else 16
+    return socket.inet_ntop(body[_FAMILY_AT], body[_PEER_AT : _PEER_AT + size])
 
 
 def _transferred(attributes: bytes) -> int:

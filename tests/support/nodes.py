@@ -105,6 +105,7 @@ class Node:
         self._index = index
         self.netns = f"{lab.netns}-{self.name}"
         self.link = f"v{index}"
+        self.data_link = f"d{index}"
         self._process: subprocess.Popen[bytes] | None = None
         self._slow: subprocess.Popen[bytes] | None = None
 
@@ -151,6 +152,10 @@ class Node:
     def replug(self) -> None:
         """Undo ``unplug``."""
         self._lab.ip(f"link set {self.link} up")
+
+    def cut_data_link(self) -> None:
+        """Cut the second network, of ``Lab.add_data_network``, as a broken switch does: packets vanish."""
+        self._lab.ip(f"link set {self.data_link} down")
 
     def slow_down(self, delay_s: float, bits_per_s: float = 1e9) -> None:
         """Make its link slow, both ways; connections that are open stay so."""
@@ -306,6 +311,16 @@ class Lab:
     def popen(self, command: Sequence[str | Path], **options: Any) -> subprocess.Popen[bytes]:
         """Start a command in the lab."""
         return subprocess.Popen([*self.prefix, *map(str, command)], **options)
+
+    def add_data_network(self) -> None:
+        """Give each node a second interface, eth1 with the address 10.98.0.NUMBER, on a bridge of its own."""
+        self.ip("link add br1 type bridge mcast_snooping 0", "link set br1 up")
+        for number, node in enumerate(self.nodes, 1):
+            self.ip(
+                f"link add {node.data_link} type veth peer name eth1 netns {node.netns}",
+                f"link set {node.data_link} master br1 up",
+            )
+            _batch(["-n", node.netns], [f"addr add 10.98.0.{number}/16 dev eth1", "link set eth1 up"])
 
     @contextlib.contextmanager
     def inside(self) -> Iterator[None]:

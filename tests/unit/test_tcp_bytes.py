@@ -21,8 +21,8 @@ def test_what_is_received_counts() -> None:
                 left -= len(connection.recv(left))
             assert process_activity.read(os.getpid()).io_since(before) >= SENT
             inode = os.fstat(connection.fileno()).st_ino
-            assert tcp_bytes.of_process(os.getpid(), tcp_bytes.by_inode())[inode] == SENT
+            assert tcp_bytes.of_process(os.getpid(), tcp_bytes.by_inode())[inode] == (SENT, "")
 
 
 def test_a_process_that_is_gone_has_no_connection() -> None:
-    assert tcp_bytes.of_process(1 << 22, {1: 1}) == {}
+    assert tcp_bytes.of_process(1 << 22, {1: tcp_bytes.Connection(1)}) == {}

@@ -9,7 +9,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import stack_dump
-from ddplaunch.protocol.hang_evidence import MAX_STACK_CHARS, RankEvidence
+from ddplaunch.protocol.hang_evidence import MAX_STACK_CHARS, MAX_UNANSWERED, RankEvidence
 from ddplaunch.system import procfs
 
 if TYPE_CHECKING:
@@ -62,6 +62,7 @@ def _of_worker(host: str, worker: Worker, sample: Sample, earlier: Sample | None
         pending=sample.pending,
         flight_record=sample.flight_record,
         busy_child=_busy_child(sample, earlier),
+        unanswered=activity.unanswered[:MAX_UNANSWERED],
         missing_sources=(*sample.missing_sources, *_missing_stacks(dumps, with_stacks)),
     )
 

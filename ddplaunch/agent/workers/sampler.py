@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.examiner import Answer, Examiner
+    from ddplaunch.system.tcp_bytes import Connection
 
 _MAX_MISSING_CHARS = 300
 MAX_NAME = 100
@@ -73,9 +74,9 @@ def take(
         if pid in statuses and (reads_all or statuses[pid].record == _status(earlier.get(local_rank), pid))
     ]
     records = examiner.ask(same, examination.RECORD, answer_s) if same else {}
-    totals = tcp_bytes.by_inode()
+    connections = tcp_bytes.by_inode()
     return {
-        local_rank: _sample(examiner, pid, totals, statuses.get(pid), records.get(pid))
+        local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid))
         for local_rank, pid in pids.items()
     }
 
@@ -85,7 +86,7 @@ def _status(sample: Sample | None, pid: int) -> bytes:
 
 
 def _sample(
-    examiner: Examiner, pid: int, tcp_totals: dict[int, int], status: Answer | None, answer: Answer | None
+    examiner: Examiner, pid: int, connections: dict[int, Connection], status: Answer | None, answer: Answer | None
 ) -> Sample:
     record, missing = None, _missing_status(examiner, pid, status)
     if answer and answer.record:
@@ -96,7 +97,7 @@ def _sample(
     return Sample(
         pid=pid,
         at=time.monotonic(),
-        activity=process_activity.read(pid, tcp_totals),
+        activity=process_activity.read(pid, connections),
         answers_cpu_s=max([0.0, *(cpu_s(each) for each in (status, answer) if each)]),
         status=status.record if status else b"",
         flight_record=record,
