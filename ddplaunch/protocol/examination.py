@@ -12,6 +12,9 @@ from __future__ import annotations
 SOCKET_VARIABLE = "DDPLAUNCH_EXAMINATION"
 """Name of the agent's socket; the worker's bootstrap removes the variable before the script runs."""
 
+THREAD_NAME = b"ddplaunch-info"
+"""Name of the thread that answers, in /proc/PID/task/TID/comm; at most 15 bytes."""
+
 STATUS = b"s"
 """Request: torch's counters of collectives only. Takes about 0.1 ms."""
 

@@ -6,6 +6,7 @@ this user may not read counts as 0.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -89,6 +90,16 @@ def descendants(pid: int) -> Iterator[int]:
         for child in map(int, procfs.read(f"/proc/{pid}/task/{thread}/children").split()):
             yield child
             yield from descendants(child)
+
+
+def thread_cpu_s(pid: int, name: bytes) -> float:
+    """CPU seconds of the first thread of the process that has this name; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            folder = f"/proc/{pid}/task/{thread}"
+            if procfs.read(f"{folder}/comm").strip() == name:
+                return int((procfs.read(f"{folder}/schedstat").split() or (0,))[0]) / 1e9
+    return 0.0
 
 
 def _cpu_s(pid: int) -> float:

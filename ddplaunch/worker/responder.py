@@ -100,6 +100,8 @@ def _serve(name: str, main_thread: int) -> None:
 
     with contextlib.suppress(Exception):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{_thread.get_native_id()}/comm", "wb", 0) as comm:
+            comm.write(examination.THREAD_NAME)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect(f"\0{name}")
             while request := agent.recv(1):

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -64,3 +66,21 @@ def test_a_process_that_is_gone_has_done_nothing() -> None:
     assert process_activity.read(gone.pid).cpu_s == {gone.pid: 0.0}
     assert process_activity.blocked_state(gone.pid) == ""
     assert not process_activity.waits_for_input(gone.pid)
+
+
+def test_the_cpu_time_of_a_thread_is_found_by_its_name() -> None:
+    is_done, ended = threading.Event(), threading.Event()
+
+    def work() -> None:
+        with open(f"/proc/self/task/{threading.get_native_id()}/comm", "wb", 0) as comm:
+            comm.write(b"some-thread")
+        while time.thread_time() < 0.05:
+            pass
+        is_done.set()
+        ended.wait(10)
+
+    threading.Thread(target=work).start()
+    assert is_done.wait(10)
+    assert 0.04 < process_activity.thread_cpu_s(os.getpid(), b"some-thread") < 0.5
+    assert process_activity.thread_cpu_s(os.getpid(), b"no-thread") == 0.0
+    ended.set()

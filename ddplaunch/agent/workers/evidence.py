@@ -49,7 +49,7 @@ def _of_worker(host: str, worker: Worker, sample: Sample, earlier: Sample | None
         pid=worker.pid,
         silent_s=max(0.0, time.monotonic() - written_at),
         window_s=sample.at - earlier.at,
-        cpu_s=max(0.0, activity.cpu_since(before) - (sample.answers_cpu_s - earlier.answers_cpu_s)),
+        cpu_s=max(0.0, activity.cpu_since(before) - max(0.0, sample.answers_cpu_s - earlier.answers_cpu_s)),
         io_bytes=activity.io_since(before),
         run_queue_wait_s=max(0.0, activity.run_queue_wait_s - before.run_queue_wait_s),
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,

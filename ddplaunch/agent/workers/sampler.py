@@ -98,7 +98,7 @@ def _sample(
         pid=pid,
         at=time.monotonic(),
         activity=process_activity.read(pid, connections),
-        answers_cpu_s=max([0.0, *(cpu_s(each) for each in (status, answer) if each)]),
+        answers_cpu_s=_answers_cpu_s(pid, status, answer),
         status=status.record if status else b"",
         flight_record=record,
         pending=pending(answer) if answer else None,
@@ -106,6 +106,12 @@ def _sample(
         blocked_state=process_activity.blocked_state(pid),
         missing_sources=(missing,) if missing else (),
     )
+
+
+def _answers_cpu_s(pid: int, *answers: Answer | None) -> float:
+    """Also of a thread that tries in vain to answer: while it waits for the GIL, it asks for it 200 times a second."""
+    told = [cpu_s(answer) for answer in answers if answer]
+    return max(told) if told else process_activity.thread_cpu_s(pid, examination.THREAD_NAME)
 
 
 def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
