@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ddplaunch.agent.workers.sampler import Sample
+from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
-from ddplaunch.protocol.launcher_agent import CollectivesSampled
 
 
 @dataclass(frozen=True)

@@ -6,15 +6,18 @@ of its kernels: a slow GPU shows only where the script waits for it in each step
 Clocks of two hosts are never compared as they are. The difference of two clocks is taken so that the first ranks of
 both hosts call at the same time in the middle of all calls. It is then moved into the limits that the calls themselves
 prove: no rank calls the next collective before all ranks have called this one. So a rank that is later than the others
-of its host is always found; a host all of whose ranks are late only by the part that the limits prove.
+of its host is always found. A host all of whose ranks are late is hidden in these limits; so they are narrowed by what
+the launcher knows of each clock (``ClockLimits``): between its question and the answer, the host looked at its clock.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.hangs import slow_hosts
 from ddplaunch.protocol.results import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
@@ -47,6 +50,9 @@ _LEAST_SPREAD = 0.2
 Arrivals = dict[int, float]
 """Time in seconds at which each rank called one collective."""
 
+ClockLimits = tuple[int, int]
+"""How far a host's clock is ahead of the launcher's: at least and at most, in nanoseconds."""
+
 
 @dataclass(frozen=True)
 class RankCounts:
@@ -69,51 +75,81 @@ class Window:
 
     Attributes:
         ranks: by rank and host.
+        hosts: the same of hosts with several ranks, if there are several hosts, by their lowest rank and name.
         duration_s: seconds between its first and its last call.
         newest: of each process group, the number of the newest collective that all ranks have called.
     """
 
     ranks: dict[tuple[int, str], RankCounts]
+    hosts: dict[tuple[int, str], RankCounts]
     duration_s: float
     newest: dict[str, int]
 
 
-def window(times: Iterable[CollectiveTimes], after: Mapping[str, int] | None = None) -> Window:
-    """What ``times`` show; of each process group only what comes ``after`` a number, unless it counts from 1 again."""
+def window(
+    times: Iterable[CollectiveTimes],
+    after: Mapping[str, int] | None = None,
+    clocks: Mapping[str, ClockLimits] | None = None,
+) -> Window:
+    """What ``times`` show; of each process group only what comes ``after`` a number, unless it counts from 1 again.
+
+    ``clocks``: what is known of the clocks of the hosts.
+    """
     times = list(times)
     groups = {group: by_rank for group, by_rank in _by_group(times).items() if len(by_rank) > 1}
     newest = {group: max(numbers) for group, by_rank in groups.items() if (numbers := _common_numbers(by_rank))}
     known = {group: number for group, number in (after or {}).items() if number <= newest.get(group, 0)}
     hosts = {each.rank: each.host for each in times}
-    late: defaultdict[int, list[float]] = defaultdict(list)
-    seen: defaultdict[int, int] = defaultdict(int)
-    delayed: defaultdict[int, int] = defaultdict(int)
-    cost: defaultdict[int, float] = defaultdict(float)
-    duration_s = 0.0
+    of_ranks, of_hosts, duration_s = _Tally(), _Tally(), 0.0
     for group in newest:
-        arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts)
+        arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts, clocks or {})
         duration_s = max(duration_s, _duration_s(arrivals))
-        for at in _with_waiting(arrivals):
+        waiting = _with_waiting(arrivals)
+        of_ranks.add(arrivals, waiting)
+        if slow_hosts.are_comparable(groups[group], hosts):
+            of_hosts.add(slow_hosts.by_host(arrivals, hosts), slow_hosts.by_host(waiting, hosts))
+    return Window(of_ranks.counts(hosts), of_hosts.counts(hosts), duration_s, newest)
+
+
+class _Tally:
+    """Adds up process groups."""
+
+    def __init__(self) -> None:
+        self._behind_s: defaultdict[int, list[float]] = defaultdict(list)
+        self._seen: defaultdict[int, int] = defaultdict(int)
+        self._delayed: defaultdict[int, int] = defaultdict(int)
+        self._cost_s: defaultdict[int, float] = defaultdict(float)
+
+    def add(self, arrivals: list[Arrivals], waiting: list[Arrivals]) -> None:
+        """Add all calls of a group; ``waiting`` are those in which ranks wait for each other."""
+        for at in waiting:
             last = max(at, key=lambda rank: at[rank])
-            late[last].append(at[last] - median(at.values()))
+            behind_s = at[last] - median(at.values())
+            if behind_s > 0:
+                self._behind_s[last].append(behind_s)
             for rank in at:
-                delayed[rank] += 1
-        for rank in groups[group]:
-            seen[rank] += len(arrivals)
+                self._delayed[rank] += 1
+        for rank in arrivals[0] if arrivals else ():
+            self._seen[rank] += len(arrivals)
         for rank, cost_s in _costs(arrivals):
-            cost[rank] += cost_s
-    counts = {
-        (rank, hosts[rank]): RankCounts(seen[rank], delayed[rank], tuple(late[rank]), cost[rank])
-        for rank in sorted(delayed)
-    }
-    return Window(counts, duration_s, newest)
+            self._cost_s[rank] += cost_s
+
+    def counts(self, hosts: Mapping[int, str]) -> dict[tuple[int, str], RankCounts]:
+        """The counts by rank and host."""
+        return {
+            (rank, hosts[rank]): RankCounts(
+                self._seen[rank], self._delayed[rank], tuple(self._behind_s[rank]), self._cost_s[rank]
+            )
+            for rank in sorted(self._delayed)
+        }
 
 
 class LatenessCounts:
-    """Adds up windows."""
+    """Adds up windows: their ranks, or their hosts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_hosts: bool = False) -> None:
         self.windows = 0
+        self._of_hosts = of_hosts
         self._duration_s = 0.0
         self._counts: dict[tuple[int, str], RankLateness] = {}
         self._cost_s: defaultdict[tuple[int, str], float] = defaultdict(float)
@@ -123,7 +159,7 @@ class LatenessCounts:
         """Add one window."""
         self.windows += 1
         self._duration_s += window.duration_s
-        for key, counts in window.ranks.items():
+        for key, counts in (window.hosts if self._of_hosts else window.ranks).items():
             before = self._counts.get(key, RankLateness(*key))
             self._cost_s[key] += counts.cost_s
             self._behind_s[key].extend(counts.behind_s)
@@ -148,10 +184,12 @@ class LatenessCounts:
         )
 
 
-def rank_lateness(times: Iterable[CollectiveTimes]) -> tuple[RankLateness, ...]:
-    """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
-    counts = LatenessCounts()
-    counts.add(window(times))
+def rank_lateness(
+    times: Iterable[CollectiveTimes], clocks: Mapping[str, ClockLimits] | None = None, *, of_hosts: bool = False
+) -> tuple[RankLateness, ...]:
+    """The lateness of each rank or host, the most expensive first; of at least two, or empty."""
+    counts = LatenessCounts(of_hosts=of_hosts)
+    counts.add(window(times, clocks=clocks))
     return counts.lateness()
 
 
@@ -169,16 +207,26 @@ def suspect(lateness: Sequence[RankLateness]) -> RankLateness | None:
     return first if is_slow else None
 
 
+def host_warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
+    """As ``warning``, about a host of which all ranks are late; ``lateness`` is that of hosts."""
+    slow = suspect(lateness)
+    if slow is None or not is_enough([slow]):
+        return ""
+    return f"all ranks on {quote(slow.host)} come after all others in {_costs_text(slow, reason, 'cost')}"
+
+
 def warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
     """One sentence about a rank that slows the job down; empty if there is none. ``reason``: why, in a few words."""
     slow = suspect(lateness)
     if slow is None or not is_enough([slow]):
         return ""
+    return f"{ranks([slow.rank])} on {quote(slow.host)} is last in {_costs_text(slow, reason, 'costs')}"
+
+
+def _costs_text(slow: RankLateness, reason: str, verb: str) -> str:
     late = f"median {_milliseconds(slow.median_s)} late{f'; {reason}' if reason else ''}"
-    return (
-        f"{ranks([slow.rank])} on {quote(slow.host)} is last in {slow.last} of {slow.delayed} delayed collectives and "
-        f"costs {_percent(slow.cost_share)} of the time ({late})"
-    )
+    counted = f"{slow.last} of {slow.delayed} delayed collectives"
+    return f"{counted} and {verb} {_percent(slow.cost_share)} of the time ({late})"
 
 
 def summary(lateness: Sequence[RankLateness]) -> str:
@@ -242,20 +290,42 @@ def _with_waiting(arrivals: list[Arrivals]) -> list[Arrivals]:
     return [at for at, spread in zip(arrivals, spreads, strict=True) if spread >= least]
 
 
-def _on_one_clock(arrivals: list[Arrivals], hosts: dict[int, str]) -> list[Arrivals]:
+def _on_one_clock(
+    arrivals: list[Arrivals], hosts: Mapping[int, str], clocks: Mapping[str, ClockLimits]
+) -> list[Arrivals]:
     """The same times, all by the clock of the host of the lowest rank."""
     if not arrivals:
         return []
     members: defaultdict[str, list[int]] = defaultdict(list)
     for rank in sorted(arrivals[0]):
         members[hosts[rank]].append(rank)
-    reference, *others = members.values()
-    offsets = {rank: offset for own in others for offset in [_offset_s(arrivals, reference, own)] for rank in own}
+    (first, reference), *others = members.items()
+    offsets = {
+        rank: offset
+        for host, own in others
+        for offset in [_offset_s(arrivals, reference, own, _difference_s(clocks.get(first), clocks.get(host)))]
+        for rank in own
+    }
     return [{rank: time - offsets.get(rank, 0.0) for rank, time in at.items()} for at in arrivals]
 
 
-def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int]) -> float:
+def _difference_s(reference: ClockLimits | None, own: ClockLimits | None) -> tuple[float, float]:
+    """Seconds by which the clock ``own`` is ahead of ``reference``: at least and at most."""
+    if reference is None or own is None:
+        return -math.inf, math.inf
+    return (own[0] - reference[1]) / 1e9, (own[1] - reference[0]) / 1e9
+
+
+def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int], measured: tuple[float, float]) -> float:
     """Seconds by which the clock of the ranks ``own`` is ahead of that of ``reference``."""
+    typical, least, most = _offset_by_calls_s(arrivals, reference, own)
+    both = max(least, measured[0]), min(most, measured[1])
+    least, most = both if both[0] <= both[1] else (least, most)  # A clock was set: what calls prove is of their time.
+    return min(max(typical, least), most)
+
+
+def _offset_by_calls_s(arrivals: list[Arrivals], reference: list[int], own: list[int]) -> tuple[float, float, float]:
+    """The offset if both are equally late, and its limits."""
     first_own, last_own = _each(arrivals, own, min), _each(arrivals, own, max)
     first_ref, last_ref = _each(arrivals, reference, min), _each(arrivals, reference, max)
     typical = median(own - ref for own, ref in zip(first_own, first_ref, strict=True))
@@ -264,9 +334,9 @@ def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int]) ->
         least = _quantile([own - ref for own, ref in zip(last_own, first_ref[lag:])], 1 - _TRIMMED)  # noqa: B905
         most = _quantile([own - ref for own, ref in zip(first_own[lag:], last_ref)], _TRIMMED)  # noqa: B905
         if least <= most:
-            return min(max(typical, least), most)
+            return typical, least, most
         lag *= 2
-    return typical
+    return typical, -math.inf, math.inf
 
 
 def _each(arrivals: list[Arrivals], members: list[int], choose: Callable[[Iterable[float]], float]) -> list[float]:

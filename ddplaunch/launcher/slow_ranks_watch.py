@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.hangs import call_times, slow_ranks
-from ddplaunch.hangs.slow_ranks import LatenessCounts, Window
+from ddplaunch.hangs.slow_ranks import ClockLimits, LatenessCounts, Window
 from ddplaunch.hangs.slow_reason import reason
-from ddplaunch.protocol.launcher_agent import CollectivesSampled, OrderToNodes, ReportOfNode, SampleCollectives
+from ddplaunch.protocol.collectives import CollectivesSampled
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -40,11 +41,18 @@ _MIN_WINDOWS = 2
 
 @dataclass
 class _Sample:
-    """One question to all nodes; it counts only if all have answered before ``deadline``."""
+    """One question to all nodes; it counts only if all have answered before ``deadline``.
+
+    Attributes:
+        asked_ns: ``time.monotonic_ns()`` before the question.
+        clocks: of each host that has looked at its clock since then.
+    """
 
     number: int
     deadline: float
     missing: set[int]
+    asked_ns: int = field(default_factory=time.monotonic_ns)
+    clocks: dict[str, ClockLimits] = field(default_factory=dict)
     answers: list[CollectivesSampled] = field(default_factory=list)
 
 
@@ -77,9 +85,11 @@ class SlowRanksWatch:
         self._sample: _Sample | None = None
         self._newest: dict[str, int] = {}
         self._loads: list[RankLoad] = []
-        self._total, self._recent = LatenessCounts(), LatenessCounts()
+        self._total = LatenessCounts()
+        self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts(of_hosts=True)
         self._suspects: tuple[int, ...] = ()
         self._warnings: dict[int, str] = {}
+        self._host_warnings: dict[str, str] = {}
 
     # Samples.
 
@@ -98,14 +108,22 @@ class SlowRanksWatch:
             self._start_attempt(report.attempt)
         sample = self._sample
         if sample and (report.attempt, report.number) == (self._attempt, sample.number) and index in sample.missing:
+            if report.clock_ns:
+                limits = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
+                sample.clocks[report.host] = limits
+                return
             sample.missing.discard(index)
             sample.answers.append(report)
             if not sample.missing:
                 self._evaluate(sample)
 
     def _start_attempt(self, attempt: int) -> None:
-        self._attempt, self._sample, self._newest, self._recent = attempt, None, {}, LatenessCounts()
+        self._attempt, self._sample, self._newest = attempt, None, {}
         self._due = time.monotonic() + _FIRST_S
+        self._forget()
+
+    def _forget(self) -> None:
+        self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts(of_hosts=True)
 
     def run_due(self, now: float) -> float:
         """Ask the nodes if it is time. Returns when to call again."""
@@ -127,7 +145,7 @@ class SlowRanksWatch:
 
         def run() -> None:
             times = [call_times.unpack(each, answer.host) for answer in sample.answers for each in answer.times]
-            post(SampleJudged(attempt, sample.number, slow_ranks.window(times, newest)))
+            post(SampleJudged(attempt, sample.number, slow_ranks.window(times, newest, sample.clocks)))
 
         with contextlib.suppress(RuntimeError):  # No room for a thread: the sample does not count, the job goes on.
             threading.Thread(target=run, name="slow ranks", daemon=True).start()
@@ -141,13 +159,18 @@ class SlowRanksWatch:
             return
         self._newest.update(event.window.newest)
         self._recent.add(event.window)
-        lateness = self._recent.lateness()
-        slow = slow_ranks.suspect(lateness)
-        self._suspects = (slow.rank,) if slow else ()
+        self._recent_hosts.add(event.window)
+        lateness, hosts = self._recent.lateness(), self._recent_hosts.lateness()
+        slow, slow_host = slow_ranks.suspect(lateness), slow_ranks.suspect(hosts)
+        suspect = slow or slow_host
+        self._suspects = (suspect.rank,) if suspect else ()
         if self._recent.windows >= _MIN_WINDOWS and slow_ranks.is_enough(lateness):
-            self._recent = LatenessCounts()
+            self._forget()
             if slow:
                 self._warn(slow.rank, lateness)
+            elif slow_host:
+                alike = {each.rank for each in lateness if each.host == slow_host.host} - {slow_host.rank}
+                self._warn_of_host(slow_host, hosts, alike)
 
     def _warn(self, rank: int, lateness: Sequence[RankLateness]) -> None:
         text = slow_ranks.warning(lateness, reason(rank, self._loads))
@@ -155,8 +178,19 @@ class SlowRanksWatch:
             self._warnings[rank] = text
             self._show(text, Level.NORMAL)
 
+    def _warn_of_host(self, slow: RankLateness, lateness: Sequence[RankLateness], alike: set[int]) -> None:
+        """``alike`` are the other ranks of the host, which have the same reason."""
+        loads = [load for load in self._loads if load.rank not in alike]
+        text = slow_ranks.host_warning(lateness, reason(slow.rank, loads))
+        if text and slow.host not in self._host_warnings:
+            self._host_warnings[slow.host] = text
+            self._show(text, Level.NORMAL)
+
     # The end of the run.
 
     def lateness(self) -> tuple[RankLateness, ...]:
         """The figures of the whole run, the most expensive rank first."""
-        return tuple(replace(each, warning=self._warnings.get(each.rank, "")) for each in self._total.lateness())
+        return tuple(
+            replace(each, warning=self._warnings.get(each.rank) or self._host_warnings.get(each.host, ""))
+            for each in self._total.lateness()
+        )

@@ -1,4 +1,4 @@
-"""When workers called collectives, and what else they did meanwhile: records of ``CollectivesSampled``.
+"""When workers called collectives, and what else they did meanwhile: ``CollectivesSampled`` and its parts.
 
 Sent by agents to the launcher, once a minute and worker: so they are small. ``hangs.call_times`` packs and unpacks the
 times. No behaviour belongs here.
@@ -10,7 +10,9 @@ import re
 from dataclasses import dataclass
 from typing import Annotated
 
-from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, between
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.hang_evidence import MAX_GROUPS
 
 MAX_SENT = 1000
 """Calls of one worker in a sample, of all its process groups together."""
@@ -57,3 +59,24 @@ class RankLoad:
     io_bytes: Size = 0
     run_queue_wait_s: Seconds = 0.0
     throttled: OneLine = ""
+
+
+@dataclass(frozen=True)
+class CollectivesSampled:
+    """Agent to launcher, in answer to SampleCollectives; or with number 0 once the workers have a process group.
+
+    Attributes:
+        host: display name of the node; its workers share a clock.
+        times: of each worker that has answered, and of each of its process groups.
+        cost_s: CPU seconds that the answer took in the worker where it took longest.
+        clock_ns: the host's clock when it was asked, nanoseconds since the epoch, in a record that is sent at once and
+            is otherwise empty; 0 in the answer itself.
+    """
+
+    attempt: Count
+    number: Count
+    host: OneLine
+    times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
+    loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
+    cost_s: Seconds = 0.0
+    clock_ns: Annotated[int, between(0, 1 << 62)] = 0

@@ -12,9 +12,9 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.protocol import log_transfer
-from ddplaunch.protocol.collectives import PackedTimes, RankLoad
+from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
-from ddplaunch.protocol.hang_evidence import MAX_GROUPS, NodeEvidence, RankEvidence
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -264,24 +264,6 @@ class WorkersExamined:
     ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
     node: NodeEvidence | None = None
     all_nodes_at: OneLine = ""
-
-
-@dataclass(frozen=True)
-class CollectivesSampled:
-    """Agent to launcher, in answer to SampleCollectives; or with number 0 once the workers have a process group.
-
-    Attributes:
-        host: display name of the node; its workers share a clock.
-        times: of each worker that has answered, and of each of its process groups.
-        cost_s: CPU seconds that the answer took in the worker where it took longest.
-    """
-
-    attempt: Count
-    number: Count
-    host: OneLine
-    times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
-    loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
-    cost_s: Seconds = 0.0
 
 
 Report = WorkerActivity | WorkersExamined | CollectivesSampled

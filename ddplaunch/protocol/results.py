@@ -189,7 +189,7 @@ class RankLateness:
         median_s: seconds that it was behind the middle of all ranks, where it was the last; of the newest 1,000.
         p95_s: as ``median_s``: 95 % of them were less.
         cost_share: share of the time, from 0 to 1, for which the job waited for this rank only.
-        warning: the sentence that was shown about this rank; empty if there was none.
+        warning: the sentence that was shown about this rank, or about its host; empty if there was none.
     """
 
     rank: int

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from common import PROGRAMS
 
-from ddplaunch.hangs.slow_ranks import rank_lateness, warning
+from ddplaunch.hangs.slow_ranks import host_warning, rank_lateness, warning
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
 
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
@@ -67,7 +67,13 @@ def made_up_job_is_accused(run: int) -> bool:
             created[rank].append(int((at + 100.0 * (rank // 4)) * 1e9))
         now = max(arrivals)
     times = [CollectiveTimes(rank, f"gpu{rank // 4}", "0", 1, tuple(at)) for rank, at in enumerate(created)]
-    return bool(warning(rank_lateness(times)))
+    error_ns = int(1e9 * chance.choice((0.0001, 0.001, 0.01)))
+    clocks = {f"gpu{host}": (10**11 * host - error_ns, 10**11 * host + error_ns) for host in range(2)}
+    return bool(
+        warning(rank_lateness(times))
+        or warning(rank_lateness(times, clocks))
+        or host_warning(rank_lateness(times, clocks, of_hosts=True))
+    )
 
 
 def steps(*options: str) -> int:

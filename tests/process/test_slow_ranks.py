@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.support import runs
+from tests.support.runs import TIMEOUT_S, environment
 
 LAUNCH = """
 import sys
@@ -22,21 +26,45 @@ import torch.distributed as dist
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 for _ in range(int(sys.argv[1])):
-    time.sleep(0.01 + 0.03 * (rank == 3))
+    time.sleep(0.01 + 0.03 * (rank >= int(sys.argv[3])))
     dist.all_reduce(torch.ones(1))
 sys.exit(int(sys.argv[2]) if rank == 0 else 0)
 """
 
 
-def job(tmp_path: Path, *options: str, steps: int = 200, code: int = 0) -> tuple[str, Path]:
-    """Run four ranks on two simulated nodes. Returns stderr, and the run folder."""
-    script, logs = tmp_path / "train.py", tmp_path / "logs"
+def start(
+    tmp_path: Path, *options: str | Path, steps: int = 200, code: int = 0, slow_from: int = 3
+) -> subprocess.Popen[str]:
+    """Start a launcher of two nodes with two workers each; the ranks from ``slow_from`` on are slow."""
+    script = tmp_path / "train.py"
     script.write_text(STEPS)
-    own = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "--log-dir", str(logs), *options)
-    done = runs.python("-c", LAUNCH, *own, script, str(steps), str(code))
-    assert done.returncode == code, done.err
-    (folder,) = logs.iterdir()
-    return done.err, folder
+    own = ("--nnodes", "2", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", *options)
+    return subprocess.Popen(
+        [sys.executable, "-c", LAUNCH, *map(str, (*own, script, steps, code, slow_from))],
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(launcher: subprocess.Popen[str], code: int) -> str:
+    """Returns stderr."""
+    with launcher:
+        try:
+            err = launcher.communicate(timeout=TIMEOUT_S)[1]
+        finally:
+            launcher.kill()
+    assert launcher.returncode == code, err
+    return err
+
+
+def job(tmp_path: Path, *options: str, **how: int) -> tuple[str, Path]:
+    """A dry run. Returns stderr, and the run folder."""
+    err = finish(start(tmp_path, "--dry-run", *options, **how), how.get("code", 0))
+    (folder,) = (tmp_path / "logs").iterdir()
+    return err, folder
 
 
 @pytest.mark.torch
@@ -51,6 +79,27 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     assert first["cost_share"] > 0.2
     assert {each["warning"] for each in others} == {""}
     assert "\n3     node1  " in (folder / "report.txt").read_text()
+
+
+@pytest.mark.torch
+def test_a_host_of_which_all_ranks_are_late_is_named(tmp_path: Path) -> None:
+    err, folder = job(tmp_path, slow_from=2)
+    assert "ddplaunch: all ranks on node1 come after all others in " in err
+    found = json.loads((folder / "report.json").read_text())["collectives"]
+    assert {each["host"] for each in found if each["warning"].startswith("all ranks on node1")} == {"node1"}
+
+
+@pytest.mark.torch
+def test_one_of_two_launchers_that_were_started_by_hand_has_the_figures(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
+    by_hand = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
+    launchers = [start(tmp_path, *by_hand, steps=300, slow_from=3) for _ in range(2)]
+    errs = [finish(launcher, 0) for launcher in launchers]
+    assert len(re.findall(r"rank 3 on \S+ is last in ", "".join(errs))) == 1, errs
+    reports = [json.loads(path.read_text())["collectives"] for path in (tmp_path / "logs").rglob("report.json")]
+    assert sorted(map(len, reports)) == [0, 4]
+    assert max(reports, key=len)[0]["rank"] == 3
 
 
 @pytest.mark.torch

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.hangs.slow_ranks import lateness_table, rank_lateness, warning
+from ddplaunch.hangs.slow_ranks import ClockLimits, host_warning, lateness_table, rank_lateness, warning
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
 from ddplaunch.protocol.wire import decode, encode
 
@@ -18,6 +18,7 @@ def job(
     seed: int,
     *,
     slow: int | None = None,
+    slow_host: int | None = None,
     ranks: int = 4,
     hosts: int = 1,
     per_step: int = 1,
@@ -29,6 +30,7 @@ def job(
 
     Arguments:
         slow: this rank takes 20 ms longer for a step.
+        slow_host: all ranks of this host do.
         per_step: collectives of each step; with ``overlap`` ranks do not wait for one before they call the next.
     """
     chance = random.Random(seed)
@@ -36,7 +38,8 @@ def job(
     now = [1e9] * ranks
     created: list[list[int]] = [[] for _ in range(ranks)]
     for _ in range(steps):
-        now = [at + STEP_S + chance.gauss(0, jitter_s) + 0.02 * (rank == slow) for rank, at in enumerate(now)]
+        is_slow = [rank == slow or rank * hosts // ranks == slow_host for rank in range(ranks)]
+        now = [at + STEP_S + chance.gauss(0, jitter_s) + 0.02 * is_slow[rank] for rank, at in enumerate(now)]
         for _ in range(per_step):
             for rank, at in enumerate(now):
                 created[rank].append(int((at + clocks[rank * hosts // ranks]) * 1e9))
@@ -75,6 +78,53 @@ def test_even_ranks_are_not_accused(shape: dict[str, int]) -> None:
 def test_a_slow_host_of_one_rank_is_not_accused_without_proof() -> None:
     """From the times of equal steps alone nobody can tell a slow rank from a clock that is ahead."""
     assert not warning(rank_lateness(job(1, slow=2, hosts=4)))
+
+
+def clocks(seed: int, hosts: int, error_s: float) -> dict[str, ClockLimits]:
+    """What the launcher knows of the clocks of ``job``."""
+    chance, other = random.Random(seed), random.Random(-seed)
+    ahead = [chance.uniform(-5, 5) for _ in range(hosts)]
+    ends = [(each - other.uniform(0, error_s), each + other.uniform(0, error_s)) for each in ahead]
+    return {f"gpu{host}": (int(least * 1e9), int(most * 1e9)) for host, (least, most) in enumerate(ends)}
+
+
+def test_a_slow_host_is_named_where_the_clocks_are_known() -> None:
+    for seed in range(10):
+        times = job(seed, slow_host=seed % 2, hosts=2, ranks=8)
+        known = clocks(seed, 2, 0.004)
+        assert not warning(rank_lateness(times, known))
+        text = host_warning(rank_lateness(times, known, of_hosts=True), "it waits for a CPU")
+        assert text.startswith(f"all ranks on gpu{seed % 2} come after all others in ")
+        assert text.endswith("; it waits for a CPU)")
+        assert not host_warning(rank_lateness(times, of_hosts=True))
+
+
+def test_a_slow_host_of_one_rank_is_named_where_the_clocks_are_known() -> None:
+    times = job(1, slow=2, hosts=4)
+    assert warning(rank_lateness(times, clocks(1, 4, 0.004))).startswith("rank 2 on gpu2 is last in ")
+    assert rank_lateness(times, clocks(1, 4, 0.004), of_hosts=True) == ()
+
+
+@pytest.mark.parametrize("error_s", [0.0002, 0.004, 0.05])
+@pytest.mark.parametrize("ranks", [4, 7])
+def test_even_hosts_are_not_accused_however_well_the_clocks_are_known(error_s: float, ranks: int) -> None:
+    for seed in range(9):
+        times = job(seed, jitter_s=(0.001, 0.005, 0.02)[seed % 3], hosts=2, ranks=ranks)
+        known = clocks(seed, 2, error_s)
+        assert not warning(rank_lateness(times, known))
+        assert not host_warning(rank_lateness(times, known, of_hosts=True))
+
+
+def test_a_slow_rank_is_no_slow_host() -> None:
+    times = job(3, slow=3, hosts=2)
+    assert warning(rank_lateness(times, clocks(3, 2, 0.004))).startswith("rank 3 on gpu1")
+    assert not host_warning(rank_lateness(times, clocks(3, 2, 0.004), of_hosts=True))
+
+
+def test_what_is_known_of_a_clock_that_was_set_meanwhile_does_not_count() -> None:
+    times = job(3, slow=3, hosts=2, per_step=5)
+    wrong = {host: (least + 10**10 * (host == "gpu1"),) * 2 for host, (least, _) in clocks(3, 2, 0.004).items()}
+    assert warning(rank_lateness(times, wrong)) == warning(rank_lateness(times))
 
 
 def test_figures_of_a_slow_rank() -> None:

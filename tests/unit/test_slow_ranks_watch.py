@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -15,9 +16,9 @@ from ddplaunch.hangs.call_times import pack, unpack
 from ddplaunch.hangs.slow_reason import reason
 from ddplaunch.launcher import slow_ranks_watch
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
-from ddplaunch.protocol.collectives import MAX_SENT, RankLoad
+from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
-from ddplaunch.protocol.launcher_agent import CollectivesSampled, OrderToNodes, SampleCollectives
+from ddplaunch.protocol.launcher_agent import OrderToNodes, SampleCollectives
 from tests.unit.test_member import CONFIG
 from tests.unit.test_slow_ranks import job
 
@@ -35,6 +36,7 @@ class Job:
         show = lambda text, _level: self.shown.append(text)  # noqa: E731
         self.watch = SlowRanksWatch(config or LaunchConfig(script="x.py"), self.sent.append, show, self.judged.put)
         self.now, self.loads = time.monotonic(), list(LOADS)
+        self.ahead_s: list[float] = []
 
     def start(self, attempt: int = 0) -> None:
         for node in (0, 1):
@@ -56,6 +58,10 @@ class Job:
         cost_s: float = 0.1,
     ) -> None:
         for node in nodes:
+            if self.ahead_s:  # The host looks at its clock at once.
+                clock_ns = time.monotonic_ns() + int(self.ahead_s[node] * 1e9)
+                read = CollectivesSampled(order.attempt, order.number, f"gpu{node}", clock_ns=clock_ns)
+                self.watch.on_report(node, (0, 1), read)
             packed = tuple(pack(each) for each in times if each.host == f"gpu{node}")
             loads = tuple(load for load in self.loads if load.rank // 2 == node)
             record = CollectivesSampled(order.attempt, order.number, f"gpu{node}", packed, loads, cost_s)
@@ -82,6 +88,27 @@ def test_nothing_is_asked_before_there_is_a_process_group() -> None:
     started.start()
     assert started.ask(FIRST_S - PERIOD_S - 5) is None
     assert started.ask() == SampleCollectives(0, 1)
+
+
+def test_a_slow_host_is_named_once_as_its_clock_is_known() -> None:
+    seed, chance = 3, random.Random(3)
+    times = job(seed, slow_host=1, hosts=2, steps=400)
+    started = Job()
+    started.start()
+    started.loads[2:] = [replace(load, run_queue_wait_s=20) for load in started.loads[2:]]
+    started.ahead_s = [chance.uniform(-5, 5) + 1e9 for _ in range(2)]
+    for half in (part(times, 0, 200), part(times, 200, 400)) * 2:
+        started.sample(half)
+    (text,) = started.shown
+    assert text.startswith("all ranks on gpu1 come after all others in ")
+    assert [
+        (each.host, bool(each.warning)) for each in sorted(started.watch.lateness(), key=lambda each: each.rank)
+    ] == [
+        ("gpu0", False),
+        ("gpu0", False),
+        ("gpu1", True),
+        ("gpu1", True),
+    ]
 
 
 def test_off() -> None:

@@ -16,8 +16,7 @@ from ddplaunch.agent.events import CollectivesRead
 from ddplaunch.agent.workers import sampler
 from ddplaunch.hangs import call_times, flight_record
 from ddplaunch.protocol import examination
-from ddplaunch.protocol.collectives import MAX_SENT, RankLoad
-from ddplaunch.protocol.launcher_agent import CollectivesSampled, SampleCollectives
+from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
 from ddplaunch.system import process_activity
 
 if TYPE_CHECKING:
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.examiner import Answer, Examiner
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.protocol.collectives import PackedTimes
+    from ddplaunch.protocol.launcher_agent import SampleCollectives
     from ddplaunch.protocol.results import Round
     from ddplaunch.system.process_activity import ProcessActivity
 
@@ -84,6 +84,7 @@ class CollectiveSampling:
             pids = {rank: by_local_rank[local] for rank, local in local_ranks.items() if local in by_local_rank}
             suspects = {rank: local_ranks[rank] for rank in event.suspects if rank in pids}
             threading.Thread(target=self._read, args=(event, pids, suspects), name="collectives", daemon=True).start()
+            return CollectivesSampled(event.attempt, event.number, self._group.host, clock_ns=time.time_ns())
         return None
 
     # In the thread.
