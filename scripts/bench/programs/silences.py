@@ -200,6 +200,12 @@ def download_slowly() -> None:
         urllib.request.urlopen(url).read()
 
 
+def download_trickle() -> None:
+    """4 kB/s."""
+    with serving(4000) as url:
+        urllib.request.urlopen(url).read()
+
+
 def download_to_file() -> None:
     with serving(200_000) as url, tempfile.NamedTemporaryFile() as file:
         urllib.request.urlretrieve(url, file.name)
@@ -259,6 +265,11 @@ def log_to_file() -> None:
         steps(lambda: (print("loss", "1 " * 8000, file=file, flush=True), time.sleep(0.5)))
 
 
+def sleep_by_intent() -> None:
+    """Nothing moves at all."""
+    time.sleep(SILENCE_S)
+
+
 class Samples(torch.utils.data.Dataset):
     def __len__(self) -> int:
         return 2
@@ -281,7 +292,7 @@ def suspended() -> None:
 ON_RANK_0 = (
     *(evaluate, evaluate_a_little, evaluate_in_thread, multiply, save, save_slowly, save_mapped, load_mapped),
     *(save_compressed, save_in_thread, copy_files, list_files, database, compile_model, compile_files, tokenize),
-    *(download, download_slowly, download_to_file, download_by_program, debug),
+    *(download, download_slowly, download_trickle, download_to_file, download_by_program, debug),
 )
 ON_ALL = (evaluate_alike, step_silently, step_slowly, pause, pipeline, progress_bar, log_to_file, preprocess)
 
@@ -290,7 +301,7 @@ def main() -> None:
     global END
     dist.init_process_group("gloo")
     dist.barrier()
-    silence = next(each for each in (*ON_RANK_0, *ON_ALL, suspended) if each.__name__ == sys.argv[1])
+    silence = next(each for each in (*ON_RANK_0, *ON_ALL, suspended, sleep_by_intent) if each.__name__ == sys.argv[1])
     print(f"ready {dist.get_rank()}", flush=True)
     END = time.monotonic() + SILENCE_S
     if silence not in ON_RANK_0 or dist.get_rank() == 0:
