@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.runs import TIMEOUT_S, environment
+from tests.support.runs import Running, environment
 
 LAUNCH = """
 import sys
@@ -32,39 +32,22 @@ sys.exit(int(sys.argv[2]) if rank == 0 else 0)
 """
 
 
-def start(
-    tmp_path: Path, *options: str | Path, steps: int = 200, code: int = 0, slow_from: int = 3
-) -> subprocess.Popen[str]:
+def start(tmp_path: Path, *options: str, steps: int = 200, code: int = 0, slow_from: int = 3) -> Running:
     """Start a launcher of two nodes with two workers each; the ranks from ``slow_from`` on are slow."""
-    script = tmp_path / "train.py"
+    script, logs = tmp_path / "train.py", tmp_path / "logs"
     script.write_text(STEPS)
-    own = ("--nnodes", "2", "--nproc-per-node", "2", "--log-dir", tmp_path / "logs", *options)
-    return subprocess.Popen(
-        [sys.executable, "-c", LAUNCH, *map(str, (*own, script, steps, code, slow_from))],
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
-
-def finish(launcher: subprocess.Popen[str], code: int) -> str:
-    """Returns stderr."""
-    with launcher:
-        try:
-            err = launcher.communicate(timeout=TIMEOUT_S)[1]
-        finally:
-            launcher.kill()
-    assert launcher.returncode == code, err
-    return err
+    own = ("--nnodes", "2", "--nproc-per-node", "2", "--log-dir", str(logs), *options)
+    words = [sys.executable, "-c", LAUNCH, *own, str(script), str(steps), str(code), str(slow_from)]
+    pipe = subprocess.PIPE
+    return Running(subprocess.Popen(words, env=environment(), stdin=subprocess.DEVNULL, stdout=pipe, stderr=pipe))
 
 
 def job(tmp_path: Path, *options: str, **how: int) -> tuple[str, Path]:
     """A dry run. Returns stderr, and the run folder."""
-    err = finish(start(tmp_path, "--dry-run", *options, **how), how.get("code", 0))
+    done = start(tmp_path, "--dry-run", *options, **how).finish()
+    assert done.returncode == how.get("code", 0), done.err
     (folder,) = (tmp_path / "logs").iterdir()
-    return err, folder
+    return done.err, folder
 
 
 @pytest.mark.torch
@@ -82,6 +65,7 @@ def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_a_host_of_which_all_ranks_are_late_is_named(tmp_path: Path) -> None:
     err, folder = job(tmp_path, slow_from=2)
     assert "ddplaunch: all ranks on node1 come after all others in " in err
@@ -90,12 +74,15 @@ def test_a_host_of_which_all_ranks_are_late_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_one_of_two_launchers_that_were_started_by_hand_has_the_figures(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         endpoint = f"127.0.0.1:{server.getsockname()[1]}"
     by_hand = ("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "job")
     launchers = [start(tmp_path, *by_hand, steps=300, slow_from=3) for _ in range(2)]
-    errs = [finish(launcher, 0) for launcher in launchers]
+    ended = [launcher.finish() for launcher in launchers]
+    errs = [done.err for done in ended]
+    assert [done.returncode for done in ended] == [0, 0], errs
     assert len(re.findall(r"rank 3 on \S+ is last in ", "".join(errs))) == 1, errs
     reports = [json.loads(path.read_text())["collectives"] for path in (tmp_path / "logs").rglob("report.json")]
     assert sorted(map(len, reports)) == [0, 4]
