@@ -24,6 +24,7 @@ Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
 TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
+HealthPolicy = Literal["off", "warn", "refuse"]
 
 _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
 """Pings and heartbeats are sent once a second; one or two late answers to pings do not show that a node is lost."""
@@ -246,6 +247,7 @@ class LaunchConfig:
         injections: faults to inject in a dry run.
         task: the only worker of this launcher, where a scheduler started a process for every worker.
         slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
+        health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
         notices: messages about the configuration, shown at the start.
 
     Raises:
@@ -279,6 +281,7 @@ class LaunchConfig:
     injections: tuple[FaultSpec, ...] = ()
     task: ScheduledTask | None = None
     slurm_job: SlurmJob | None = None
+    health: HealthPolicy = "refuse"
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:

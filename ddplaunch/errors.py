@@ -15,6 +15,7 @@ NODE_LOST = 84
 NEEDS_GPU = 85
 PROCESSES_LEFT = 86
 HUNG = 87
+HARDWARE = 88
 
 
 class Level(enum.IntEnum):

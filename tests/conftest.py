@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.support import runs, slowest
+from ddplaunch.system import nvml
+from tests.support import fake_nvml, runs, slowest
+from tests.support.gpus import Watched
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
@@ -127,3 +130,32 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     slowest.report(terminalreporter)
+
+
+@pytest.fixture(scope="session")
+def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a fake libnvidia-ml.so.1."""
+    return fake_nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> fake_nvml.Says:
+    """A driver for the children of this process; says what GPUs it has."""
+    monkeypatch.setenv("LD_LIBRARY_PATH", str(nvml_library))
+    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "says"))
+    return functools.partial(fake_nvml.say, tmp_path / "says")
+
+
+@pytest.fixture
+def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
+    """Starts a watch of GPUs, as on a machine with NVIDIA's library."""
+    monkeypatch.setattr(nvml, "is_installed", lambda: True)
+    watches: list[Watched] = []
+
+    def start(interval_s: float = 60) -> Watched:
+        watches.append(Watched(interval_s))
+        return watches[-1]
+
+    yield start
+    for watched in watches:
+        watched.watch.close()

@@ -6,13 +6,14 @@ Runs in the launcher, once per command. Independent of click; starts nothing.
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast, get_args
 
 from ddplaunch.cli import host_options, scheduler_options, values
 from ddplaunch.cli.rendezvous_options import SEARCH_TIMEOUT_S, RdzvConf, parse_rdzv_conf
 from ddplaunch.config import (
     LINE_PREFIX,
     Entry,
+    HealthPolicy,
     LaunchConfig,
     OutputConfig,
     RemoteConfig,
@@ -92,6 +93,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         injections=_injections(options, max_nodes) if options["inject"] else (),
         task=completed.task,
         slurm_job=completed.slurm_job,
+        health=_health(options["health"]),
         notices=(*completed.notices, *ignored),
     )
 
@@ -151,6 +153,12 @@ def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: Rdzv
 def _seconds(options: Mapping[str, Any], name: str) -> float | None:
     value = options[name]
     return None if value is None else values.parse_seconds(value, f"--{name.replace('_', '-')}")
+
+
+def _health(policy: str) -> HealthPolicy:
+    if policy not in get_args(HealthPolicy):
+        raise OptionError("--health", policy, "must be off, warn or refuse")
+    return cast("HealthPolicy", policy)
 
 
 def _local_addr(options: Mapping[str, Any]) -> str | None:

@@ -146,6 +146,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "on. Default: 5m, or ten times the longest pause of the run if that is more.",
             pet=False,
         ),
+        Option(
+            "--health",
+            "off|warn|refuse",
+            "Before the start, look at the GPUs, disks and clock of every node. refuse: a node with a fault is not "
+            "used; warn: faults are only shown; off: nothing is looked at. Default: refuse.",
+            "refuse",
+            pet=False,
+        ),
         Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
         Option(
             "--requeue-on",

@@ -181,6 +181,7 @@ def agent_spec(
         launcher_assigns_rendezvous=config.launcher_assigns_rendezvous,
         fake_gpus=FakeGpuConfig(compile_on_cpu=config.compile_on_cpu) if config.dry_run else None,
         task=config.task,
+        health=config.health,
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),

@@ -15,6 +15,7 @@ from ddplaunch.protocol import log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.health import HealthFound, NodeHealth
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -374,6 +375,8 @@ FROM_AGENT = (
     WorkerActivity,
     WorkersExamined,
     CollectivesSampled,
+    NodeHealth,
+    HealthFound,
     ReportOfNode,
     AgentSignalled,
     AgentFailed,

@@ -79,6 +79,9 @@ class WorkerExit:
         whereabouts: after a hang or a failed collective: the main thread's Python line, and why it was blocked, if so.
         node_rank: position of the worker's node in the attempt, as in GROUP_RANK.
         stacks: after a hang or a failed collective, from another machine: the end of the worker's ``stacks.txt``.
+        hardware: the fault of the node's hardware that has ended the worker, as a sentence; empty if none is known.
+        give_up: why the script wants no restart, in its own words; empty if it has not said so.
+        avoid_node: why the script wants no further attempt on its node, in its own words; empty if it has not said so.
     """
 
     rank: Count
@@ -97,6 +100,9 @@ class WorkerExit:
     whereabouts: str = ""
     node_rank: int = 0
     stacks: str = ""
+    hardware: OneLine = ""
+    give_up: OneLine = ""
+    avoid_node: OneLine = ""
 
 
 @dataclass(frozen=True)

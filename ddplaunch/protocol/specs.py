@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.config import Entry, FakeGpuConfig, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
 from ddplaunch.timeouts import TimeoutConfig
 
 
@@ -50,6 +50,7 @@ class AgentSpec:
         launcher_assigns_rendezvous: the launcher sends a JoinRendezvous, and another when the rendezvous moves.
         fake_gpus: simulated GPUs; None on a real node.
         task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
+        health: what follows if the hardware of the node is not sound.
     """
 
     run_id: str
@@ -73,6 +74,7 @@ class AgentSpec:
     launcher_assigns_rendezvous: bool = False
     fake_gpus: FakeGpuConfig | None = None
     task: ScheduledTask | None = None
+    health: HealthPolicy = "refuse"
 
 
 # Agent to forkserver.

@@ -111,7 +111,7 @@ def visibility_variable(environ: Mapping[str, str], root: str = "/") -> str:
     # HIP obeys CUDA_VISIBLE_DEVICES too, but only without its own variable, and torch ignores CUDA_VISIBLE_DEVICES
     # beside ROCR_VISIBLE_DEVICES (torch.cuda._parse_visible_devices); SLURM sets those two together.
     amd_variables = environ.keys() & {"HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"}
-    if not _is_amd(root) or ("CUDA_VISIBLE_DEVICES" in environ and not amd_variables):
+    if not is_amd(root) or ("CUDA_VISIBLE_DEVICES" in environ and not amd_variables):
         return "CUDA_VISIBLE_DEVICES"
     return "HIP_VISIBLE_DEVICES"
 
@@ -212,7 +212,7 @@ def _is_index(device: str) -> bool:
 def _numbered(environ: Mapping[str, str], root: str) -> int:
     # ROCR_VISIBLE_DEVICES acts below HIP, which numbers the devices that it leaves from 0.
     physical = gpu_count(root)
-    hidden = "ROCR_VISIBLE_DEVICES" in environ and _is_amd(root)
+    hidden = "ROCR_VISIBLE_DEVICES" in environ and is_amd(root)
     return len(_listed(environ["ROCR_VISIBLE_DEVICES"], physical)) if hidden else physical
 
 
@@ -303,7 +303,8 @@ def _field(address: str, name: str, root: str) -> str:
 # AMD and Intel.
 
 
-def _is_amd(root: str) -> bool:
+def is_amd(root: str = "/") -> bool:
+    """Whether this machine's GPUs are AMD's: it has none of NVIDIA."""
     return not _nvidia_addresses(root) and bool(_amd_addresses(root))
 
 

@@ -25,7 +25,10 @@ LIBRARY = "libnvidia-ml.so.1"
 LIMIT_S = 2.0
 """NVML answers within milliseconds; within a second where it must wake GPUs without persistence mode."""
 
-_CHILD = str(Path(__file__).with_name("nvml_child.py"))
+NO_GPUS = "NVML knows no GPU"
+UNREADABLE = "NVML's answer could not be read"
+
+_CHILD = str(Path(__file__).with_name("gpu_child.py"))
 _MAX_ANSWER_BYTES = 1 << 20
 _REAP_S = 0.2
 
@@ -82,7 +85,7 @@ def gpu_activity(limit_s: float = LIMIT_S) -> tuple[tuple[GpuActivity, ...], str
     try:
         return tuple(_built(gpu) for gpu in answer), missing
     except (KeyError, TypeError, ValueError, AttributeError):
-        return (), "NVML's answer could not be read"
+        return (), UNREADABLE
 
 
 def _built(answer: dict[str, Any]) -> GpuActivity:
@@ -118,36 +121,55 @@ def _throttled(reasons: int | None) -> str:
 
 
 def _ask(what: str, limit_s: float) -> tuple[list[Any], str]:
-    """The GPUs as ``nvml_child`` reads them, or none and the reason."""
+    """The GPUs as ``gpu_child`` reads them, or none and the reason."""
     try:
         output, returncode = _run_child(what, limit_s)
     except subprocess.TimeoutExpired:
-        return [], f"NVML has not answered for {limit_s:g} s: the GPU driver hangs, or is very slow"
+        return [], silence(limit_s)
     except OSError as error:
-        return [], f"no process could be started to ask NVML: {os.strerror(error.errno or 0)}"
+        return [], not_started(error)
     try:
         answer = json.loads(output[:_MAX_ANSWER_BYTES])
         error_text, gpus = answer.get("error"), answer.get("gpus")
     except (ValueError, AttributeError, RecursionError):
         return [], f"the process that asked NVML ended with {returncode}, without an answer"
     if isinstance(gpus, list):
-        return gpus, "" if gpus else "NVML knows no GPU"
+        return gpus, "" if gpus else NO_GPUS
     return [], f"NVML: {quote(str(error_text))}"
 
 
+def silence(duration_s: float, who: str = "NVML") -> str:
+    """What it means that NVML, or another driver's interface, says nothing."""
+    return f"{who} has not answered for {duration_s:g} s: the GPU driver hangs, or is very slow"
+
+
+def not_started(error: OSError) -> str:
+    return f"no process could be started to ask the GPU driver: {os.strerror(error.errno or 0)}"
+
+
 def _run_child(what: str, limit_s: float) -> tuple[bytes, int]:
-    # -S and -I: the child takes this process's search path, which has no folder of the user first.
-    command = [sys.executable, "-S", "-I", _CHILD, what, *sys.path]
-    quiet = subprocess.DEVNULL
-    process = subprocess.Popen(command, stdin=quiet, stdout=subprocess.PIPE, stderr=quiet)
+    process = start_child(what, stdin=subprocess.DEVNULL)
     try:
         output, _ = process.communicate(timeout=limit_s)
         return output, process.returncode
     finally:
-        _end(process)
+        end_child(process)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def start_child(what: str, stdin: int, interval_s: float = 0) -> subprocess.Popen[bytes]:
+    """``gpu_child`` with its output in a pipe. Raises OSError.
+
+    Args:
+        what: what it is asked, as it says itself.
+        stdin: as for ``subprocess``.
+        interval_s: seconds between its readings, if it reads more than once.
+    """
+    # -S and -I: the child takes this process's search path, which has no folder of the user first.
+    command = [sys.executable, "-S", "-I", _CHILD, what, str(interval_s), *sys.path]
+    return subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+
+
+def end_child(process: subprocess.Popen[bytes]) -> None:
     """Kill the process if it runs. Does not wait for one that the driver holds: ``subprocess`` reaps it later."""
     process.kill()
     with contextlib.suppress(subprocess.TimeoutExpired):

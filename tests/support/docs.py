@@ -24,8 +24,12 @@ from ddplaunch import config
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.health.gpu_rule_table import RULES as RULES_OF_GPUS
+from ddplaunch.health.port_rules import PORT_RULES
+from ddplaunch.health.xid import ACTIONS, XIDS, Xid
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
+from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.worker.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
 from tests.support.runs import ROOT
@@ -86,6 +90,45 @@ def not_simulated() -> str:
     return table(("not simulated", "effect"), rows)
 
 
+def gpu_rules() -> str:
+    """Every rule about a GPU."""
+    columns = ("rule", "broken if", "severity", "fault", "in the run", "what to do", "source")
+    rows = (
+        (
+            f"`{rule.name}`",
+            rule.fires_if,
+            rule.severity,
+            "yes" if rule.is_fault else "",
+            "yes" if rule.in_run else "",
+            rule.action,
+            rule.source,
+        )
+        for rule in RULES_OF_GPUS
+    )
+    return table(columns, rows)
+
+
+def port_rules() -> str:
+    """Every rule about a port of InfiniBand."""
+    rows = (
+        (f"`{rule.name}`", rule.fires_if, "in the run" if rule.in_run else "at the start", rule.action, rule.source)
+        for rule in PORT_RULES
+    )
+    return table(("rule", "broken if", "when", "what to do", "source"), rows)
+
+
+def xids() -> str:
+    """Xid errors; those that mean the same share a row."""
+    numbers: dict[Xid, list[int]] = {}
+    for number, known in XIDS.items():
+        numbers.setdefault(known, []).append(number)
+    rows = (
+        (fold_ints(which), known.meaning, known.action, "yes" if known.is_fault else "")
+        for known, which in numbers.items()
+    )
+    return table(("Xid", "meaning", "action", "fault"), rows)
+
+
 def fields_of(record: type) -> str:
     """The fields of a dataclass: types and defaults as in the code, meanings from its docstring's ``Attributes``."""
     meanings = _attributes(record)
@@ -120,11 +163,15 @@ TABLES: dict[str, Callable[[], str]] = {
         record.__name__: functools.partial(fields_of, record)
         for record in (LaunchConfig, WorkerConfig, OutputConfig, TimeoutConfig, RemoteConfig, RendezvousConfig, Host)
     },
+    "gpu-rules": gpu_rules,
     "options": options,
     "forwarding": forwarding,
     "environment": lambda: table(("variable", "value"), iter(NAMES.items())),
+    "port-rules": port_rules,
     "simulated": lambda: table(("simulated", "how"), ((f"`{what}`", how) for what, how in SUPPORTED.items())),
     "not-simulated": not_simulated,
+    "xid-actions": lambda: table(("action", "what to do"), ((f"`{name}`", text) for name, text in ACTIONS.items())),
+    "xids": xids,
 }
 
 

@@ -188,6 +188,7 @@ OF_OTHERS = {
         "--requeue",
         "--no-kill",
     ),  # SLURM's
+    *("--gpu-reset", "--ecc-config"),  # nvidia-smi's
     *("--kill-on-bad-exit", "--map-by", "--bind-to"),  # srun's and mpirun's
     *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--mixed-precision"),  # accelerate's
     *(

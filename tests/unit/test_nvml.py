@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,22 +12,7 @@ import pytest
 from ddplaunch.system import nvml
 from ddplaunch.system.nvml import GpuActivity, gpu_activity
 from tests.support import fake_nvml
-from tests.support.fake_nvml import gpu
-
-Says = Callable[..., None]
-
-
-@pytest.fixture(scope="session")
-def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return fake_nvml.build(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def driver(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Says:
-    """Sets what the driver answers, as lines of its file."""
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(library))
-    monkeypatch.setenv("FAKE_NVML", str(tmp_path / "says"))
-    return lambda *lines: (tmp_path / "says").write_text("\n".join(lines) + "\n") and None
+from tests.support.fake_nvml import Says, gpu
 
 
 def test_each_gpu_is_read(driver: Says) -> None:
@@ -117,9 +101,9 @@ def test_without_the_library_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, 
     assert gpu_activity() == ((), "NVML: NVML Shared Library Not Found")
 
 
-def test_only_a_library_that_loads_counts_as_installed(library: Path, tmp_path: Path) -> None:
+def test_only_a_library_that_loads_counts_as_installed(nvml_library: Path, tmp_path: Path) -> None:
     (tmp_path / nvml.LIBRARY).write_text("not a library")
-    for folder, is_installed in ((library, "True"), (tmp_path, "False")):
+    for folder, is_installed in ((nvml_library, "True"), (tmp_path, "False")):
         text = "import sys; from ddplaunch.system import nvml; print(nvml.is_installed(), 'pynvml' in sys.modules)"
         command = ["env", f"LD_LIBRARY_PATH={folder}", sys.executable, "-c", text]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{is_installed} False\n"

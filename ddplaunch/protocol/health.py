@@ -1,0 +1,84 @@
+"""What an agent finds out about the hardware of its node, for the launcher.
+
+An agent sends one NodeHealth before its first attempt, and a HealthFound for each later finding. No behaviour belongs
+here: ``health`` has the rules.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
+
+MAX_FINDINGS = 256
+MAX_GPUS = 256
+
+Severity = Literal["refuse", "warn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One thing that is wrong with a node, or with one of its GPUs.
+
+    Attributes:
+        rule: fixed name of the rule, for files and tests, like ``row-remap-failed``.
+        text: what is wrong, without host and GPU: ``a row of its memory could not be remapped``.
+        action: what the user or the administrator can do; empty if there is nothing.
+        severity: ``refuse``: no job should use the node; ``warn``: a job may run.
+        is_fault: a worker of this GPU (or of this node) that fails within a minute has failed because of it.
+        gpu: NVML's index of the GPU, or that of the driver of another vendor; None: the node.
+        uuid: the GPU's UUID; empty if it has none.
+        local_ranks: local ranks of the workers that use the GPU; empty for a finding about the node.
+    """
+
+    rule: OneLine
+    text: OneLine
+    action: OneLine = ""
+    severity: Severity = "warn"
+    is_fault: bool = False
+    gpu: Count | None = None
+    uuid: OneLine = ""
+    local_ranks: Annotated[tuple[Count, ...], at_most(1 << 12)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuIdentity:
+    """What should be the same for all GPUs of a job. Empty or 0: not known."""
+
+    index: Count
+    uuid: OneLine = ""
+    name: OneLine = ""
+    memory_bytes: Size = 0
+    driver: OneLine = ""
+    vbios: OneLine = ""
+    is_mig: bool = False
+    power_limit_w: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeHealth:
+    """Agent to launcher, once, before its first attempt.
+
+    Attributes:
+        findings: by severity, then by GPU.
+        gpus: the GPUs of the job on this node.
+        missing: why GPUs could not be looked at; empty if they were, or if the node has none.
+        time_s: this node's wall clock when the record was sent, in seconds since the epoch.
+        memory_bytes: main memory of the machine.
+        cpus: CPUs that the agent may use.
+    """
+
+    findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)] = ()
+    gpus: Annotated[tuple[GpuIdentity, ...], at_most(MAX_GPUS)] = ()
+    missing: OneLine = ""
+    time_s: Seconds = 0.0
+    memory_bytes: Size = 0
+    cpus: Count = 0
+
+
+@dataclass(frozen=True)
+class HealthFound:
+    """Agent to launcher, while workers run: something has happened to the hardware since the last record."""
+
+    findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)]

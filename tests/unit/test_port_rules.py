@@ -1,0 +1,111 @@
+"""InfiniBand ports: what the kernel's files say, and the rules about them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.health.port_rules import PORT_RULES, ports_at_start, ports_while_running
+from ddplaunch.system import infiniband
+from ddplaunch.system.infiniband import IbPort
+
+GOOD = IbPort(
+    name="mlx5_0:1",
+    board="MT_0000000838",
+    link_layer="InfiniBand",
+    state="ACTIVE",
+    phys_state="LinkUp",
+    rate_gbps=400,
+    link_downed=2,
+)
+FOUR = [replace(GOOD, name=f"mlx5_{index}:1") for index in range(4)]
+
+
+def rules(ports: list[IbPort]) -> list[str]:
+    return [finding.rule for finding in ports_at_start(ports)]
+
+
+def files(root: Path, port: IbPort, numbers: tuple[int, int] = (4, 5)) -> None:
+    device, _, number = port.name.partition(":")
+    folder = root / "sys/class/infiniband" / device / "ports" / number
+    (folder / "counters").mkdir(parents=True, exist_ok=True)
+    (folder.parent.parent / "board_id").write_text(f"{port.board}\n")
+    for name, text in {
+        "state": f"{numbers[0]}: {port.state}",
+        "phys_state": f"{numbers[1]}: {port.phys_state}",
+        "rate": f"{port.rate_gbps} Gb/sec (4X NDR)",
+        "link_layer": port.link_layer,
+        "counters/link_downed": str(port.link_downed),
+    }.items():
+        (folder / name).write_text(f"{text}\n")
+
+
+def test_ports_are_read_from_the_kernels_files(tmp_path: Path) -> None:
+    for port in FOUR[:2]:
+        files(tmp_path, port)
+    assert infiniband.ports(str(tmp_path)) == FOUR[:2]
+
+
+def test_a_machine_without_adapters_has_no_ports(tmp_path: Path) -> None:
+    assert infiniband.ports(str(tmp_path)) == []
+
+
+def test_what_a_port_has_no_file_for_is_unknown(tmp_path: Path) -> None:
+    (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
+    (port,) = infiniband.ports(str(tmp_path))
+    assert port == IbPort(name="mlx5_0:1")
+    assert rules([port]) == []
+
+
+def test_good_ports_break_no_rule() -> None:
+    assert rules(FOUR) == []
+    assert ports_while_running(FOUR, FOUR) == ()
+
+
+@pytest.mark.parametrize(
+    ("changed", "rule"),
+    [
+        ({"state": "INIT"}, "ib-inactive"),
+        ({"state": "ARMED"}, "ib-inactive"),
+        ({"state": "DOWN", "phys_state": "Polling"}, "ib-down"),
+        ({"rate_gbps": 200}, "ib-slow"),
+    ],
+)
+def test_one_port_of_four_that_is_worse_is_found(changed: dict[str, Any], rule: str) -> None:
+    (finding,) = ports_at_start([*FOUR[:3], replace(FOUR[3], **changed)])
+    assert (finding.rule, finding.severity, finding.is_fault) == (rule, "warn", False)
+    assert finding.text.startswith("mlx5_3:1: ")
+
+
+def test_second_ports_that_nobody_uses_are_no_finding() -> None:
+    unused = [replace(port, name=f"{port.name}_b", state="DOWN", phys_state="Disabled") for port in FOUR]
+    assert rules([*FOUR, *unused]) == []
+
+
+def test_ports_of_another_kind_may_be_slower() -> None:
+    assert rules([*FOUR, replace(GOOD, name="mlx5_9:1", board="MT_1", rate_gbps=25)]) == []
+
+
+@pytest.mark.parametrize(
+    ("now", "rule"),
+    [
+        ({"state": "DOWN", "phys_state": "Polling", "link_downed": 3}, "ib-lost"),
+        ({"state": "INIT"}, "ib-lost"),
+        ({"link_downed": 3}, "ib-link-downed"),
+    ],
+)
+def test_a_link_that_goes_down_in_the_run_is_a_fault(now: dict[str, Any], rule: str) -> None:
+    (finding,) = ports_while_running(FOUR, [replace(FOUR[0], **now), *FOUR[1:]])
+    assert (finding.rule, finding.is_fault) == (rule, True)
+
+
+def test_an_adapter_that_vanishes_is_a_fault() -> None:
+    (finding,) = ports_while_running(FOUR, FOUR[1:])
+    assert finding.text == "mlx5_0:1: it is no longer active: gone (no such port)"
+
+
+def test_each_rule_is_tested() -> None:
+    assert {rule.name for rule in PORT_RULES} == {"ib-inactive", "ib-down", "ib-slow", "ib-lost", "ib-link-downed"}
