@@ -1,6 +1,7 @@
 """ddplaunch: start, supervise and explain PyTorch DDP jobs, in place of torchrun.
 
-The names below are the Python API; each is loaded on first use, so importing the package is cheap::
+The names below are the Python API; each is loaded on first use, so importing the package is cheap. A script may call
+``give_up`` and ``avoid_this_node``; the others start jobs::
 
     from ddplaunch import launch
 
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.errors import JobFailed, LaunchError, UsageError
     from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerError, WorkerExit
     from ddplaunch.timeouts import TimeoutConfig
+    from ddplaunch.worker.requests import avoid_this_node, give_up
 
 __all__ = [
     "AttemptResult",
@@ -40,6 +42,8 @@ __all__ = [
     "WorkerError",
     "WorkerExit",
     "__version__",
+    "avoid_this_node",
+    "give_up",
     "launch",
 ]
 
@@ -59,6 +63,7 @@ _MODULE_OF = {
     **dict.fromkeys(_RESULTS, "ddplaunch.protocol.results"),
     "Host": "ddplaunch.cluster.hosts",
     "launch": "ddplaunch.cli.python_api",
+    **dict.fromkeys(("avoid_this_node", "give_up"), "ddplaunch.worker.requests"),
 }
 
 

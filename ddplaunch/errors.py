@@ -1,4 +1,4 @@
-"""Failures and warnings for the user: LaunchError, StartNotice, and the exit codes of ddplaunch (80-89)."""
+"""Failures and warnings for the user: LaunchError, StartNotice, and the exit codes of ddplaunch (80-89, 93)."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ NEEDS_GPU = 85
 PROCESSES_LEFT = 86
 HUNG = 87
 HARDWARE = 88
+GAVE_UP = 93
+"""The script wants no restart; of a worker and of the run. NVIDIA's resiliency extension has the same code."""
 
 
 class Level(enum.IntEnum):

@@ -21,12 +21,16 @@ from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
     CollectivesRead,
+    FolderProbed,
     ForkserverExited,
+    GpusAnswered,
     LauncherLost,
     OutputResumed,
     WorkersSampled,
 )
-from ddplaunch.agent.name_lookup import NameLookup
+from ddplaunch.agent.gpu_memory_wait import await_free_memory
+from ddplaunch.agent.health_watch import HealthWatch
+from ddplaunch.agent.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous import AgentCallbacks
 from ddplaunch.agent.workers import node_evidence, start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
@@ -83,6 +87,7 @@ class Agent:
         """
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
+        self._health = HealthWatch(spec, outbox.send, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
@@ -95,7 +100,7 @@ class Agent:
         self._activity_watch: ActivityWatch | None = None
         self._collectives: CollectiveSampling | None = None
         self._helper_pids: dict[int, int] = {}
-        self._name_lookups: dict[str, NameLookup] = {}
+        self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
         self._last_start_at = 0.0
         # Reasons why the attempt, the run or this node must end. Event handlers set them, conditions of ``_wait`` read.
         self._failure: AttemptFailure | None = None
@@ -105,10 +110,9 @@ class Agent:
         self._unkillable_pids: tuple[int, ...] = ()
 
     def _callbacks(self) -> AgentCallbacks:
-        is_stopping = lambda: self._stop_order is not None  # noqa: E731
         has_unkillable = lambda: bool(self._unkillable_pids)  # noqa: E731
         return AgentCallbacks(
-            self._wait, is_stopping, has_unkillable, self._start_member, self._outbox.send, self._mailbox.post
+            self._wait, self._is_stopping, has_unkillable, self._start_member, self._outbox.send, self._mailbox.post
         )
 
     def run(self) -> tuple[int, ...]:
@@ -120,14 +124,18 @@ class Agent:
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
         self._outbox.send(node_details.read(self._spec))
+        if self._health.check(self._placement, self._wait):
+            self._wait(self._is_stopping)  # The launcher replaces this node, or ends the run.
+            return self.close()
         while (opened := self._rendezvous.next_round()) is not None:
             self._spec = self._rendezvous.complete(self._spec)
             ended, evidence = self._run_attempt(*opened)
             result = self._rendezvous.finish_round(ended)
-            self._outbox.drain(_DRAIN_S, self._handle_pending_events)
+            self._outbox.drain(_DRAIN_S, lambda: self._wait(lambda: False, 0.0))
             self._outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
                 return self.close()
+            await_free_memory(self._health, self._spec.host, self._wait, self._is_stopping, self._outbox.send)
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
@@ -137,6 +145,7 @@ class Agent:
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
         self._examiner.close()
+        self._health.close()
         self._rendezvous.close()
         return self._forkserver.close()
 
@@ -163,6 +172,7 @@ class Agent:
         watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
+        self._health.on_workers_ending(any_failed=group.any_failed)
         failure_evidence = FailureEvidence(group, self._examiner, self._mailbox.post)
         if self._stop_order:
             watch.examine_before_stop(self._wait)
@@ -171,7 +181,8 @@ class Agent:
         self._stop_workers(group)
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
-        exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._stop_order is not None)
+        exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
+        exits = exits if self._is_stopping() else self._health.blame(exits, self._wait)
         failure = self._final_failure(out_of_memory)
         reason = failure.reason if failure else self._own_stop_reason or ""
         outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_at
@@ -185,6 +196,9 @@ class Agent:
             restart_count=round_.restart_count,
         )
         return result, () if self._failure or self._stop_order else failure_evidence.of_workers(exits)
+
+    def _is_stopping(self) -> bool:
+        return self._stop_order is not None
 
     def _must_stop(self) -> bool:
         return bool(self._stop_order or self._failure or self._rendezvous.stop_reason is not None)
@@ -212,14 +226,14 @@ class Agent:
 
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
-        lookup = self._name_lookup_of(round_.master_addr)  # Runs while the forkserver imports torch.
+        lookup = self._name_lookups.of(round_.master_addr)  # Runs while the forkserver imports torch.
         self._await_forkserver()
         self._wait(lambda: lookup.is_done or self._must_stop(), lookup.deadline)
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
             self._forkserver.start_store(round_.attempt, listener, group.attempt_dir, self._outbox.send)
-        self._report_slow_lookup(lookup, round_)
+        self._name_lookups.report_slow(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
             plan, socket_name = self._forkserver.plan, self._examiner.name
@@ -232,19 +246,6 @@ class Agent:
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
             group.report_started()
-
-    def _name_lookup_of(self, address: str) -> NameLookup:
-        if address not in self._name_lookups:
-            self._name_lookups[address] = NameLookup(address, self._mailbox.post)
-        return self._name_lookups[address]
-
-    def _report_slow_lookup(self, lookup: NameLookup, round_: Round) -> None:
-        if lookup.is_slow and not lookup.was_reported:
-            lookup.was_reported = True
-            # If one launcher has all nodes, the message of the first node is enough.
-            is_further = round_.node_rank and self._spec.launcher_assigns_rendezvous
-            text = lookup.message("NAME" if round_.node_rank else self._spec.host)
-            self._outbox.send(Notice(text, 1 if is_further else 0))
 
     def _await_forkserver(self) -> None:
         self._forkserver.ensure_forkserver(self._outbox.send)
@@ -259,7 +260,7 @@ class Agent:
         self._await_forkserver()
         self._forkserver.start(ProcessSpec(tag="member", how="member"), fds, MEMBER)
         # Until the member's pid is known, a sweep would kill the member.
-        self._wait(lambda: not self._forkserver.is_starting or self._stop_order is not None)
+        self._wait(lambda: not self._forkserver.is_starting or self._is_stopping())
 
     # Stopping.
 
@@ -292,7 +293,7 @@ class Agent:
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
         unkillable = group.running_pids()  # Excluded: the sweep would reap them, and their exits would be lost.
-        excluded = frozenset((*unkillable, *self._helper_pids.values()))
+        excluded = frozenset((*unkillable, *self._helper_pids.values(), *self._health.pids))
         self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))
 
     # Events.
@@ -308,9 +309,6 @@ class Agent:
                 return False
             self._handle_event(event)
         return True
-
-    def _handle_pending_events(self) -> None:
-        self._wait(lambda: False, 0.0)
 
     def _handle_event(self, event: object) -> None:
         match event:
@@ -336,6 +334,8 @@ class Agent:
             case SampleCollectives() | CollectivesRead() if self._collectives:
                 if sampled := self._collectives.handle_event(event):
                     self._report(sampled)
+            case GpusAnswered() | FolderProbed():
+                self._health.handle_event(event)
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
             case InjectFault() if self._group:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.system.folder_probe import FolderState
+from ddplaunch.system.gpu_health import Answer
 
 
 @dataclass(frozen=True)
@@ -89,3 +91,17 @@ class AttemptFailure:
 
     reason: str
     returncode: int | None = None
+
+
+@dataclass(frozen=True)
+class GpusAnswered:
+    """The watch of the GPUs has read something, or an event has happened."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True)
+class FolderProbed:
+    """A thread has tried to write to the folder of the logs."""
+
+    state: FolderState

@@ -48,6 +48,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
+from ddplaunch.protocol.restart_policy import reason_to_leave
 from ddplaunch.protocol.results import AttemptResult, SetParticipants
 from ddplaunch.system import network, run_folder
 
@@ -227,19 +228,15 @@ class MultiNodeRendezvous:
             index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
             has_unkillable = self._callbacks.has_unkillable()
             reason = result.reason if is_stopping or has_unkillable else ""
-            ended = WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason, has_unkillable)
+            leaves = reason_to_leave(result.exits)
+            ended = WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason, has_unkillable, leaves)
             self._client.send(ended)
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             return self._without_verdict(result, is_stopping)
         if not verdict.attempt_follows:
             self._leave()
-        was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
-        outcome = "stopped" if was_stopped else _outcome(verdict)
-        reason = result.reason or verdict.reason
-        return replace(
-            result, outcome=outcome, attempt_follows=verdict.attempt_follows, reason=reason, cause=verdict.cause
-        )
+        return _with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
         lost_reason = self._lost_reason
@@ -364,6 +361,20 @@ class MultiNodeRendezvous:
     def _send_notice(self, text: str) -> None:
         """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
         self._callbacks.send(Notice(text, 1 if self._launcher_assigns_rendezvous else 0))
+
+
+def _with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
+    was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
+    # If a node leaves, the round has not failed as a whole: no restart is counted.
+    own_counts = was_stopped or bool(verdict.leaves and verdict.attempt_follows)
+    return replace(
+        result,
+        outcome=result.outcome if own_counts else _outcome(verdict),
+        attempt_follows=verdict.attempt_follows,
+        reason=result.reason or verdict.reason,
+        cause=verdict.cause,
+        node_leaves=verdict.leaves,
+    )
 
 
 def _outcome(verdict: RoundVerdict) -> Outcome:

@@ -14,10 +14,14 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import NameLookedUp
+from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.specs import AgentSpec
 
 _IMPATIENT = {"RES_OPTIONS": "timeout:1 attempts:1"}
 """The resolver of glibc then waits for a name server once, for 1 s (resolv.conf(5))."""
@@ -64,3 +68,26 @@ class NameLookup:
             f"no name server answers for {self._address}, and torch waits for one at every start: add the line "
             f"`{line}` to /etc/hosts on every node; until then workers wait 1 s for a name server (RES_OPTIONS)"
         )
+
+
+class NameLookups:
+    """The look-ups of one node, by address. Main thread only."""
+
+    def __init__(self, spec: AgentSpec, post: Callable[[object], None], send: Callable[[object], None]) -> None:
+        self._spec, self._post, self._send = spec, post, send
+        self._lookups: dict[str, NameLookup] = {}
+
+    def of(self, address: str) -> NameLookup:
+        """The look-up of ``address``, which starts now if there was none."""
+        if address not in self._lookups:
+            self._lookups[address] = NameLookup(address, self._post)
+        return self._lookups[address]
+
+    def report_slow(self, lookup: NameLookup, round_: Round) -> None:
+        """Show a slow look-up of the name of the round's store, once."""
+        if lookup.is_slow and not lookup.was_reported:
+            lookup.was_reported = True
+            # If one launcher has all nodes, the message of the first node is enough.
+            is_further = round_.node_rank and self._spec.launcher_assigns_rendezvous
+            text = lookup.message("NAME" if round_.node_rank else self._spec.host)
+            self._send(Notice(text, 1 if is_further else 0))

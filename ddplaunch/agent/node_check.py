@@ -27,6 +27,7 @@ from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.protocol.health import NodeHealth
     from ddplaunch.protocol.queries import InspectNode, ListeningNode
 
 _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
@@ -46,7 +47,7 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
     listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
     with network.listen("this node", listen_at, 0) as listener:
         threading.Thread(target=_accept, args=(listener,), name="accept", daemon=True).start()
-        outbox.send(_inspect(addresses, listener.getsockname()[1]))
+        outbox.send(_inspect(addresses, listener.getsockname()[1], _health(order)))
         while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
             query = received[0]
             outbox.send(NodeTime(time.time()) if isinstance(query, GetTime) else _connect_all(query))
@@ -62,7 +63,15 @@ def _addresses(order: InspectNode) -> tuple[str, ...]:
     return given or network.own_addresses(os.environ) or ("127.0.0.1",)
 
 
-def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
+def _health(order: InspectNode) -> NodeHealth | None:
+    if not order.looks_at_health:
+        return None
+    from ddplaunch.agent import health_look
+
+    return health_look.look(order.log_dir, is_alone=not order.has_peers)
+
+
+def _inspect(addresses: tuple[str, ...], port: int, health: NodeHealth | None) -> NodeReport:
     torch, cuda = torch_files.versions()
     started_s = time.monotonic()
     name = network.reverse_name(addresses[0])
@@ -80,6 +89,7 @@ def _inspect(addresses: tuple[str, ...], port: int) -> NodeReport:
         name_s=name_s,
         addresses=addresses,
         port=port,
+        health=health,
     )
 
 

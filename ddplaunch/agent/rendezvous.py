@@ -11,7 +11,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
+from ddplaunch.protocol.restart_policy import (
+    MAX_IDENTICAL_FAILURES,
+    reason_not_to_restart,
+    reason_to_end,
+    reason_to_leave,
+)
 from ddplaunch.protocol.results import Round
 from ddplaunch.system.network import listen
 
@@ -128,8 +133,12 @@ class SingleNodeRendezvous:
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         self._causes = (*self._causes, first_failure.first_failure(result.exits))[-MAX_IDENTICAL_FAILURES:]
-        has_restarts = result.attempt < self._spec.max_restarts
-        may_restart = result.outcome == "failed" and has_restarts and not self._restart_forbidden()
+        may_restart = result.outcome == "failed" and not self._restart_forbidden()
+        if may_restart and (leaves := reason_to_leave(result.exits)):
+            if not (why_not := reason_not_to_restart(self._causes)):
+                why_not, result = reason_to_end(leaves, remaining=0, needed=1), replace(result, node_leaves=leaves)
+            return replace(result, reason=result.reason or why_not)
+        may_restart = may_restart and result.attempt < self._spec.max_restarts
         why_not = reason_not_to_restart(self._causes) if may_restart else ""
         return replace(result, attempt_follows=may_restart and not why_not, reason=result.reason or why_not)
 

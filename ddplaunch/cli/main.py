@@ -52,8 +52,9 @@ AFTER_OPTIONS = {
         (
             "80-89",
             "ddplaunch's own: 80 a bug, 81 --check warns, 82 not ready to run, 83 no rendezvous, 84 node lost, "
-            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout)",
+            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout), 88 hardware",
         ),
+        ("93", "the script gave up: no restart (ddplaunch.give_up)"),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
         ("others", "exit code of the worker that failed first"),
     ),
@@ -97,8 +98,11 @@ def _dispatch(
     others = {**of_runs, "--plan": plan, "--json": json}
     if options.pop("all"):
         return _ps_all(ps, {**others, "--ps": False, "--check": check}, options)
+    is_deep = options.pop("deep")
     if check:
-        return _check([name for name, is_given in others.items() if is_given], options)
+        return _check([name for name, is_given in others.items() if is_given], options, is_deep=is_deep)
+    if is_deep:
+        raise UsageError("--deep: needs --check", "--check --deep also measures the GPUs.")
     if any(of_runs.values()):
         return _with_runs([name for name, is_given in others.items() if is_given], kill, stacks, options)
     if json and not plan:
@@ -124,7 +128,7 @@ def _check_word(script: str) -> None:
         raise UsageError(f"{script}: no such file", f"Did you mean --{script}?")
 
 
-def _check(others: Sequence[str], options: dict[str, Any]) -> int:
+def _check(others: Sequence[str], options: dict[str, Any], *, is_deep: bool) -> int:
     """Run --check. A given script must exist; it is not run."""
     if others:
         raise UsageError(f"--check cannot be combined with {others[0]}")
@@ -132,7 +136,8 @@ def _check(others: Sequence[str], options: dict[str, Any]) -> int:
 
     if not options["script"]:
         options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
-    return check.check(_to_config(**options), _show, (lambda _: None) if options["quiet"] else _print)
+    report = (lambda _: None) if options["quiet"] else _print
+    return check.check(_to_config(**options), _show, report, is_deep=is_deep)
 
 
 def _ps_all(ps: bool, others: Mapping[str, bool], options: Mapping[str, Any]) -> int:

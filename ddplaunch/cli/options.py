@@ -298,9 +298,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "Before a run": (
         flag(
             "--check",
-            "Test this machine, or --hosts: versions, GPUs, limits, network speed; run no script.",
+            "Test this machine, or --hosts: versions, GPUs, health, limits, network speed; run no script.",
             pet=False,
             short="test this machine or the hosts; run no script",
+        ),
+        flag(
+            "--deep",
+            "With --check: measure each GPU (matrix product, memory, transfers to the others) and name the slow ones.",
+            pet=False,
         ),
     ),
     "Existing runs (yours, here and on --hosts)": (

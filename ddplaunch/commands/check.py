@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import display_names
+from ddplaunch.commands import check_job, gpu_rates_page
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
-from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
-from ddplaunch.errors import CHECK_WARNED, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
+from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol.queries import (
@@ -33,13 +31,14 @@ from ddplaunch.protocol.queries import (
 )
 from ddplaunch.system import run_folder
 from ddplaunch.text import quote
-from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import FromNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.protocol.gpu_rates import NodeGpuRates
     from ddplaunch.transport.failures import HostFailure
 
 MODULE = "ddplaunch.worker.network_check"
@@ -73,8 +72,12 @@ class _Rates:
     all_reduce: float
 
 
-def check(config: LaunchConfig, show: Callable[[str], None], report: Callable[[str], None]) -> int:
+def check(
+    config: LaunchConfig, show: Callable[[str], None], report: Callable[[str], None], *, is_deep: bool = False
+) -> int:
     """Check all nodes of ``config``, spares too: ``show`` prints results, ``report`` progress and the summary.
+
+    ``is_deep``: measure the GPUs too, if the nodes can run a job.
 
     Returns:
         The exit code.
@@ -93,16 +96,24 @@ def check(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
     if rates:
         by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
         nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
-    problems = page.problems(nodes)
+    gpu_rates, error = _measure_gpus(config, nodes, report) if is_deep and rates else ([], error)
+    refused = page.refused(nodes) if config.health == "refuse" else []
+    problems = [*page.problems(nodes), *gpu_rates_page.problems(gpu_rates)]
     if nodes:
         show(page.node_table(nodes))
     if rates and len(nodes) > 1:
         show(page.rates(rates.all_reduce, rates.backend, nodes))
+    if gpus := gpu_rates_page.rates_table(gpu_rates):
+        show(gpus)
+    if health := page.health(nodes):
+        show(health)
     for line in problems:
         show(f"warning: {line}")
     _raise_failures(failures, error)
     report("problems found, see the warnings above" if problems else "no problems found")
-    return CHECK_WARNED if problems else 0
+    if refused:
+        report(f"jobs do not use {fold(refused)} (--health)")
+    return HARDWARE if refused else CHECK_WARNED if problems else 0
 
 
 def _check_supported(config: LaunchConfig) -> None:
@@ -132,36 +143,22 @@ def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[_Rates
     if not nodes:
         return None, None
     try:
-        return _run(_job(config, [node.host for node in nodes])), None
+        return _run(check_job.job(config, [node.host for node in nodes], MODULE)), None
     except LaunchError as error:
         return None, error
 
 
-def _job(config: LaunchConfig, names: Sequence[str]) -> LaunchConfig:
-    """A job with one worker on each of these nodes."""
-    named = zip(display_names(config.hosts), config.hosts, strict=True)
-    hosts = tuple(replace(host, slots=None) for name, host in named if name in names)
-    return LaunchConfig(
-        script=MODULE,
-        entry="module",
-        min_nodes=len(names),
-        max_nodes=len(names),
-        workers=WorkerConfig(nproc_per_node=1, gpus=config.workers.gpus),
-        hosts=hosts,
-        # The table shows addresses without a name; torch would warn about them for every worker.
-        remote=replace(config.remote, environ=(("TORCH_CPP_LOG_LEVEL", "ERROR"), *config.remote.environ)),
-        chdir=config.chdir,
-        interface=config.interface,
-        local_addr=config.local_addr,
-        timeouts=TimeoutConfig(shutdown_timeout_s=min(config.timeouts.shutdown_timeout_s, 5.0)),
-        signals=config.signals,
-        output=OutputConfig(
-            log_dir=NO_LOGS,
-            redirects=Streams(2),
-            line_prefix=LINE_PREFIX,
-            verbosity=max(-1, config.output.verbosity - 1),
-        ),
-    )
+def _measure_gpus(
+    config: LaunchConfig, nodes: Sequence[CheckedNode], report: Callable[[str], None]
+) -> tuple[list[tuple[str, NodeGpuRates]], LaunchError | None]:
+    """The rates of the GPUs of all nodes, or the error that prevented their measurement."""
+    from ddplaunch.commands import deep_check
+
+    report("measuring the GPUs: matrix products, memory, and transfers between them")
+    try:
+        return deep_check.measure(config, [node.host for node in nodes]), None
+    except LaunchError as error:
+        return [], error
 
 
 def _run(job: LaunchConfig) -> _Rates:
@@ -170,14 +167,7 @@ def _run(job: LaunchConfig) -> _Rates:
     Raises:
         LaunchError: the job failed, or the user stopped it.
     """
-    from ddplaunch.launcher.launch import launch
-
-    with os.fdopen(os.memfd_create("ddplaunch-check"), "rb") as file:  # A container may have no writable folder.
-        result = launch(job, file.fileno())
-        file.seek(0)
-        lines = [line for line in file.read().splitlines() if _PREFIX in line]
-    if result.outcome == "stopped":
-        raise LaunchError("stopped", "", result.exit_code)
+    result, lines = check_job.run(job, _PREFIX)
     if result.exit_code or not lines:
         if job.max_nodes > 1:
             raise LaunchError(
@@ -186,7 +176,7 @@ def _run(job: LaunchConfig) -> _Rates:
                 RENDEZVOUS,
             )
         raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
-    values: Any = json.loads(lines[0].partition(_PREFIX)[2])
+    values: Any = json.loads(lines[0])
     return _Rates(tuple(values["nccl"]), tuple(values["pairs"]), values["backend"], values["all"])
 
 
@@ -240,7 +230,14 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
             deadline = first_deadline(is_remote=transport.is_remote)
             queries.nodes.append(_InspectedNode(host, transport.start(index), deadline=deadline))
             queries.nodes[index].handle.send(
-                InspectNode(len(config.hosts) > 1, config.local_addr, config.interface, setup.program(config))
+                InspectNode(
+                    len(config.hosts) > 1,
+                    config.local_addr,
+                    config.interface,
+                    setup.program(config),
+                    looks_at_health=config.health != "off",
+                    log_dir=config.output.log_dir,
+                )
             )
         queries.wait(queries.nodes, lambda node: node.has_clock)
         _connect(queries.nodes)

@@ -6,14 +6,15 @@ Pure; runs in the launcher. Nodes with equal results share a line.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.health import differences, wording
 from ddplaunch.protocol.queries import NodeReport
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
-from ddplaunch.text import size, table
+from ddplaunch.text import plural, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -78,6 +79,26 @@ def _gpus(models: Sequence[str]) -> str:
     return ", ".join(f"{count} x {model or 'unknown'}" for model, count in Counter(models).items()) or "none"
 
 
+def health(nodes: Sequence[CheckedNode]) -> str:
+    """What was looked at, in one line; empty if nothing was."""
+    looks = [node.report.health for node in nodes if node.report.health]
+    if not looks:
+        return ""
+    gpus = sum(len(look.gpus) for look in looks)
+    of_gpus = f"{plural(gpus, 'GPU')}, " if gpus else ""
+    wrong = sum(len(look.findings) for look in looks)
+    return f"health: {of_gpus}folders and disks: {plural(wrong, 'finding') if wrong else 'nothing wrong'}"
+
+
+def refused(nodes: Sequence[CheckedNode]) -> list[str]:
+    """Hosts whose hardware is not sound."""
+    return [
+        node.host
+        for node in nodes
+        if node.report.health and any(finding.severity == "refuse" for finding in node.report.health.findings)
+    ]
+
+
 def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) -> str:
     """Rates of the all-reduce and of pairs of nodes."""
     pairs = sorted(node.bytes_per_s for node in nodes)
@@ -115,7 +136,7 @@ def _named(hosts: Sequence[str], nodes: Sequence[CheckedNode]) -> str:
 def problems(nodes: Sequence[CheckedNode]) -> list[str]:
     """Problems that would make a job fail or slow, with remedies; one line for all nodes with a problem."""
     found = [(node, text) for node in nodes for text in _node_problems(node)]
-    return [*_by_problem(iter(found)), *_differences(nodes), *_slow_links(nodes)]
+    return [*_by_problem(iter(found)), *_differences(nodes), *_hardware_differences(nodes), *_slow_links(nodes)]
 
 
 def _by_problem(found: Iterator[tuple[CheckedNode, str]]) -> list[str]:
@@ -127,6 +148,9 @@ def _by_problem(found: Iterator[tuple[CheckedNode, str]]) -> list[str]:
 
 def _node_problems(node: CheckedNode) -> Iterator[str]:
     report = node.report
+    for finding in report.health.findings if report.health else ():
+        gpu, action = wording.gpu(finding), f" ({finding.action})" if finding.action else ""
+        yield f"{gpu}{': ' if gpu else ''}{finding.text}{action}"
     for user in report.gpu_users:
         gpus = "GPU " + str(user.gpus[0]) if len(user.gpus) == 1 else "GPUs " + ",".join(map(str, user.gpus))
         yield f"{gpus} in use by pid {user.pid}{user.name and f' ({user.name})'}"
@@ -166,6 +190,15 @@ def _differences(nodes: Sequence[CheckedNode]) -> Iterator[str]:
             if other != common:
                 hosts = fold(node.host for node in nodes if value_of(node) == other)
                 yield f"{hosts}: {text.format(other)}, but {common} on {'most' if len(nodes) > 2 else 'other'} hosts"
+
+
+def _hardware_differences(nodes: Sequence[CheckedNode]) -> list[str]:
+    """What a start compares too; the models and their number are compared above, also without NVML."""
+    looks = {node.host: node.report.health for node in nodes if node.report.health}
+    nameless = {
+        host: replace(look, gpus=tuple(replace(gpu, name="") for gpu in look.gpus)) for host, look in looks.items()
+    }
+    return differences.between(nameless)
 
 
 def _slow_links(nodes: Sequence[CheckedNode]) -> Iterator[str]:

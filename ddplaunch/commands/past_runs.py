@@ -178,6 +178,10 @@ def _cause(report: _Json) -> str:
 
 
 def _failure(worker: _Json) -> str:
+    if reason := run_json.text(worker, "give_up"):
+        return f"gave up: {reason}"
+    if reason := run_json.text(worker, "avoid_node"):
+        return f"asked to avoid its node: {reason}"
     error = worker.get("error")
     message = run_json.text(error, "message").strip() if isinstance(error, dict) else ""
     if message:

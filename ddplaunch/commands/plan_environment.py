@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher import setup
-from ddplaunch.protocol import environment
+from ddplaunch.protocol import environment, script_request
 from ddplaunch.protocol.results import Round
 from ddplaunch.system import devices, nccl_ras
 from ddplaunch.transport.handle import node_tag
@@ -28,7 +28,13 @@ RUN_ID = "<run id>"
 
 _BY_RANK = (
     *("RANK", "ROLE_RANK", "GROUP_RANK", "LOCAL_RANK"),
-    *("TORCHELASTIC_ERROR_FILE", *environment.FLIGHT_RECORD_NAMES, "CUDA_VISIBLE_DEVICES", environment.RUN_ID),
+    *(
+        "TORCHELASTIC_ERROR_FILE",
+        script_request.VARIABLE,
+        *environment.FLIGHT_RECORD_NAMES,
+        "CUDA_VISIBLE_DEVICES",
+        environment.RUN_ID,
+    ),
 )
 _BY_COUNT = ("WORLD_SIZE", "ROLE_WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "OMP_NUM_THREADS")
 
@@ -122,8 +128,10 @@ def _environ(
     config: LaunchConfig, spec: AgentSpec, node: NodePlan, shared: Mapping[str, str], round_: Round, local_rank: int
 ) -> dict[str, str]:
     """The variables that ddplaunch sets for this worker."""
-    error_file = f"{spec.node_dir}/attempt_0/{local_rank}/error.json" if spec.node_dir else ""
-    env = environment.worker_environ(shared, spec, round_, local_rank, error_file)
+    folder = f"{spec.node_dir}/attempt_0/{local_rank}" if spec.node_dir else ""
+    error_file = f"{folder}/error.json" if folder else ""
+    request_file = f"{folder}/{script_request.FILE}" if folder else "<a file in memory>"
+    env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     env[environment.RUN_ID] = env.pop(environment.RUN_ID)  # Shown last.
     if not round_.master_port:
         env["MASTER_PORT"] = "<a free port>"

@@ -132,4 +132,5 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),
         lost_rendezvous=any(part.lost_rendezvous for part in parts),
+        node_leaves=next((part.node_leaves for part in parts if part.node_leaves), ""),
     )

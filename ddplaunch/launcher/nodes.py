@@ -7,13 +7,14 @@ a node affects the run.
 from __future__ import annotations
 
 import enum
+import signal
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous
+from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous, StopWorkers
 from ddplaunch.transport.failures import HostFailure, failures_table
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.remote_start import NodeFacts
@@ -262,9 +263,14 @@ class Nodes:
 
     def can_continue_without(self, node: Node) -> bool:
         """Whether the run has enough nodes, spares included, if the participant ``node`` is removed."""
+        remaining, needed = self.remaining_without(node)
+        return bool(self.rendezvous) and node.index in self.participants and remaining >= needed
+
+    def remaining_without(self, *nodes: Node) -> tuple[int, int]:
+        """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
         spares = len(self._transport.node_names) - len(self.all)
-        remaining = len(self.participants) - 1 + spares
-        return bool(self.rendezvous) and node.index in self.participants and remaining >= self._min_nodes
+        participants = set(self.participants) - {node.index for node in nodes}
+        return len(participants) + spares, self._min_nodes
 
     def exclude(self, node: Node, failure: HostFailure) -> None:
         """The host of ``node`` cannot be used: replace the node.
@@ -291,6 +297,15 @@ class Nodes:
         if self.rendezvous and len(self.participants) >= self._min_nodes:
             self.rendezvous.remove_node(node.index, self.participants, self._send_to)
         self.on_changed()
+
+    def retire(self, node: Node) -> None:
+        """No further attempt uses ``node``, whose workers have ended: replace it. Its agent ends, and sends its logs.
+
+        Raises:
+            LaunchError: too few hosts can be used.
+        """
+        self.replace(node)
+        node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
     def remove(self, node: Node) -> None:
         """Remove ``node`` from the participants, without replacement."""

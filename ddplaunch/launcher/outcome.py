@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING
 
 from ddplaunch import errors
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RankLateness, RunResult, WorkerExit
+from ddplaunch.protocol.results import (
+    AttemptResult,
+    HealthFinding,
+    Injected,
+    Outcome,
+    RankLateness,
+    RunResult,
+    WorkerExit,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -33,6 +41,7 @@ def result(
     describe_injections: Callable[[RunResult], tuple[Injected, ...]],
     job: SlurmJob | None = None,
     collectives: tuple[RankLateness, ...] = (),
+    health: tuple[HealthFinding, ...] = (),
 ) -> RunResult:
     """The result of a run.
 
@@ -44,10 +53,7 @@ def result(
     outcome, first = _outcome(last, error, signals)
     names = [signal.Signals(signum).name for signum in signals]
     requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
-    if error:
-        code = error.exit_code
-    else:
-        code = _exit_code(outcome, first, signals, left_running=bool(unkillable_pids), hung=bool(last and last.hung))
+    code = error.exit_code if error else _exit_code(outcome, first, signals, last, left_running=bool(unkillable_pids))
     ended = RunResult(
         run_id=run_id,
         # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
@@ -64,6 +70,7 @@ def result(
         will_requeue=requeues,
         reason=error.message if error else "",
         collectives=collectives,
+        health=health,
     )
     return replace(ended, injections=describe_injections(ended))
 
@@ -88,13 +95,23 @@ def _outcome(
 
 
 def _exit_code(
-    outcome: Outcome, first: WorkerExit | None, signals: Sequence[int], *, left_running: bool, hung: bool
+    outcome: Outcome,
+    first: WorkerExit | None,
+    signals: Sequence[int],
+    last: AttemptResult | None,
+    *,
+    left_running: bool,
 ) -> int:
     if outcome == "succeeded":
         return errors.PROCESSES_LEFT if left_running else 0
     if outcome == "stopped":
         return 128 + signals[0] if signals else errors.NODE_LOST
+    if (first and first.hardware) or (last and last.node_leaves):
+        return errors.HARDWARE
     if first is None:
+        hung = bool(last and last.hung)
         return errors.PROCESSES_LEFT if left_running else errors.HUNG if hung else errors.NODE_LOST
+    if first.give_up:
+        return errors.GAVE_UP
     # A broken agent may report the failure of a worker that ended by exit code 0.
     return first_failure.exit_code(first) or 1

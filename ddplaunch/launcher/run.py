@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import control_socket, on_exit, outcome, run_record, setup, slurm_requeue
+from ddplaunch.launcher import control_socket, departure, on_exit, outcome, run_record, setup, slurm_requeue
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
 from ddplaunch.launcher.hang_watch import HangWatch
+from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
@@ -93,9 +94,8 @@ class Run:
         self._config, self._run_id, self._mailbox, self._folder = config, run_id, mailbox, folder
         self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
         self._show_ready: Callable[[], None] = lambda: None
-        self._messages = UserMessages(config, run_id, folder, console)
+        self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
         self._show = self._messages.show
-        self._started_at = time.monotonic()
         self._record = run_record.write(run_record.of_this_process(run_id, run_tag, config.script), folder)
         self._attempts = Attempts()
         transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent, console.stdout_fd)
@@ -114,7 +114,8 @@ class Run:
         self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
         self._slow_ranks = SlowRanksWatch(config, self._nodes.send, self._show, mailbox.post)
         self._requests = RequestedExaminations(config, run_tag, self._nodes.send, lambda: self._folder)
-        self._watches = (self._hangs, self._requests, self._slow_ranks)
+        self._health = HealthWatch(config, self._nodes, self._shutdown, self._show)
+        self._watches = (self._hangs, self._requests, self._slow_ranks, self._health)
         parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, *self._watches)
         self._timers = Timers(self._pings, parts, mailbox)
 
@@ -285,6 +286,8 @@ class Run:
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
+        if not self._is_ending:
+            result = departure.after_attempt(node, result, self._nodes, self._shutdown, self._show)
         completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
         if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()
@@ -326,7 +329,8 @@ class Run:
     def _on_node_done(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
-        if self._nodes.rendezvous and not self._shutdown.in_progress:
+        is_needed = node.index in self._nodes.participants
+        if self._nodes.rendezvous and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
 
     def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
@@ -351,7 +355,8 @@ class Run:
             raise LaunchError(reason, hint, NODE_LOST)
 
     def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
-        if self._nodes.rendezvous and self._attempts.outcome_is_known:  # A spare that connected too late.
+        is_needed = node.index in self._nodes.participants and not self._attempts.outcome_is_known
+        if self._nodes.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
             self._show(event.message, Level.NORMAL)
         elif self._nodes.can_continue_without(node) and not self._is_ending:
             self._nodes.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
@@ -363,7 +368,7 @@ class Run:
 
     def _finish(self) -> RunResult:
         self._report_attempts(self._attempts.close())
-        error, lost = self._shutdown.error, self._nodes.lost
+        error, lost, count = self._shutdown.error, self._nodes.lost, len(self._shutdown.signals)
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -375,10 +380,10 @@ class Run:
             run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
             collectives=self._slow_ranks.lateness(),
+            health=self._health.findings(),
             job=self._config.slurm_job,
         )
         result = run_record.completed(result, self._record, self._nodes.all)
-        count = len(self._shutdown.signals)
         self._logs.close()
         self._hangs.show_stopped()
         left = f"; left: {failure_page.leftovers(result)}" if lost else ""

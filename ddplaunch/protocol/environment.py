@@ -8,6 +8,8 @@ from __future__ import annotations
 import os.path
 from typing import TYPE_CHECKING
 
+from ddplaunch.protocol import script_request
+
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
@@ -47,6 +49,7 @@ NAMES: dict[str, str] = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "--signals-to-handle, and the signals of --requeue-on",
     "TORCHELASTIC_USE_AGENT_STORE": "True: the store listens before the workers start; not set for a job's only worker",
     "TORCHELASTIC_ERROR_FILE": "file to which the worker's exception is written; empty with --log-dir /dev/null",
+    script_request.VARIABLE: "file in which the script may ask for no restart, or for a restart without this node",
     "TORCH_FR_DUMP_TEMP_FILE": "with a log folder: begin of the name of torch's flight record, unless set",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "as TORCH_FR_DUMP_TEMP_FILE, for older versions of torch",
     "OMP_NUM_THREADS": "CPUs that the node may use / its workers, at least 1, unless set; not set for a single worker",
@@ -77,10 +80,12 @@ def worker_environ(
     round_: Round,
     local_rank: int,
     error_file: str,
+    request_file: str = "",
 ) -> dict[str, str]:
     """The environment of one worker, complete except for the variable of its devices.
 
-    ``error_file`` is a path in the log folder of the worker; empty without one.
+    ``error_file`` is a path in the log folder of the worker; empty without one. ``request_file`` is there too, or in
+    memory.
     """
     rank = round_.first_rank + local_rank
     env = dict(shared)
@@ -102,6 +107,7 @@ def worker_environ(
         TORCHELASTIC_SIGNALS_TO_HANDLE=",".join(spec.signals),
         TORCHELASTIC_USE_AGENT_STORE="True",
         TORCHELASTIC_ERROR_FILE=error_file,
+        DDPLAUNCH_REQUEST_FILE=request_file,
     )
     if not round_.has_store:
         del env["TORCHELASTIC_USE_AGENT_STORE"]

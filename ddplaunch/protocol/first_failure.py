@@ -35,8 +35,8 @@ KILLED_FOR_MEMORY = {
 
 
 def failures(exits: Iterable[WorkerExit]) -> list[WorkerExit]:
-    """Workers that failed and were not stopped; likely causes first: other errors before lost peers, then by time."""
-    return sorted((e for e in exits if _failed(e)), key=lambda e: (is_consequence(e), e.time_s, e.rank))
+    """Workers that failed and were not stopped, likely causes first, then by time."""
+    return sorted((e for e in exits if _failed(e)), key=lambda e: (unlikeliness(e), e.time_s, e.rank))
 
 
 def first_failure(exits: Iterable[WorkerExit]) -> WorkerExit | None:
@@ -48,8 +48,19 @@ def _failed(exit_: WorkerExit) -> bool:
     return not exit_.stopped and exit_.returncode != 0
 
 
+def unlikeliness(exit_: WorkerExit) -> int:
+    """How unlikely the worker's failure is the cause of the others: 0 hardware or script say so, 2 a lost peer."""
+    return 0 if _is_certain(exit_) else 2 if is_consequence(exit_) else 1
+
+
+def _is_certain(exit_: WorkerExit) -> bool:
+    return bool(exit_.hardware or exit_.give_up or exit_.avoid_node)
+
+
 def is_consequence(exit_: WorkerExit) -> bool:
     """Whether the worker's error is the loss of a peer, so that another worker failed first."""
+    if _is_certain(exit_):
+        return False
     return exit_.error is not None and is_peer_loss(exit_.error.message)
 
 

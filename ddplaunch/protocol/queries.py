@@ -10,6 +10,7 @@ from typing import Literal, get_args
 
 from ddplaunch.protocol.control import RunExamined
 from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
+from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import Program
 
 Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
@@ -115,12 +116,16 @@ class InspectNode:
         local_addr: the address at which other nodes connect to this one, if the user gave it.
         interface: the network interface with that address, if the user gave it.
         program: what the workers of a job would run; it is only looked for.
+        looks_at_health: NodeReport has the health of the node.
+        log_dir: value of ``--log-dir``; None: the default folder.
     """
 
     has_peers: bool
     local_addr: str | None = None
     interface: str | None = None
     program: Program | None = None
+    looks_at_health: bool = False
+    log_dir: str | None = None
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,7 @@ class NodeReport:
         name: the name that the reverse DNS look-up of ``address`` gave; empty if it has none.
         name_s: seconds that this look-up took; every client of a TCPStore makes one.
         addresses: addresses at which this node listens at ``port``, best first.
+        health: None if it was not asked for.
     """
 
     python: OneLine
@@ -159,6 +165,7 @@ class NodeReport:
     name_s: Seconds
     addresses: tuple[OneLine, ...]
     port: Port
+    health: NodeHealth | None = None
 
 
 @dataclass(frozen=True)

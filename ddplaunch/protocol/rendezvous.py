@@ -70,6 +70,7 @@ class WorkersEnded:
         reason: why the node was stopped, if it knows more than that its launcher ordered it, or which processes of it
             cannot be killed.
         has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
+        leaves: why no further attempt may use the node, as ``restart_policy.reason_to_leave``; empty if one may.
     """
 
     node_index: Count
@@ -79,6 +80,7 @@ class WorkersEnded:
     cause: WorkerExit | None = None
     reason: OneLine = ""
     has_unkillable: bool = False
+    leaves: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -160,6 +162,7 @@ class RoundVerdict:
         stopped: somebody stopped a node, and no worker failed.
         reason: why the round ended if no worker failed, or why there is no restart after a failure.
         cause: the first failure of a worker on any node; None if none failed.
+        leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted.
     """
 
     attempt: Count
@@ -168,6 +171,7 @@ class RoundVerdict:
     stopped: bool = False
     reason: OneLine = ""
     cause: WorkerExit | None = None
+    leaves: OneLine = ""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The restart policy: decides whether a restart after a failure can help.
+"""The restart policy: decides whether a restart after a failure can help, and on which nodes.
 
 Used by the agent of a single node and by the coordinator of several. Pure.
 """
@@ -10,9 +10,10 @@ import re
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure
+from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
     from ddplaunch.protocol.results import WorkerError, WorkerExit
 
@@ -47,6 +48,8 @@ def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
     failure ended. Only the last ``MAX_IDENTICAL_FAILURES`` count.
     """
     last = causes[-1] if causes else None
+    if last and last.give_up:
+        return f"not restarted: rank {last.rank} on {last.host} gave up: {quote(last.give_up, 1000)}"
     if last and last.error and _cannot_be_parsed(last.error):
         return "not restarted: the script cannot be parsed"
     recent = causes[-MAX_IDENTICAL_FAILURES:]
@@ -58,6 +61,35 @@ def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
         f"not restarted again: {MAX_IDENTICAL_FAILURES} attempts in a row ended by the same exception "
         f"at the same place, each within {longest_s:.1f} s of its start"
     )
+
+
+def reason_to_leave(exits: Iterable[WorkerExit]) -> str:
+    """Why the node of these workers must not be used for another attempt, with its host; empty if it may be used.
+
+    ``exits`` are the workers of one node. A fault of the hardware says more than a wish of the script.
+    """
+    all_exits = list(exits)
+    if broken := next((exit_ for exit_ in all_exits if exit_.hardware), None):
+        return f"{broken.host} is not used again: {broken.hardware}"
+    if asked := next((exit_ for exit_ in all_exits if exit_.avoid_node), None):
+        return f"{asked.host} is not used again: rank {asked.rank} asks for it: {asked.avoid_node}"
+    return ""
+
+
+def reason_to_end(leaving: str, remaining: int, needed: int) -> str:
+    """Why no attempt follows without the nodes that leave; empty if enough nodes remain.
+
+    Args:
+        leaving: ``reason_to_leave`` of a node.
+        remaining: number of nodes that the next attempt could have, spares included.
+        needed: the smallest number that the user allows.
+    """
+    if remaining >= needed:
+        return ""
+    if not remaining:
+        return f"not restarted: {leaving}; there is no other node"
+    left = f"{plural(remaining, 'other node')} {'is' if remaining == 1 else 'are'} left"
+    return f"not restarted: {leaving}; {left}, and {needed} are needed"
 
 
 def _cannot_be_parsed(error: WorkerError) -> bool:

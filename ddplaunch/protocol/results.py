@@ -119,6 +119,8 @@ class AttemptResult:
             the first failure.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
+        node_leaves: the attempt failed on a node that is not used again, for this reason; empty otherwise. The attempt
+            that follows is no restart.
     """
 
     attempt: Count
@@ -132,11 +134,13 @@ class AttemptResult:
     lost_rendezvous: bool = False
     restart_count: int = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
+    node_leaves: OneLine = ""
 
     @property
     def restart_follows(self) -> bool:
         """Whether a restart follows because the attempt failed, not because nodes joined or left."""
-        return self.attempt_follows and (self.outcome == "failed" or self.cause is not None)
+        failed = self.outcome == "failed" or self.cause is not None
+        return self.attempt_follows and failed and not self.node_leaves
 
 
 @dataclass(frozen=True)
@@ -215,6 +219,30 @@ class RankLateness:
 
 
 @dataclass(frozen=True)
+class HealthFinding:
+    """Something that was wrong with the hardware of a node, before the start or while the job ran.
+
+    Attributes:
+        time_s: when the launcher learned of it.
+        rule: name of the rule, like ``row-remap-failed`` or ``xid-79``.
+        severity: ``refuse``: no job should use the node; ``warn``: a job may run.
+        gpu: the GPU's index; None: the node.
+        uuid: the GPU's UUID; empty if it has none.
+        ranks: ranks that used the GPU; empty before the first attempt.
+    """
+
+    host: str
+    time_s: float
+    rule: str
+    text: str
+    action: str = ""
+    severity: str = "warn"
+    gpu: int | None = None
+    uuid: str = ""
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
 class RunResult:
     """The result of a run, as ``launch`` returns it and report.json shows it.
 
@@ -232,6 +260,7 @@ class RunResult:
         end: when the run ended, as ``start``.
         hosts: the nodes that this launcher started, those that were lost included.
         collectives: the ranks by what their lateness cost, the most expensive first; empty if there was no sample.
+        health: what was wrong with the hardware of the nodes, in order of time.
     """
 
     run_id: str
@@ -255,6 +284,7 @@ class RunResult:
     versions: Versions | None = None
     hosts: tuple[NodeOfRun, ...] = ()
     collectives: tuple[RankLateness, ...] = ()
+    health: tuple[HealthFinding, ...] = ()
 
     def check(self) -> None:
         """Do nothing if the job has succeeded.

@@ -27,7 +27,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
+from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
 from ddplaunch.protocol.results import SetParticipants, WorkerExit
 from ddplaunch.rendezvous import rank_assignment
 from ddplaunch.rendezvous.round_reports import RoundReports
@@ -86,6 +86,7 @@ class Coordinator:
     _running: set[int] = field(default_factory=set)
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
+    _avoided: set[str] = field(default_factory=set)
     _reports: RoundReports = field(default_factory=RoundReports)
     _causes: tuple[WorkerExit | None, ...] = ()
 
@@ -145,8 +146,11 @@ class Coordinator:
         self._waiting[index], self._hosts[index] = record, record.host
         self._lost.discard(index)
         if self.phase is Phase.FINISHED:
-            reason = "the run had ended when this node joined"
-            return [Outgoing(index, RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason))]
+            return [self._refusal(index, "the run had ended when this node joined")]
+        if record.host in self._avoided:
+            del self._waiting[index]
+            # A launcher of all nodes removes the node; until then no round is complete.
+            return [] if self.assigned else [self._refusal(index, f"this run does not use {record.host} any more")]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -159,6 +163,9 @@ class Coordinator:
             if self.phase is Phase.STARTING:  # No worker has started: the node can still take part.
                 self.participants.append(index)
         return []
+
+    def _refusal(self, node_index: int, reason: str) -> Outgoing:
+        return Outgoing(node_index, RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason))
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
@@ -235,6 +242,7 @@ class Coordinator:
             return []
         verdict = self._verdict()
         receivers = list(dict.fromkeys([*self.participants, *([] if verdict.attempt_follows else self._waiting)]))
+        last = self._dismiss(verdict) if verdict.attempt_follows else {}
         if verdict.attempt_follows:
             self.phase = Phase.WAITING
             self.attempt += 1
@@ -245,7 +253,45 @@ class Coordinator:
         all_left = [] if verdict.attempt_follows or self._leaving else [Outgoing(self.server, AllNodesLeft())]
         # The cause can be large, and a launcher of all nodes needs only one copy.
         brief = replace(verdict, cause=None) if self.assigned else verdict
-        return [*(Outgoing(index, verdict if index == self.server else brief) for index in receivers), *all_left]
+        sent = {index: verdict if index == self.server else brief for index in receivers} | last
+        return [*(Outgoing(index, record) for index, record in sent.items()), *all_left]
+
+    def _unusable(self) -> set[int]:
+        """The nodes on the hosts of nodes that must not be used again; those that wait included."""
+        hosts = {self._hosts[node.node_index] for node in self._reports.ended_nodes if node.leaves}
+        return {index for index in (*self.participants, *self._waiting) if self._hosts[index] in hosts}
+
+    @property
+    def _reason_to_leave(self) -> str:
+        return next((node.leaves for node in self._reports.ended_nodes if node.leaves), "")
+
+    def _dismiss(self, verdict: RoundVerdict) -> dict[int, RoundVerdict]:
+        """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
+
+        A launcher of all nodes replaces and stops them itself.
+        """
+        leaving = self._unusable()
+        self._avoided |= {self._hosts[index] for index in leaving}
+        for index in leaving:
+            self._waiting.pop(index, None)
+        if self.assigned:
+            return {}
+        self._lost |= leaving
+        text = self._reason_to_leave
+        reason = f"{text}; the other nodes go on"
+        last = replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves=text)
+        return dict.fromkeys(sorted(leaving), last)
+
+    def _reason_to_end(self) -> str:
+        """Why the run ends with this round because nodes leave; empty if it goes on without them."""
+        leaving = self._unusable()
+        if self.assigned or not leaving:  # A launcher of all nodes knows whether there are spares.
+            return ""
+        reason = self._reason_to_leave
+        if self.server in leaving:
+            return f"not restarted: {reason}, and this node serves the rendezvous"
+        remaining = {*self.participants, *self._waiting} - self._lost - leaving
+        return reason_to_end(reason, len(remaining), self.min_nodes)
 
     def _verdict(self) -> RoundVerdict:
         verdict = self._reports.verdict(
@@ -253,6 +299,12 @@ class Coordinator:
             restart_allowed=self.restart_count < self.max_restarts,
             may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
         )
-        self._causes = (*self._causes, None if self._reports.node_lost else verdict.cause)[-MAX_IDENTICAL_FAILURES:]
-        reason = reason_not_to_restart(self._causes) if verdict.attempt_follows else ""
-        return replace(verdict, attempt_follows=False, reason=reason) if reason else verdict
+        counts = verdict.cause and (verdict.cause.give_up or not self._reports.node_lost)
+        self._causes = (*self._causes, verdict.cause if counts else None)[-MAX_IDENTICAL_FAILURES:]
+        if not verdict.attempt_follows:
+            return verdict
+        if reason := reason_not_to_restart(self._causes):
+            return replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves="")
+        if reason := self._reason_to_end():
+            return replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves=reason)
+        return verdict

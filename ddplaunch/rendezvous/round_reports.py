@@ -35,6 +35,11 @@ class RoundReports:
     ended_nodes: list[WorkersEnded] = field(default_factory=list)
     stop_reason: str = ""
 
+    @property
+    def leaves(self) -> str:
+        """Why a node that has failed must not be used again; empty if there is none."""
+        return next((node.leaves for node in self.ended_nodes if node.failed and node.leaves), "")
+
     def verdict(self, attempt: int, *, restart_allowed: bool, may_shrink: bool) -> RoundVerdict:
         """The verdict on round ``attempt``.
 
@@ -46,18 +51,25 @@ class RoundReports:
         if unkillable := next((node for node in self.ended_nodes if node.has_unkillable), None):
             reason = self.reason or unkillable.reason
             return RoundVerdict(attempt, attempt_follows=False, failed=True, reason=reason, cause=self._cause())
-        is_incomplete = self.node_lost or bool(self.stop_reason)
-        if any(node.failed and not (is_incomplete and _is_consequence(node)) for node in self.ended_nodes):
+        leaves = "" if self.stop_reason else self.leaves
+        is_incomplete = bool(self.node_lost or self.stop_reason or leaves)
+        failed = [node for node in self.ended_nodes if node.failed and not (leaves and node.leaves)]
+        if any(not (is_incomplete and _is_consequence(node)) for node in failed):
             attempt_follows = restart_allowed and not self.stop_reason
             cause = self._cause()
             return RoundVerdict(attempt, attempt_follows=attempt_follows, failed=True, reason=self.reason, cause=cause)
         if self.stop_reason:
             reason = self.reason or self.stop_reason
             return RoundVerdict(attempt, attempt_follows=False, failed=False, stopped=True, reason=reason)
-        changed = self.node_lost or self.node_joined
+        changed = self.node_lost or self.node_joined or bool(leaves)
         attempt_follows = changed and (may_shrink or not self.node_lost)
         return RoundVerdict(
-            attempt, attempt_follows=attempt_follows, failed=changed and not attempt_follows, reason=self.reason
+            attempt,
+            attempt_follows=attempt_follows,
+            failed=changed and not attempt_follows,
+            reason=self.reason or leaves,
+            cause=self._cause() if leaves else None,
+            leaves=leaves,
         )
 
     def _cause(self) -> WorkerExit | None:
@@ -65,7 +77,7 @@ class RoundReports:
         order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]
-        return min(causes, key=first_failure.is_consequence, default=None)
+        return min(causes, key=first_failure.unlikeliness, default=None)
 
 
 def _is_consequence(node: WorkersEnded) -> bool:

@@ -11,6 +11,7 @@ import contextlib
 import functools
 import os
 import re
+import threading
 from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
@@ -227,6 +228,17 @@ def _nvidia_addresses(root: str) -> tuple[str, ...]:
 
 @functools.cache  # An index must not change its meaning during a run, even when a GPU falls off the bus.
 def _nvml_addresses() -> tuple[str, ...]:
+    """Empty if NVML is missing, fails, or blocks for longer than ``nvml.LIMIT_S``, as where the driver hangs."""
+    if not nvml.is_installed():
+        return ()
+    found: list[tuple[str, ...]] = []
+    thread = threading.Thread(target=lambda: found.append(_ask_nvml_for_addresses()), name="nvml", daemon=True)
+    thread.start()
+    thread.join(nvml.LIMIT_S)
+    return found[0] if found else ()
+
+
+def _ask_nvml_for_addresses() -> tuple[str, ...]:
     with contextlib.suppress(Exception), _Nvml() as binding:  # Whatever the binding raises, /proc is read next.
         infos = map(binding.nvmlDeviceGetPciInfo, _handles(binding))
         return tuple(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" for info in infos)

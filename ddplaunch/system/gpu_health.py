@@ -207,6 +207,11 @@ class GpuWatch:
         """A GpusRead follows, also if nothing has changed. It does not while NVML blocks."""
         self._ask("health", GpusRead)
 
+    @property
+    def pid(self) -> int:
+        """The child process."""
+        return self._process.pid
+
     def close(self) -> None:
         """Ends the child. Also safe a second time."""
         with contextlib.suppress(OSError):

@@ -7,17 +7,19 @@ from pathlib import Path
 
 import pytest
 
+from tests.support import fake_nvml
 from tests.support.runs import PROGRAMS, run
 
-USAGE, CHECK_WARNED, NODE_NOT_READY = 2, 81, 82
+USAGE, CHECK_WARNED, NODE_NOT_READY, HARDWARE = 2, 81, 82, 88
 
 
 @pytest.mark.torch
 def test_this_machine_is_looked_at_and_a_worker_runs(tmp_path: Path) -> None:
     finished = run("--check", PROGRAMS / "exit_with.py", "0=7", cwd=tmp_path)
-    head, row, *warnings = finished.out.splitlines()
+    head, row, health, *warnings = finished.out.splitlines()
     assert re.split(r"\s{2,}", head)[:3] == ["hosts", "Python", "torch"]
     assert re.search(r" \d+\.\d+\.\d+ .* free +\S+", row)
+    assert health.startswith("health: ")
     assert all(line.startswith("warning: ") for line in warnings)  # Machines differ in what there is to warn of.
     assert finished.returncode == (CHECK_WARNED if warnings else 0), finished.err
     assert not list(tmp_path.iterdir())
@@ -49,6 +51,7 @@ def test_a_script_that_is_not_there_is_found(arguments: tuple[str, ...], message
     ("arguments", "message"),
     [
         (("--dry-run",), "--check tests real nodes"),
+        (("--dry-run", "--deep"), "--check tests real nodes"),
         (("--ps",), "--check cannot be combined"),
         (("--plan",), "--check cannot be combined"),
         (
@@ -61,3 +64,27 @@ def test_what_it_cannot_mean_is_refused(arguments: tuple[str, ...], message: str
     finished = run("--check", *arguments)
     assert finished.returncode == USAGE
     assert message in finished.err
+
+
+@pytest.mark.torch
+def test_a_deep_check_without_gpus_says_so() -> None:
+    finished = run("--check", "--deep", "--quiet")
+    assert finished.returncode == CHECK_WARNED, finished.err
+    assert re.search(r"^warning: \S+: no GPU was measured: torch \S+ finds no GPU that it can use$", finished.out, re.M)
+
+
+def test_deep_is_a_part_of_the_check() -> None:
+    finished = run("--deep", "x.py")
+    assert finished.returncode == USAGE
+    assert "--deep: needs --check" in finished.err
+
+
+@pytest.mark.torch
+def test_a_sick_gpu_is_found_as_at_a_start(nvml_library: Path, tmp_path: Path) -> None:
+    fake_nvml.say(tmp_path / "says", "gpus 2", "1 name Fake H100", "1 rows 0 0 0 1")
+    env = {"LD_LIBRARY_PATH": str(nvml_library), "FAKE_NVML": str(tmp_path / "says")}
+    finished = run("--check", env=env)
+    assert finished.returncode == HARDWARE, finished.err
+    line = r"^warning: \S+: GPU 1 \(GPU-0000-1\): a row of its memory could not be remapped \(.*\)$"
+    assert re.search(line, finished.out, re.M)
+    assert re.search(r"^ddplaunch: jobs do not use \S+ \(--health\)$", finished.err, re.M)

@@ -43,6 +43,7 @@ FORMATS = {
 
 DIFFERS = {
     worker_environment.RUN_ID: "ours alone: a sweep finds what is left of a run by it",
+    "DDPLAUNCH_REQUEST_FILE": "ours alone: what the script asks for",
     **dict.fromkeys(worker_environment.FLIGHT_RECORD_NAMES, "ours alone: the record goes to the worker's log folder"),
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "torchrun's alone: its 1 hides the flight record, torch's default is 3",
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "torchrun's alone: leaks from its own settings, read by its agent only",

@@ -8,11 +8,12 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.support.runs import Finished, Running, environment, run, start
+from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
 SUM = """
 import os, time, torch, torch.distributed as dist
@@ -63,10 +64,12 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "job.py"
 
 
-def node(port: int, script: Path, *options: str, env: dict[str, str] | None = None) -> Running:
-    """One node's launcher; its folder of logs is its own."""
+def node(
+    port: int, script: Path, *options: str, program: Sequence[str] = (), env: dict[str, str] | None = None
+) -> Running:
+    """One node's launcher; its folder of logs is its own. ``program`` are arguments of the script."""
     endpoint = ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{port}")
-    return start(*endpoint, *options, script, env={"OMP_NUM_THREADS": "1", **(env or {})})
+    return start(*endpoint, *options, script, *program, env={"OMP_NUM_THREADS": "1", **(env or {})})
 
 
 def sums(finished: list[Finished]) -> list[str]:
@@ -128,6 +131,15 @@ def test_a_failure_on_one_node_is_the_verdict_of_all(port: int, script: Path):
     assert [done.returncode for done in finished] == [1, 1]
     assert all("rank 3 " in done.err and "ValueError: no" in done.err for done in finished)
     assert {done.report["first_failure"]["rank"] for done in finished} == {3}
+
+
+def test_what_a_rank_asks_for_is_the_verdict_of_all(port: int):
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--max-restarts", "2")
+    nodes = [node(port, PROGRAMS / "ask.py", *options, program=("give_up", "no data")) for _ in range(2)]
+    finished = [each.finish() for each in nodes]
+    assert [done.returncode for done in finished] == [93, 93], finished[0].err
+    assert all(re.search(r"rank 1 on \S+ gave up: no data", done.err) for done in finished)
+    assert {len(done.report["attempts"]) for done in finished} == {1}
 
 
 def test_node_rank_decides_the_order(port: int, script: Path):

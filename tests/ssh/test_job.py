@@ -17,8 +17,8 @@ from tests.support.ssh_jobs import agent, job, rounds, wait_for_world
 
 pytestmark = pytest.mark.ssh
 
-ALLREDUCE, EXIT_WITH = PROGRAMS / "allreduce.py", PROGRAMS / "exit_with.py"
-NODE_NOT_READY, RENDEZVOUS, NODE_LOST = 82, 83, 84
+ALLREDUCE, ASK, EXIT_WITH = PROGRAMS / "allreduce.py", PROGRAMS / "ask.py", PROGRAMS / "exit_with.py"
+NODE_NOT_READY, RENDEZVOUS, NODE_LOST, GAVE_UP = 82, 83, 84, 93
 
 
 def exits(finished: Finished, attempt: int = -1) -> list[tuple[int, str, int]]:
@@ -85,6 +85,16 @@ def test_the_failure_page_names_the_first_failing_rank_and_its_host(make_lab):
     assert "on node2 failed: " in finished.err
     assert "RuntimeError: no such luck" in finished.err
     assert "stopped:  rank 0" in finished.err
+
+
+@pytest.mark.parametrize("options", [(), ("--log-dir", "/dev/null")], ids=["folder", "no folder"])
+def test_a_script_on_another_machine_gives_up(make_lab, options: tuple[str, ...]):
+    lab = make_lab(2)
+    arguments = ("--nproc-per-node", "1", "--max-restarts", "2", ASK, "give_up", "the loss is nan")
+    finished = job(lab, *options, *arguments).finish()
+    assert finished.returncode == GAVE_UP, finished.err
+    assert "\nrank 1 on node2 gave up: the loss is nan\n" in finished.err
+    assert "\nnot restarted: rank 1 on node2 gave up: the loss is nan\n" in finished.err
 
 
 def test_all_hosts_that_cannot_be_used_are_told_together_and_nothing_is_started(make_lab):

@@ -44,7 +44,7 @@ MAY_IMPORT = {
     "errors": set(),
     "__main__": {"cli", "protocol"},
     "version": set(),
-    "": {"cli", "cluster", "config", "timeouts", "protocol", *_BASE},
+    "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
 }
 
 HOMES = {

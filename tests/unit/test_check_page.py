@@ -13,6 +13,7 @@ from ddplaunch.agent import torch_files
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHealth
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,
@@ -129,6 +130,40 @@ def test_who_cannot_reach_whom_is_folded() -> None:
     ]
 
 
+REMAP = Finding(
+    rule="row-remap-failed",
+    text="a row of its memory could not be remapped",
+    action="have the GPU replaced",
+    severity="refuse",
+    gpu=3,
+    uuid="GPU-8f6a",
+)
+FULL = Finding(rule="disk-full", text="the disk of /logs is 97% full")
+
+
+def test_findings_about_the_hardware_are_problems() -> None:
+    gpus = tuple(GpuIdentity(index=index, name="H200", driver="575.51") for index in range(8))
+    well, sick = NodeHealth(gpus=gpus), NodeHealth(gpus=gpus, findings=(REMAP, FULL))
+    assert page.health(nodes(3, health=None)) == ""
+    assert (
+        page.health([node(1, health=well), node(2, health=well)]) == "health: 16 GPUs, folders and disks: nothing wrong"
+    )
+    found = [node(1, health=well), node(2, health=well), node(3, health=sick)]
+    assert page.health(found) == "health: 24 GPUs, folders and disks: 2 findings"
+    assert page.refused(found) == ["gpu3"]
+    assert page.problems(found) == [
+        "gpu3: GPU 3 (GPU-8f6a): a row of its memory could not be remapped (have the GPU replaced)",
+        "gpu3: the disk of /logs is 97% full",
+    ]
+
+
+def test_what_a_start_compares_is_compared() -> None:
+    """Models and numbers of GPUs have their own lines, which need no driver."""
+    old, new = (NodeHealth(gpus=(GpuIdentity(index=0, name=name, driver=name),)) for name in ("535.1", "575.5"))
+    found = page.problems([node(1, health=new), node(2, health=new), node(3, health=old)])
+    assert found == ["the nodes differ in driver: 535.1 on gpu3, 575.5 on gpu[1-2]"]
+
+
 @pytest.mark.parametrize("size", [0, 999, 1 << 10, 5 << 20, 12 << 30])
 def test_sizes_have_a_unit(size: int) -> None:
     assert text.size(size) == {0: "0 B", 999: "999 B", 1 << 10: "1.0 kB", 5 << 20: "5.0 MB", 12 << 30: "12 GB"}[size]
@@ -151,8 +186,9 @@ def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> No
 @pytest.mark.parametrize(
     "record",
     [
-        InspectNode(True, None, "eth0", Program("script", "train.py", (), "")),
+        InspectNode(True, None, "eth0", Program("script", "train.py", (), ""), looks_at_health=True, log_dir="/logs"),
         LOOK,
+        replace(LOOK, health=NodeHealth(findings=(REMAP,))),
         GetTime(),
         NodeTime(1.5),
         ConnectToNodes((ListeningNode("a", ("::1",), 1),)),

@@ -143,7 +143,7 @@ NO_EFFECT = {
     **dict.fromkeys(("version", "docs", "h"), "ends the program"),
     **dict.fromkeys(("ps", "kill", "all"), "tests/process/test_ps.py"),
     "stacks": "tests/process/test_stacks.py",
-    "check": "tests/process/test_check.py",
+    **dict.fromkeys(("check", "deep"), "tests/process/test_check.py"),
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),
     **dict.fromkeys(

@@ -469,3 +469,138 @@ def test_a_node_that_is_assigned_twice_takes_part_once():
     coordinator.receive(SetParticipants((0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
+
+
+# Nodes that must not be used again.
+
+XID = "host1 is not used again: Xid 79, GPU 3 has fallen off the bus"
+
+
+def broken(index: int, attempt: int = 0) -> WorkersEnded:
+    return WorkersEnded(index, attempt, failed=True, cause=replace(exit_(index), hardware="Xid 79"), leaves=XID)
+
+
+def verdicts(sent: list[Outgoing]) -> dict[int, RoundVerdict]:
+    return records(sent, RoundVerdict)  # type: ignore[return-value]
+
+
+def test_a_node_whose_hardware_failed_leaves_and_the_others_go_on_without_a_restart():
+    coordinator = Coordinator(0, 2, 3, 0)
+    started(coordinator, 0, 1, 2)
+    lost_peer = exit_(0, "RuntimeError: Connection closed by peer")
+    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0, failed=True, cause=lost_peer), WorkersEnded(2, 0)))
+    assert {index: (verdict.attempt_follows, verdict.failed) for index, verdict in told.items()} == {
+        0: (True, False),
+        1: (False, True),
+        2: (True, False),
+    }
+    assert told[1].reason == f"{XID}; the other nodes go on"
+    assert told[0].leaves == told[0].reason == XID
+    assert told[0].cause
+    assert told[0].cause.hardware == "Xid 79", "not the peer that it took along"
+    coordinator.receive(NodeLeft(1))
+    coordinator.receive(join(0))
+    coordinator.receive(join(2))
+    assert coordinator.has_enough
+    sent = coordinator.last_call_expired()
+    assert sent == [Outgoing(0, ListenForWorkersStore(1, ""))]
+    formed = records(coordinator.receive(WorkersStoreListens(1, "10.0.0.1", 1)), RoundFormed)
+    assert {index: record.round.restart_count for index, record in formed.items()} == {0: 0, 2: 0}
+
+
+def test_a_spare_that_waits_takes_its_place_at_once():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    assert records(coordinator.receive(join(2)), NoFreePlace)
+    assert verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))[0].attempt_follows
+    assert records(coordinator.receive(join(0)), ListenForWorkersStore)
+    assert coordinator.participants == [0, 2]
+
+
+def test_a_host_that_has_left_cannot_come_back():
+    coordinator = Coordinator(0, 1, 2, 0)
+    started(coordinator, 0, 1)
+    ended(coordinator, broken(1), WorkersEnded(0, 0))
+    again = verdicts(coordinator.receive(NodeJoined(5, "host1", 2)))
+    assert {index: verdict.reason for index, verdict in again.items()} == {5: "this run does not use host1 any more"}
+    assert not coordinator.receive(join(0))
+    assert coordinator.last_call_expired() == [Outgoing(0, ListenForWorkersStore(1, ""))]
+
+
+def test_all_nodes_of_its_host_leave_with_it():
+    """Where a scheduler starts a ddplaunch for every worker."""
+    coordinator = Coordinator(0, 1, 3, 0)
+    for index, host in enumerate(("host0", "host1", "host1")):
+        coordinator.receive(NodeJoined(index, host, 1))
+    coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1))
+    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0), WorkersEnded(2, 0)))
+    assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, False]
+
+
+def test_the_run_ends_if_too_few_nodes_are_left_and_says_which_one_is_broken():
+    coordinator = Coordinator(0, 2, 2, 5)
+    started(coordinator, 0, 1)
+    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))
+    assert {(verdict.attempt_follows, verdict.failed) for verdict in told.values()} == {(False, True)}
+    assert told[0].reason == f"not restarted: {XID}; 1 other node is left, and 2 are needed"
+
+
+def test_the_run_ends_with_the_node_that_serves_the_rendezvous():
+    coordinator = Coordinator(1, 1, 2, 5)
+    started(coordinator, 0, 1)
+    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))
+    assert told[0].reason == f"not restarted: {XID}, and this node serves the rendezvous"
+    assert not told[0].attempt_follows
+
+
+def test_a_failure_elsewhere_that_came_by_itself_is_a_restart_and_the_node_leaves_all_the_same():
+    coordinator = Coordinator(0, 1, 3, 1)
+    started(coordinator, 0, 1, 2)
+    asks = WorkersEnded(1, 0, leaves=XID)
+    told = verdicts(ended(coordinator, asks, WorkersEnded(0, 0), WorkersEnded(2, 0, failed=True, cause=exit_(2))))
+    assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
+    assert (told[0].failed, told[0].leaves) == (True, "")
+    assert coordinator.restart_count == 1
+
+
+def test_a_wish_of_a_node_without_a_failure_changes_nothing():
+    coordinator = Coordinator(0, 1, 2, 1)
+    started(coordinator, 0, 1)
+    told = verdicts(ended(coordinator, WorkersEnded(1, 0, leaves=XID), WorkersEnded(0, 0)))
+    assert told[0] == RoundVerdict(0, attempt_follows=False, failed=False)
+
+
+def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed():
+    coordinator = with_launcher(5, 2)
+    started(coordinator, 5, 2)
+    hardware = replace(broken(2), leaves="host2 is not used again: Xid 79")
+    told = verdicts(ended(coordinator, hardware, WorkersEnded(5, 0)))
+    assert all(verdict.attempt_follows for verdict in told.values()), "the launcher decides"
+    assert not coordinator.receive(join(5))
+    assert not coordinator.receive(join(2)), "no round has the broken node"
+    coordinator.receive(join(7))
+    assert records(coordinator.receive(SetParticipants((5, 7))), ListenForWorkersStore)
+
+
+# What scripts ask for.
+
+
+def test_a_rank_that_gives_up_ends_the_run_whoever_has_failed_before_it():
+    coordinator = Coordinator(0, 2, 2, 5)
+    started(coordinator, 0, 1)
+    coordinator.receive(NodeStops(0, 0))
+    asked = replace(exit_(2, "RuntimeError: Connection closed by peer"), give_up="no data")
+    ends = (WorkersEnded(0, 0, failed=True, cause=exit_(0)), WorkersEnded(1, 0, failed=True, cause=asked))
+    verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
+    assert (verdict.attempt_follows, verdict.cause) == (False, asked)
+    assert verdict.reason == "not restarted: rank 2 on host gave up: no data"
+
+
+def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
+    coordinator = with_launcher(0, 1)
+    coordinator.max_restarts = 5
+    started(coordinator, 0, 1)
+    coordinator.receive(NodeLeft(1))
+    asked = replace(exit_(0), give_up="no data")
+    verdict = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=asked)), RoundVerdict)[0]
+    assert (verdict.attempt_follows, verdict.reason) == (False, "not restarted: rank 0 on host gave up: no data")

@@ -100,9 +100,33 @@ def test_the_table_of_forwarded_variables_has_a_row_for_each_rule():
     assert table[-1][0] == "anything else"
 
 
-def test_every_exit_code_of_our_own_is_in_the_table():
-    codes = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
-    assert codes <= {int(row[0]) for row in rows(read("docs/exit-codes.md")) if row[0].isdigit()}
+OUR_EXIT_CODES = {value for name, value in vars(errors).items() if name.isupper() and isinstance(value, int)}
+
+
+@pytest.mark.parametrize("title", ["Exit codes", "What a scheduler should do"])
+def test_the_exit_codes_of_the_tables_are_ours(title: str):
+    codes = {int(row[0]) for row in rows(section("docs/exit-codes.md", title)) if row[0].isdigit()}
+    assert codes == {0, *OUR_EXIT_CODES}
+
+
+def test_the_examples_for_schedulers_do_what_the_table_says():
+    text = section("docs/exit-codes.md", "What a scheduler should do")
+    contract = {int(row[0]): row[3:] for row in rows(text) if row[0].isdigit()}
+    assert codes_after(r"RequeueExit=", text) == codes_after(r"case \$code in\n", text) == found(contract, 0, "requeue")
+    assert codes_after(r"RequeueExitHold=", text) == codes_after(r";;\n", text) == found(contract, 0, "hold")
+    assert codes_after(r"values: \[", text) - {1} == found(contract, 1, "`FailJob`")
+
+
+def found(contract: dict[int, list[str]], column: int, word: str) -> set[int]:
+    return {code for code, cells in contract.items() if cells[column].startswith(word)}
+
+
+def codes_after(begin: str, text: str) -> set[int]:
+    """The codes of a list with ranges, like ``82-84,88`` or ``82 | 88``."""
+    listed = re.search(rf"{begin}([-\d,| ]+)", text)
+    assert listed
+    ranges = [item.split("-") for item in re.split(r"[,| ]+", listed[1].strip())]
+    return {code for bounds in ranges for code in range(int(bounds[0]), int(bounds[-1]) + 1)}
 
 
 def test_the_table_of_schedulers_is_the_one_in_the_code():

@@ -41,7 +41,7 @@ ROUND = Round(
 def worker() -> dict[str, str]:
     """The second worker on the second of three nodes."""
     shared = environment.shared_environ({"HOME": "/home/u"}, "job7", 2, 16)
-    return environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json")
+    return environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json", "/logs/1/request.txt")
 
 
 VALUES = {
@@ -62,6 +62,7 @@ VALUES = {
     "TORCHELASTIC_SIGNALS_TO_HANDLE": "SIGTERM,SIGUSR2",
     "TORCHELASTIC_USE_AGENT_STORE": "True",
     "TORCHELASTIC_ERROR_FILE": "/logs/1/error.json",
+    "DDPLAUNCH_REQUEST_FILE": "/logs/1/request.txt",
     "TORCH_FR_DUMP_TEMP_FILE": "/logs/1/flight_record_rank_",
     "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": "/logs/1/flight_record_rank_",
     "OMP_NUM_THREADS": "8",
@@ -156,7 +157,8 @@ def test_what_a_surrounding_job_has_left_does_not(worker: dict[str, str]) -> Non
     for name in ("OMP_NUM_THREADS", *environment.FLIGHT_RECORD_NAMES):
         del stale[name]
     shared = environment.shared_environ({**stale, "HOME": "/home/u"}, "job7", 2, 16)
-    assert environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json") == worker
+    again = environment.worker_environ(shared, SPEC, ROUND, 1, "/logs/1/error.json", "/logs/1/request.txt")
+    assert again == worker
 
 
 def test_nothing_given_is_changed() -> None:

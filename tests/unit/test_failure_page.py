@@ -507,3 +507,17 @@ def test_events_have_torchelastics_fields() -> None:
     assert metadata["role"] == "trainer"
     assert metadata["raw_error"] == "ValueError: no"
     assert json.loads(metadata["metadata"])["exit_code"] == [7]
+
+
+# What the script has asked for.
+
+
+def test_what_the_script_has_asked_for_is_the_failure() -> None:
+    first = ended(3, 93, give_up="no\x1bdata", error=RAISED)
+    text = page(first, stopped(2))
+    assert "\nrank 3 on node0 gave up: no\\x1bdata\n" in text
+    assert "exit code 93; it ran for" in text
+    assert RAISED.traceback.splitlines()[-1] in text, "where it was is shown all the same"
+    assert failure_page.failure_line(ended(9, 88, avoid_node="wrong sums")) == (
+        "rank 9 on node1 asked to avoid its node: wrong sums"
+    )

@@ -108,3 +108,10 @@ def test_an_end_is_told_as_part_of_a_sentence() -> None:
 def test_every_signal_has_words() -> None:
     for number in signal.valid_signals():
         assert first_failure.describe(-number)
+
+
+@pytest.mark.parametrize("asked", ["give_up", "avoid_node"])
+def test_who_has_asked_for_something_is_named_before_all_others(asked: str) -> None:
+    exits = [ended(0, 1, 99.0, OWN), ended(1, 1, 98.0, PEER_GONE[0]), ended(2, 1, 101.0, PEER_GONE[0], **{asked: "no"})]
+    assert [exit_.rank for exit_ in first_failure.failures(exits)] == [2, 0, 1]
+    assert not first_failure.is_consequence(exits[2])

@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.protocol.launcher_agent import StopWorkers
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
+from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import FakeTransport
 
 
@@ -91,3 +97,53 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
     nodes._transport.sweep = lambda index: None
     nodes.sweep(nodes.all[0])
     assert nodes.all[0].state is NodeState.LOST
+
+
+# Nodes that must not be used again.
+
+XID = "Xid 79, GPU 3 has fallen off the bus"
+
+
+def after_failure(
+    min_nodes: int, *hosts: str, hardware: str = XID
+) -> tuple[Nodes, AttemptResult, list[str], list[str]]:
+    """A run of two nodes, with spares if there are more ``hosts``, after a failure on the second of them."""
+    said: list[str] = []
+    ends: list[str] = []
+    show = lambda text, _level: said.append(text)  # noqa: E731
+    nodes = Nodes(FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(), show)
+    list(nodes.start())
+    connected(nodes, "2.13", "2.13")
+    shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
+    exit_ = WorkerExit(1, 0, "b", 1, -6, stopped=False, time_s=0.0, duration_s=1.0, hardware=hardware)
+    result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True)
+    decided = departure.after_attempt(nodes.all[1], result, nodes, shutdown, show)  # type: ignore[arg-type]
+    return nodes, decided, said, ends
+
+
+def test_a_spare_replaces_a_node_whose_hardware_failed_and_its_agent_ends_in_order():
+    nodes, result, said, ends = after_failure(2, "a", "b", "c")
+    assert result.attempt_follows
+    assert nodes.participants == [0, 2]
+    assert isinstance(nodes.all[1].handle.sent[-1], StopWorkers)
+    assert nodes.all[1].state is NodeState.RUNNING, "its logs are still to come"
+    assert said == [f"b is not used again: {XID}", "c replaces b"]
+    assert not ends
+
+
+def test_without_a_spare_the_world_gets_smaller():
+    nodes, result, _, ends = after_failure(1, "a", "b")
+    assert (nodes.participants, result.attempt_follows, ends) == ([0], True, [])
+
+
+def test_the_run_ends_if_too_few_nodes_are_left():
+    nodes, result, _, ends = after_failure(2, "a", "b")
+    assert not result.attempt_follows
+    assert result.reason == f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
+    assert ends == ["shut down"]
+    assert nodes.participants == [0, 1]
+
+
+def test_a_node_with_another_failure_stays():
+    nodes, result, said, _ = after_failure(1, "a", "b", hardware="")
+    assert (nodes.participants, result.node_leaves, said) == ([0, 1], "", [])

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.errors import NODE_LOST
+from ddplaunch.errors import GAVE_UP, HARDWARE, NODE_LOST
 from ddplaunch.launcher import outcome
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 
@@ -86,3 +86,19 @@ def test_nodes_that_do_not_ask_end_well_so_that_srun_does_not_end_the_one_that_d
     job = SlurmJob("7", 0, ("SIGUSR1",))
     assert stopped(job, signal.SIGUSR1).exit_code == 0
     assert stopped(job, signal.SIGTERM).exit_code == 143
+
+
+def test_broken_hardware_has_an_exit_code_of_its_own():
+    attempt = ended("RuntimeError: CUDA error").attempts[0]
+    broken = replace(attempt.exits[0], hardware="Xid 79, GPU 3 has fallen off the bus")
+    assert _result(replace(attempt, cause=broken), ()).exit_code == HARDWARE
+    assert (
+        _result(replace(attempt, node_leaves="node1 is not used again: rank 1 asks for it"), ()).exit_code == HARDWARE
+    )
+
+
+def test_a_run_that_the_script_gives_up_has_one_code_whatever_the_workers_is():
+    attempt = ended("ValueError: no").attempts[0]
+    assert attempt.cause
+    given_up = replace(attempt.cause, give_up="no data")
+    assert _result(replace(attempt, exits=(given_up,), cause=given_up), ()).exit_code == GAVE_UP

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart
-from ddplaunch.protocol.results import WorkerError, WorkerExit
+from ddplaunch.agent.rendezvous import SingleNodeRendezvous
+from ddplaunch.protocol.restart_policy import (
+    MAX_IDENTICAL_FAILURES,
+    reason_not_to_restart,
+    reason_to_end,
+    reason_to_leave,
+)
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec, Program
 
 FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
 CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"
@@ -142,3 +151,57 @@ def test_an_attempt_that_ended_otherwise_starts_the_count_anew(other: WorkerExit
 
 def test_an_error_that_is_nowhere_is_nothing_to_go_by() -> None:
     assert reason_not_to_restart([ended("KeyError: 'x'", "")] * MAX_IDENTICAL_FAILURES) == ""
+
+
+# Nodes that must not be used again.
+
+BROKEN = replace(KILLED, rank=11, host="gpu3", hardware="Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus")
+ASKED = replace(KILLED, rank=5, host="gpu3", avoid_node="the loss differs on this node")
+
+
+def test_a_node_is_left_for_its_hardware_or_for_a_wish_of_the_script() -> None:
+    assert reason_to_leave([KILLED, ASKED]) == (
+        "gpu3 is not used again: rank 5 asks for it: the loss differs on this node"
+    )
+    assert reason_to_leave([ASKED, BROKEN]) == (
+        "gpu3 is not used again: Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
+    )
+    assert reason_to_leave([]) == reason_to_leave([KILLED, WRONG_KEY]) == ""
+
+
+@pytest.mark.parametrize(
+    ("remaining", "needed", "reason"),
+    [
+        (2, 2, ""),
+        (3, 2, ""),
+        (1, 2, "not restarted: gpu3 is broken; 1 other node is left, and 2 are needed"),
+        (2, 4, "not restarted: gpu3 is broken; 2 other nodes are left, and 4 are needed"),
+        (0, 1, "not restarted: gpu3 is broken; there is no other node"),
+    ],
+)
+def test_the_run_ends_if_too_few_nodes_are_left(remaining: int, needed: int, reason: str) -> None:
+    assert reason_to_end("gpu3 is broken", remaining, needed) == reason
+
+
+@pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
+def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
+    program = Program("script", "x.py", (), "python")
+    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True, max_restarts=3)
+    rendezvous = SingleNodeRendezvous(spec, 1, lambda: False)
+    result = rendezvous.finish_round(AttemptResult(0, "failed", (exit_,), 1.0))
+    assert result.attempt_follows == (not leaves)
+    assert bool(result.node_leaves) == leaves
+    assert result.reason.endswith("; there is no other node") == leaves
+
+
+# What the script has asked for.
+
+
+def test_who_gives_up_is_not_started_again() -> None:
+    gone = replace(KILLED, give_up="the loss is nan\x1b")
+    assert reason_not_to_restart([gone]) == r"not restarted: rank 0 on node1 gave up: the loss is nan\x1b"
+    assert reason_not_to_restart([gone, KILLED]) == ""
+
+
+def test_a_node_to_avoid_does_not_prevent_a_restart() -> None:
+    assert reason_not_to_restart([replace(KILLED, avoid_node="wrong sums")]) == ""

@@ -1,4 +1,4 @@
-"""Details of a worker's exit: its error file, a kill for lack of memory, its last lines; and their limits.
+"""Details of a worker's exit: its error file and request, a kill for lack of memory, its last lines; and their limits.
 
 Runs in the agent, after a worker has ended. Must not raise, block or trust a file that a worker wrote: type, size and
 structure are checked.
@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.protocol import first_failure
+from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
 
@@ -100,7 +100,7 @@ def read_error_file(path: Path) -> WorkerError | None:
     A FIFO does not block.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = _open(path)
     except FileNotFoundError:
         return None
     except OSError as error:
@@ -111,6 +111,10 @@ def read_error_file(path: Path) -> WorkerError | None:
         return _unreadable(error)
     finally:
         os.close(fd)
+
+
+def _open(path: Path) -> int:
+    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
 
 
 def _unreadable(error: OSError) -> WorkerError:
@@ -143,6 +147,30 @@ def _parse_error(text: bytes, time_s: float) -> WorkerError:
 def _callstack(extra: Any) -> str:
     # The end of a traceback names the exception.
     return str(extra.get("py_callstack", ""))[-_MAX_TRACEBACK_CHARS:] if isinstance(extra, dict) else ""
+
+
+# The request of the script.
+
+
+def read_request_file(path: Path) -> str:
+    """The text of a request file, up to its limit; empty without one. If it cannot be read, the reason.
+
+    A FIFO does not block.
+    """
+    try:
+        fd = _open(path)
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        return f"({path} cannot be read: {error.strerror})"
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            return f"({path} is not a regular file)"
+        return os.pread(fd, script_request.MAX_BYTES, 0).decode("utf-8", "replace")
+    except OSError as error:
+        return f"({path} cannot be read: {error.strerror})"
+    finally:
+        os.close(fd)
 
 
 # Kills for lack of memory. The kernel's log, which names the victim, is readable for root only.

@@ -45,8 +45,12 @@ class Placement:
 
     def throttled(self, local_rank: int) -> str:
         """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
-        names = self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
+        names = self.devices_of(local_rank)
         return node_evidence.throttled(names[0]) if names and not self.fake_gpus else ""
+
+    def devices_of(self, local_rank: int) -> tuple[str, ...]:
+        """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
+        return self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
 
     @property
     def ras_address(self) -> str:
@@ -147,7 +151,8 @@ def worker_spec(
     """The ProcessSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
-    env = environment.worker_environ(shared, spec, round_, local_rank, str(worker.error_file or ""))
+    error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
+    env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
         env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.

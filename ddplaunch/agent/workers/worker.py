@@ -14,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent.workers import exit_details
 from ddplaunch.agent.workers.output import Pump
-from ddplaunch.protocol import stack_dump
+from ddplaunch.protocol import script_request, stack_dump
 from ddplaunch.system import process_activity, processes
 
 if TYPE_CHECKING:
@@ -68,6 +69,7 @@ class Worker:
         stacks_fd: file of the Python stacks while the worker runs.
         stacks_offsets: where each requested dump begins in that file.
         written_stacks: the dumps, once that file is closed.
+        request_fd: file in memory for the request of the script; None if it is in the log folder.
     """
 
     rank: int
@@ -86,6 +88,7 @@ class Worker:
     stacks_fd: int | None = None
     stacks_offsets: list[int] = field(default_factory=list)
     written_stacks: list[bytes] = field(default_factory=list)
+    request_fd: int | None = None
 
     @property
     def is_running(self) -> bool:
@@ -94,6 +97,31 @@ class Worker:
     @property
     def error_file(self) -> Path | None:
         return self.worker_dir / "error.json" if self.worker_dir else None
+
+    # The request of the script.
+
+    def open_request_file(self) -> str:
+        """Path of the file for the request of the script: in the log folder; without one, in memory.
+
+        Empty if the kernel has no files in memory.
+        """
+        if self.worker_dir:
+            return str(self.worker_dir / script_request.FILE)
+        with contextlib.suppress(OSError):
+            self.request_fd = os.memfd_create(script_request.FILE, os.MFD_CLOEXEC)
+            return f"/proc/{os.getpid()}/fd/{self.request_fd}"
+        return ""
+
+    def take_request(self) -> str:
+        """What the script has written to that file; call it once, after the worker has ended."""
+        if self.worker_dir:
+            return exit_details.read_request_file(self.worker_dir / script_request.FILE)
+        if self.request_fd is None:
+            return ""
+        with open(self.request_fd, "rb") as file:
+            self.request_fd = None
+            file.seek(0)
+            return file.read(script_request.MAX_BYTES).decode("utf-8", "replace")
 
     # Python stacks.
 

@@ -17,9 +17,12 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file, shorten
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
+from ddplaunch.protocol import script_request
 from ddplaunch.protocol.launcher_agent import AttemptStarted, FaultInjected, InjectFault, Notice, Output
 from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
+from ddplaunch.protocol.script_request import Request
 from ddplaunch.system import processes
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -238,7 +241,10 @@ class WorkerGroup:
         error = read_error_file(worker.error_file) if worker.error_file else None
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
-        stopped = self._was_stopped(worker, error, stop_requested)
+        request = self._request(worker, returncode)
+        stopped = self._was_stopped(
+            worker, error, stop_requested, has_asked=bool(request.give_up or request.avoid_node)
+        )
         killed_by_stop = -returncode in worker.stop_signals
         killed_by_others = returncode == -signal.SIGKILL and not killed_by_stop
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
@@ -259,6 +265,8 @@ class WorkerGroup:
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
             stacks=worker.stacks[-1][-_MAX_STACKS_CHARS:] if worker.stacks and self._spec.run_dir_name else "",
+            give_up=request.give_up,
+            avoid_node=request.avoid_node,
         )
 
     @property
@@ -266,8 +274,19 @@ class WorkerGroup:
         task = self._spec.task
         return self._round.node_rank if task is None or task.node_rank is None else task.node_rank
 
-    def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool) -> bool:
-        """Whether the worker ran until it was stopped, and had recorded no exception by then."""
+    def _request(self, worker: Worker, returncode: int) -> Request:
+        """What the script has asked for; nothing if the worker has succeeded."""
+        text = worker.take_request()
+        request = script_request.read(text, returncode) if returncode else Request()
+        if request.unknown:
+            said = f"rank {worker.rank} on {self._spec.host} wrote {quote(request.unknown)} to its request file"
+            self._outbox.send(Notice(f"{said}; give_up: REASON or avoid_this_node: REASON is expected", -1))
+        return request
+
+    def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool, *, has_asked: bool) -> bool:
+        """Whether the worker ran until it was stopped, had recorded no exception by then, and has asked for nothing."""
+        if has_asked and not stop_requested:
+            return False
         if self._stopped_at is None or (worker.ended_at or self._stopped_at) < self._stopped_at:
             return False
         # The kernel closes a dying process's sockets before its end is visible, so a peer's failure can come first.

@@ -113,7 +113,14 @@ def _duration(duration_s: float) -> str:
 
 def failure_line(exit_: WorkerExit) -> str:
     """A worker's failure in one line: ``rank 1 on node1 failed: KeyError: 'lr' (train.py:4)``."""
-    return f"rank {exit_.rank} on {exit_.host} failed: {_reason(exit_)}"
+    who = f"rank {exit_.rank} on {exit_.host}"
+    if exit_.hardware:
+        return f"{who} failed: {quote(exit_.hardware, _MAX_COLUMNS)}"
+    if exit_.give_up:
+        return f"{who} gave up: {quote(exit_.give_up, _MAX_COLUMNS)}"
+    if exit_.avoid_node:
+        return f"{who} asked to avoid its node: {quote(exit_.avoid_node, _MAX_COLUMNS)}"
+    return f"{who} failed: {_reason(exit_)}"
 
 
 def _reason(exit_: WorkerExit) -> str:
@@ -180,6 +187,8 @@ def _alike(failed: Iterable[WorkerExit]) -> list[list[WorkerExit]]:
 
 def _kind(exit_: WorkerExit) -> str:
     """The reason, without the numbers of an exception's message: they are often ports and ranks."""
+    if exit_.hardware:
+        return exit_.hardware
     return re.sub(r"\d+", "0", _reason(exit_)) if exit_.error else how(exit_)
 
 

@@ -146,6 +146,10 @@ class UserMessages:
         if result.restart_follows:
             restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
             self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL)
+        elif result.attempt_follows and result.node_leaves:
+            # Where each node has a launcher, only the coordinator has decided, and nothing was shown yet.
+            effect = result.node_leaves if self._config.rendezvous else "starting the workers again"
+            self.show(f"{failure_page.attempt_line(result)}; {quote(effect, 1000)}", Level.NORMAL)
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
 

@@ -1,0 +1,45 @@
+"""A node that must not be used again after an attempt: it leaves the run, or the run ends.
+
+Runs in the launcher, in the main thread. Only for the nodes of a launcher that assigns their rendezvous: elsewhere the
+agent of a single node decides (``agent/rendezvous.py``), or the coordinator (``rendezvous/coordinator.py``).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.protocol.restart_policy import reason_to_end, reason_to_leave
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.protocol.results import AttemptResult
+
+_MAX_REASON = 1000
+"""Characters shown of a reason, which may come from a script."""
+
+
+def after_attempt(
+    node: Node, result: AttemptResult, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
+) -> AttemptResult:
+    """Replace ``node`` if its workers' exits in ``result`` demand it.
+
+    Returns ``result``; if too few nodes are left, without a further attempt: then the run is shut down.
+
+    Raises:
+        LaunchError: too few hosts can be used.
+    """
+    leaves = reason_to_leave(result.exits) if result.attempt_follows and nodes.rendezvous else ""
+    if not leaves or node.index not in nodes.participants:
+        return result
+    if why_end := reason_to_end(leaves, *nodes.remaining_without(node)):
+        shutdown.on_node_ended()
+        return replace(result, attempt_follows=False, reason=why_end, node_leaves=leaves)
+    show(quote(leaves, _MAX_REASON), Level.ALWAYS)
+    nodes.retire(node)
+    return result

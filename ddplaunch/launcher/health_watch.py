@@ -1,0 +1,139 @@
+"""The health of all nodes of this launcher: shows findings, refuses nodes before their first attempt, keeps a record.
+
+Runs in the launcher, in the main thread. Agents send one NodeHealth, and later findings. A refused node is replaced by
+a spare, or the job starts with fewer nodes, or it does not start: then all refused nodes are named, so the decision
+waits until all nodes have reported, for at most ``_COLLECT_S``.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import HARDWARE, LaunchError, Level
+from ddplaunch.health import differences, wording
+from ddplaunch.protocol.health import Finding, HealthFound, NodeHealth
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.protocol.results import HealthFinding
+from ddplaunch.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.shutdown import Shutdown
+
+_NEVER = float("inf")
+_COLLECT_S = 3.0
+_MAX_KEPT = 1000
+"""Findings in the report of a run: a GPU may tell of many errors."""
+
+_HINT = "Drain these nodes, or add other hosts; --health warn uses them all the same."
+
+
+class HealthWatch:
+    """Watches one run."""
+
+    def __init__(
+        self, config: LaunchConfig, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
+    ) -> None:
+        # Where agents find by themselves that their node must not be used, their launcher has no other.
+        self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
+        self._nodes, self._shutdown, self._show = nodes, shutdown, show
+        self._reports: dict[int, NodeHealth] = {}
+        self._clock_offsets: dict[int, float] = {}
+        self._first_ranks: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
+        self._decide_by = _NEVER
+        self._is_compared = False
+        self._kept: list[HealthFinding] = []
+
+    def findings(self) -> tuple[HealthFinding, ...]:
+        """All findings so far, for the report."""
+        return tuple(self._kept)
+
+    # Events.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case AttemptStarted(first_rank=first_rank):
+                self._first_ranks[index] = first_rank
+            case HealthFound(findings=findings):
+                self._on_findings(index, findings)
+            case NodeHealth() if index not in self._reports:
+                self._on_report(index, participants, event)
+
+    def _on_report(self, index: int, participants: Sequence[int], report: NodeHealth) -> None:
+        self._reports[index], self._clock_offsets[index] = report, report.time_s - time.time()
+        wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
+        self._keep(index, wrong)
+        if wrong and self._replaces:
+            self._refused[index] = wording.refusal(wrong, self._nodes.all[index].host)
+            self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
+        self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
+        if not self._is_compared and self._reports.keys() >= set(participants):
+            self._compare(participants)
+
+    def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
+        self._keep(index, findings)
+        for finding in findings:
+            line = wording.line(finding, self._nodes.all[index].host, self._first_ranks.get(index))
+            self._show(line, Level.ALWAYS)
+
+    def _keep(self, index: int, findings: Iterable[Finding]) -> None:
+        host, first_rank = self._nodes.all[index].host, self._first_ranks.get(index)
+        for finding in findings:
+            if len(self._kept) < _MAX_KEPT:
+                self._kept.append(_kept(finding, host, first_rank))
+
+    def _compare(self, participants: Sequence[int]) -> None:
+        """Once all nodes have reported: what differs between them."""
+        self._is_compared = True
+        hosts = {index: self._nodes.all[index].host for index in participants}
+        for index, host in hosts.items():
+            if text := differences.clock_text(host, self._clock_offsets[index]):
+                self._show(text, Level.ALWAYS)
+        for text in differences.between({host: self._reports[index] for index, host in hosts.items()}):
+            self._show(text, Level.ALWAYS)
+
+    # Nodes that must not be used.
+
+    def run_due(self, now: float) -> float:
+        """Decide about the refused nodes, if it is time. Returns when to call again."""
+        if not self._refused:
+            return _NEVER
+        if now < self._decide_by and not self._reports.keys() >= set(self._nodes.participants):
+            return self._decide_by
+        refused, self._refused, self._decide_by = self._refused, {}, _NEVER
+        if not self._shutdown.in_progress:
+            try:
+                self._leave_out(refused)
+            except LaunchError as error:
+                self._shutdown.fail(error)
+        return _NEVER
+
+    def _leave_out(self, refused: dict[int, str]) -> None:
+        remaining, needed = self._nodes.remaining_without(*(self._nodes.all[index] for index in refused))
+        if remaining < needed:
+            lines = "\n".join(f"  {line}" for line in refused.values())
+            have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
+            raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
+        for index, line in refused.items():
+            self._show(f"not used: {line}", Level.ALWAYS)
+            self._nodes.retire(self._nodes.all[index])
+
+
+def _kept(finding: Finding, host: str, first_rank: int | None) -> HealthFinding:
+    return HealthFinding(
+        host=host,
+        time_s=time.time(),
+        rule=finding.rule,
+        text=finding.text,
+        action=finding.action,
+        severity=finding.severity,
+        gpu=finding.gpu,
+        uuid=finding.uuid,
+        ranks=() if first_rank is None else tuple(first_rank + local for local in finding.local_ranks),
+    )

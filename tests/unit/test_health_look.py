@@ -1,0 +1,76 @@
+"""What ``--check`` finds out about the health of a node is what a start would find."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.agent import health_look
+from ddplaunch.system import devices, folder_probe, nvml
+from ddplaunch.system.folder_probe import FolderState
+from ddplaunch.system.gpu_health import GpusRead
+from ddplaunch.system.infiniband import IbPort
+from tests.support import fake_nvml
+from tests.support.fake_nvml import Says
+
+
+@pytest.fixture(autouse=True)
+def has_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A test without the fixture ``driver`` is on a machine without NVIDIA's library."""
+    monkeypatch.setattr(nvml, "is_installed", lambda: "driver" in request.fixturenames)
+
+
+def rules(log_dir: Path | str, *, is_alone: bool = False) -> list[tuple[str, str]]:
+    found = health_look.look(str(log_dir), is_alone=is_alone).findings
+    return [(finding.rule, finding.severity) for finding in found]
+
+
+def test_all_gpus_are_judged_by_the_rules_of_a_start(driver: Says, tmp_path: Path) -> None:
+    driver("gpus 2", "1 rows 0 0 0 1", "1 margin 3", *fake_nvml.healthy(0), *fake_nvml.healthy(1))
+    look = health_look.look(str(tmp_path), is_alone=False)
+    assert [(finding.gpu, finding.severity) for finding in look.findings] == [(1, "refuse"), (1, "warn")]
+    assert look.findings[0].rule == "row-remap-failed"
+    assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in look.gpus] == [
+        (0, "GPU-0000-0", 700.0),
+        (1, "GPU-0000-1", 700.0),
+    ]
+    assert look.memory_bytes > 0
+    assert look.cpus > 0
+
+
+@pytest.mark.parametrize(("has_gpus", "count"), [(True, 1), (False, 0)])
+def test_a_driver_that_knows_no_gpu_is_a_finding_where_there_are_some(
+    has_gpus: bool, count: int, driver: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Images for containers have NVML's library without a GPU."""
+    monkeypatch.setattr(devices, "has_driver", lambda: has_gpus)
+    driver("gpus 0")
+    assert rules(tmp_path) == [("nvml-silent", "warn")] * count
+
+
+def test_nothing_wrong_leaves_nothing_behind(tmp_path: Path) -> None:
+    assert rules(tmp_path / "not" / "made" / "yet") == []
+    assert not list(tmp_path.iterdir())
+    assert rules("/dev/null") == []
+
+
+@pytest.mark.parametrize(("is_alone", "severity"), [(False, "refuse"), (True, "warn")])
+def test_a_folder_that_cannot_be_written_is_found(is_alone: bool, severity: str) -> None:
+    """/proc cannot be written, even by root."""
+    assert rules("/proc/self", is_alone=is_alone) == [("folder-not-writable", severity)]
+
+
+def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    never = threading.Event()
+    monkeypatch.setattr(health_look, "FOLDER_LIMIT_S", 0.05)
+    monkeypatch.setattr(folder_probe, "probe", lambda _folder: never.wait() and FolderState(""))
+    assert rules("/tmp") == [("folder-silent", "refuse")]
+    never.set()
+
+
+def test_ports_are_judged_by_the_rules_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = IbPort(name="mlx5_0:1", link_layer="InfiniBand", state="INIT", phys_state="LinkUp", rate_gbps=400)
+    monkeypatch.setattr(health_look, "_read_gpus", lambda: GpusRead((), ports=(port,)))
+    assert rules("/dev/null") == [("ib-inactive", "warn")]

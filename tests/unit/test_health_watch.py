@@ -1,0 +1,124 @@
+"""The launcher shows what agents find, and decides about nodes that must not be used; the nodes are not real."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from types import SimpleNamespace
+
+from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.health_watch import HealthWatch
+from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.protocol.health import Finding, HealthFound, NodeHealth
+from ddplaunch.protocol.launcher_agent import AttemptStarted, StopWorkers
+from tests.support.configs import rendezvous_config
+from tests.support.fake_agents import FakeTransport
+
+ROW = Finding(rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2")
+LINE = "GPU 2 (GPU-2): a row is lost (drain)"
+
+
+class Job:
+    """A run of nodes whose agents are not real."""
+
+    def __init__(self, nnodes: tuple[int, int], *hosts: str, policy: str = "refuse") -> None:
+        self.said: list[str] = []
+        show = lambda text, _level: self.said.append(text)  # noqa: E731
+        transport, attempts = FakeTransport(*hosts), Attempts()
+        self.nodes = Nodes(transport, lambda *_: None, *nnodes, rendezvous_config(), attempts, show)
+        list(self.nodes.start())
+        for node in self.nodes.all:
+            self.nodes.on_agent_connected(node)
+        self.nodes.on_changed()
+        self.errors: list[LaunchError] = []
+        shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)
+        config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
+        self.watch = HealthWatch(config, self.nodes, shutdown, show)  # type: ignore[arg-type]
+
+    def report(self, index: int, *findings: Finding, ago_s: float = 0.0, **values: int) -> None:
+        health = NodeHealth(findings=findings, time_s=time.time() - ago_s, **values)
+        self.watch.on_event(index, self.nodes.participants, health)
+
+    def decide(self, after_s: float = 0.0) -> None:
+        self.watch.run_due(time.monotonic() + after_s)
+
+
+def test_nodes_without_findings_are_not_spoken_of() -> None:
+    job = Job((2, 2), "a", "b")
+    job.report(0, cpus=8)
+    job.report(1, cpus=8)
+    job.decide()
+    assert (job.said, job.errors) == ([], [])
+
+
+def test_a_spare_replaces_a_refused_node_once_all_have_reported() -> None:
+    job = Job((2, 2), "a", "b", "c")
+    job.report(1, ROW)
+    job.decide()
+    assert job.nodes.participants == [0, 1]
+    job.report(0)
+    job.decide()
+    assert job.nodes.participants == [0, 2]
+    assert isinstance(job.nodes.all[1].handle.sent[-1], StopWorkers)  # type: ignore[attr-defined]
+    assert job.said == [f"not used: b: {LINE}", "c replaces b"]
+    assert [(found.host, found.rule, found.gpu) for found in job.watch.findings()] == [("b", "row-remap-failed", 2)]
+
+
+def test_without_a_spare_the_job_starts_with_fewer_nodes_or_not_at_all() -> None:
+    job = Job((1, 2), "a", "b")
+    job.report(1, ROW)
+    job.decide(after_s=60)
+    assert (job.nodes.participants, job.errors) == ([0], [])
+
+
+def test_a_job_that_does_not_start_names_all_refused_nodes() -> None:
+    job = Job((3, 3), "a", "b", "c", "d")
+    job.report(2, ROW)
+    job.report(0)
+    job.report(1, ROW, replace(ROW, gpu=3, uuid=""))
+    job.decide()
+    (error,) = job.errors
+    assert error.exit_code == HARDWARE
+    assert error.message == (
+        f"the hardware is not sound; 3 nodes are needed, and 2 can be used\n  c: {LINE}\n  b: {LINE}; and 1 more"
+    )
+
+
+def test_a_spare_that_is_refused_later_is_replaced_too() -> None:
+    job = Job((1, 2), "a", "b", "c")
+    for index in (0, 1):
+        job.report(index, *((ROW,) if index else ()))
+    job.decide()
+    job.nodes.on_agent_connected(job.nodes.all[2])
+    job.report(2, ROW)
+    job.decide()
+    assert job.nodes.participants == [0]
+
+
+def test_with_warn_a_refused_node_is_only_shown() -> None:
+    job = Job((2, 2), "a", "b", policy="warn")
+    job.report(1, ROW)
+    job.decide(after_s=60)
+    assert (job.said, job.nodes.participants) == ([f"b: {LINE}"], [0, 1])
+
+
+def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
+    job = Job((2, 2), "a", "b")
+    started = AttemptStarted(attempt=0, world_size=8, pids=(1, 2, 3, 4), node_rank=1, nnodes=2, first_rank=4)
+    job.watch.on_event(1, [0, 1], started)
+    job.watch.on_event(1, [0, 1], HealthFound((replace(ROW, local_ranks=(2,)),)))
+    assert job.said == ["b: GPU 2 (GPU-2), local rank 2, rank 6: a row is lost (drain)"]
+    assert job.watch.findings()[0].ranks == (6,)
+
+
+def test_differences_and_wrong_clocks_are_shown_once() -> None:
+    job = Job((3, 3), "a", "b", "c")
+    job.report(0, cpus=8)
+    job.report(1, cpus=8, ago_s=60)
+    job.report(2, cpus=4)
+    job.report(2, cpus=2)
+    assert job.said == [
+        "the clock of b is 1 min behind this machine's",
+        "the nodes differ in CPUs: 4 on c, 8 on a,b",
+    ]
