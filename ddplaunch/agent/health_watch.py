@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FolderProbed, GpusAnswered
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.health import gpu_rules, node_rules, verdict, wording
+from ddplaunch.health import gpu_rules, node_rules, port_rules, verdict, wording
 from ddplaunch.protocol.health import MAX_FINDINGS, MAX_GPUS, Finding, GpuIdentity, HealthFound, NodeHealth
 from ddplaunch.system import devices, folder_probe, kernel_log, nvml
 from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuWatch, MemoryRead
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.gpu_health import Answer
+    from ddplaunch.system.infiniband import IbPort
 
     Wait = Callable[[Callable[[], bool], float], bool]
 
@@ -59,8 +60,10 @@ class HealthWatch:
         self._spec, self._send = spec, send
         self._placement: Placement | None = None
         self._is_on = spec.health != "off" and not spec.fake_gpus
+        self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._watch: GpuWatch | None = None
         self._gpus: dict[int, GpuHealth] = {}
+        self._ports: tuple[IbPort, ...] | None = None
         self._missing = ""
         self._is_read = self._is_probed = True
         self._findings: list[Finding] = []
@@ -131,8 +134,7 @@ class HealthWatch:
     def _on_folder(self, findings: tuple[Finding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
         self._is_probed = True
-        has_others = self._spec.launcher_assigns_rendezvous or self._spec.rendezvous
-        self._findings += [finding for finding in findings if has_others or finding.severity == "warn"]
+        self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
 
     def _on_answer(self, answer: Answer) -> None:
         match answer:
@@ -155,11 +157,22 @@ class HealthWatch:
             changes = (gpu_rules.while_running(before.get(gpu.index), gpu) for gpu in gpus.values())
             self._found(finding for found in changes for finding in found)
         is_told = self._has_gpus or not answer.missing.startswith(_NO_DRIVER)
+        self._on_ports(answer)
         if answer.missing and not was_missing and is_told:
             silence = gpu_rules.of_silence(answer.missing)
             self._findings.append(silence)
             if not answer.is_first:
                 self._send(HealthFound((silence,)))
+
+    def _on_ports(self, answer: GpusRead) -> None:
+        """The ports matter to jobs of several nodes only."""
+        if answer.missing or not self._has_peers:
+            return
+        before, self._ports = self._ports, answer.ports
+        if before is None:
+            self._findings += port_rules.ports_at_start(answer.ports)
+        else:
+            self._found(port_rules.ports_while_running(before, answer.ports))
 
     @property
     def _has_gpus(self) -> bool:
@@ -179,12 +192,9 @@ class HealthWatch:
                 self._send(HealthFound((finding,)))
 
     def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
-        located = (
-            replace(finding, local_ranks=self._local_ranks(finding.gpu, finding.uuid))
-            for finding in findings
-            if finding.gpu is not None
-        )
-        return [finding for finding in located if finding.local_ranks]
+        """The findings about the node and about GPUs of the job, these with the local ranks that use them."""
+        located = (replace(finding, local_ranks=self._local_ranks(finding.gpu, finding.uuid)) for finding in findings)
+        return [finding for finding in located if finding.gpu is None or finding.local_ranks]
 
     def local_ranks(self, index: int) -> tuple[int, ...]:
         """Local ranks of the workers that use the GPU ``index``."""
@@ -193,7 +203,7 @@ class HealthWatch:
 
     def _local_ranks(self, index: int | None, uuid: str) -> tuple[int, ...]:
         placement, task = self._placement, self._spec.task
-        if placement is None:
+        if placement is None or index is None:
             return ()
         found = (
             rank
@@ -256,7 +266,7 @@ class HealthWatch:
 _REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
-def _names(name: str, index: int | None, uuid: str) -> bool:
+def _names(name: str, index: int, uuid: str) -> bool:
     """Whether ``name``, as in CUDA_VISIBLE_DEVICES, is this GPU. CUDA accepts the begin of a UUID, too."""
     return name == str(index) if name.isdigit() else bool(uuid) and uuid.startswith(name)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
 
-HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude")
+HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "avoid")
 """Options that name hosts."""
 
 _PER_NODE_OPTIONS = ("rdzv_endpoint", "master_addr", "standalone")
@@ -51,8 +51,13 @@ def select_hosts(
         raise UsageError("--master-port has no effect where hosts are named", hint, ("--master-port",))
     from ddplaunch.cluster import host_filter
 
-    hosts, hostfile, include, exclude = given
-    return host_filter.resolve(environ, hosts, hostfile, include, exclude, scheduler_hosts)
+    hosts, hostfile, include, exclude, avoid = given
+    selected = host_filter.resolve(environ, hosts, hostfile, include, exclude, scheduler_hosts)
+    return selected if avoid is None else host_filter.without(selected, avoid, _least(options["nnodes"]))
+
+
+def _least(nnodes: str | None) -> int:
+    return 1 if nnodes is None else values.parse_nnodes(nnodes)[0]
 
 
 def remote(options: Mapping[str, Any], environ: Mapping[str, str], *, forwards: bool) -> RemoteConfig:

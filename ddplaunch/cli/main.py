@@ -96,8 +96,11 @@ def _dispatch(
     """The configuration of the run; or run another command, and return its exit code."""
     of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
     others = {**of_runs, "--plan": plan, "--json": json}
-    if options.pop("all"):
-        return _ps_all(ps, {**others, "--ps": False, "--check": check}, options)
+    files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
+    if (forgotten := options.pop("forget")) is not None:
+        return _forget(forgotten, {**others, **files, "--check": check}, options)
+    if any(files.values()):
+        return _ps_of_files(ps, files, {**others, "--ps": False, "--check": check}, options)
     is_deep = options.pop("deep")
     if check:
         return _check([name for name, is_given in others.items() if is_given], options, is_deep=is_deep)
@@ -113,13 +116,14 @@ def _dispatch(
         return config
     from ddplaunch.commands import plan_page
     from ddplaunch.commands.plan import plan as plan_of
+    from ddplaunch.launcher import node_memory
 
-    planned = plan_of(config)
+    planned = plan_of(node_memory.prefer(config))
     _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
     return 0
 
 
-_COMMANDS = ("check", "ps", "kill", "stacks", "plan", "help", "version")
+_COMMANDS = ("check", "ps", "kill", "stacks", "forget", "plan", "help", "version")
 
 
 def _check_word(script: str) -> None:
@@ -140,20 +144,48 @@ def _check(others: Sequence[str], options: dict[str, Any], *, is_deep: bool) -> 
     return check.check(_to_config(**options), _show, report, is_deep=is_deep)
 
 
-def _ps_all(ps: bool, others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
-    """Run --ps --all, which looks at this machine only."""
+_OF_FILES = {"--all": "the run folders", "--nodes": "the file nodes.json"}
+"""What is read with --ps in place of processes."""
+
+
+def _ps_of_files(ps: bool, files: Mapping[str, bool], others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
+    """Run --ps --all or --ps --nodes, which look at files of this machine only."""
+    name = next(name for name, is_given in files.items() if is_given)
     if not ps:
-        raise UsageError("--all: needs --ps", "--ps --all lists past runs.")
-    if given := next((name for name, is_given in others.items() if is_given), ""):
-        raise UsageError(f"--ps cannot be combined with {given}")
+        raise UsageError(f"{name}: needs --ps", f"--ps {name} shows {_OF_FILES[name]}.{_NOT_NNODES[name]}")
+    given = next((other for other, is_given in {**files, name: False, **others}.items() if is_given), "")
+    if given:
+        raise UsageError(f"--ps{'' if given in others else f' {name}'} cannot be combined with {given}")
     _check_no_script("--ps", options)
-    if given := next((name for name in HOST_OPTIONS if options[name] is not None), ""):
-        raise UsageError(f"--ps --all lists the run folders of this machine only, and --{given} names others")
+    if given := next((option for option in HOST_OPTIONS if options[option] is not None), ""):
+        raise UsageError(f"--ps {name} lists {_OF_FILES[name]} of this machine only, and --{given} names others")
     # Hosts in the environment are meant for runs. Options about connections have no effect without hosts: an error.
     connection_options(options, {})
+    report = (lambda _: None) if options["quiet"] else _print
+    if name == "--nodes":
+        from ddplaunch.commands import known_nodes
+
+        known_nodes.list_all(_show, report)
+        return 0
     from ddplaunch.commands import past_runs
 
-    past_runs.list_all(options["log_dir"], _columns(), _show, (lambda _: None) if options["quiet"] else _print)
+    past_runs.list_all(options["log_dir"], _columns(), _show, report)
+    return 0
+
+
+_NOT_NNODES = {"--all": "", "--nodes": " The number of nodes is --nnodes."}
+
+
+def _forget(text: str, others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
+    """Run --forget; ``text`` is a list of hosts, or ``all``."""
+    if given := next((name for name, is_given in others.items() if is_given), ""):
+        raise UsageError(f"--forget cannot be combined with {given}")
+    _check_no_script("--forget", options)
+    from ddplaunch.cluster.hosts import parse_hosts
+    from ddplaunch.launcher import node_memory
+
+    hosts = None if text == node_memory.ALL else parse_hosts(text, "--forget")
+    node_memory.forget(hosts, (lambda _: None) if options["quiet"] else _print)
     return 0
 
 

@@ -274,6 +274,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--hostfile", "FILE", "File with a host per line. Default: DDPLAUNCH_HOSTFILE.", pet=False),
         Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host.", pet=False),
         Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these.", pet=False),
+        Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares.", pet=False),
         Option(
             "-x --export",
             "NAME[=VALUE]",
@@ -318,6 +319,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         flag(
             "--all",
             "With --ps: list the past runs of this machine from their run folders, the newest first.",
+            pet=False,
+        ),
+        flag("--nodes", "With --ps: list the nodes in which earlier runs have found faults.", pet=False),
+        Option(
+            "--forget",
+            "HOSTS|all",
+            "Forget the faults that earlier runs have found in these hosts, as after a repair.",
             pet=False,
         ),
         Option(

@@ -129,7 +129,7 @@ def _complete(
         return CompletedOptions(options, notices=_notices(text, warnings if scheduler.kind == "allocation" else ()))
     if scheduler.kind in ("hosts", "allocation"):
         return _with_hosts(scheduler, options, environ)
-    if options["include"] is not None or options["exclude"] is not None:
+    if any(options[name] is not None for name in ("include", "exclude", "avoid")):
         return CompletedOptions(options)  # They name no hosts: ``host_filter`` refuses them.
     return _with_endpoint(scheduler, options, environ)
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostfile import read_hostfile
 from ddplaunch.cluster.hostlist import NAME, expand, fold
-from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, parse_hosts
+from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host, matching, parse_hosts
 from ddplaunch.errors import UsageError
 from ddplaunch.text import DEVICE_ID, quote
 
@@ -103,6 +103,26 @@ def select(hosts: Sequence[Host], include: str | None, exclude: str | None) -> t
     if not any(selected) and hosts:
         raise UsageError(f"--exclude {quote(exclude or '')}: excludes all hosts")
     return tuple(host for host in selected if host)
+
+
+def without(hosts: Sequence[Host], avoid: str, least: int) -> tuple[Host, ...]:
+    """``hosts`` without those in the list ``avoid``, which is written as ``--hosts``; it may name other hosts too.
+
+    Raises:
+        UsageError: an invalid list, no hosts to choose from, or fewer than ``least`` hosts are left.
+    """
+    avoided = parse_hosts(avoid, "--avoid")
+    if not hosts:
+        raise UsageError("--avoid: no hosts are named to choose from", _HOW_TO_NAME_HOSTS)
+    machines = {host.machine for host in avoided if host.port}
+    by_name = matching([host.name for host in avoided if not host.port], [host.name for host in hosts])
+    left = tuple(host for host in hosts if host.name not in by_name and host.machine not in machines)
+    if len(left) < max(1, least):
+        rest = f"only {quote(fold(map(str, left)))}" if left else "no host"
+        needed = f", and --nnodes needs {least}" if left else ""
+        hint = "Name more hosts, avoid fewer, or lower --nnodes."
+        raise UsageError(f"--avoid {quote(avoid)}: leaves {rest} of {len(hosts)}{needed}", hint, ("--avoid",))
+    return left
 
 
 def _selection(text: str, option: str, hosts: Sequence[Host]) -> dict[Host, frozenset[str] | None]:

@@ -158,6 +158,27 @@ def display_names(hosts: Sequence[Host]) -> tuple[str, ...]:
     return tuple(host.name if counts[host.name] == 1 else str(Host(host.name, port=host.machine[1])) for host in hosts)
 
 
+def matching(names: Iterable[str], hosts: Iterable[str]) -> dict[str, str]:
+    """Those of ``hosts`` that are in ``names``, each with its spelling there; ``gpu1`` is also ``gpu1.example.com``.
+
+    Both are display names, or names as ``str(Host)``.
+    """
+    whole = {name.lower(): name for name in names}
+    short = {_first_label(name): whole[name] for name in whole if _first_label(name) != name}
+    found = {}
+    for host in hosts:
+        key = host.lower()
+        name = whole.get(key) or whole.get(_first_label(key)) or short.get(key)
+        if name is not None:
+            found[host] = name
+    return found
+
+
+def _first_label(name: str) -> str:
+    """Up to the first dot of a DNS name; an address, or a name with a user or port, is left whole."""
+    return name if re.search(r"[:@]|^[0-9.]+$", name) else name.partition(".")[0]
+
+
 def check_host_count(hosts: Sized, where: str) -> None:
     """Raises ``UsageError`` beyond ``MAX_HOSTS``."""
     if len(hosts) > MAX_HOSTS:

@@ -1,4 +1,4 @@
-"""A node that must not be used again after an attempt: it leaves the run, or the run ends.
+"""A node that must not, or should not, be used again after an attempt: it leaves the run, or the run ends.
 
 Runs in the launcher, in the main thread. Only for the nodes of a launcher that assigns their rendezvous: elsewhere the
 agent of a single node decides (``agent/rendezvous.py``), or the coordinator (``rendezvous/coordinator.py``).
@@ -43,3 +43,24 @@ def after_attempt(
     show(quote(leaves, _MAX_REASON), Level.ALWAYS)
     nodes.retire(node)
     return result
+
+
+def depart(node: Node, result: AttemptResult, nodes: Nodes, show: Callable[[str, int], None]) -> None:
+    """Replace ``node`` if its scheduler takes it out of service and it is not needed. The coordinator waits for that.
+
+    To be called when ``result`` is counted: another rendezvous begins with the number of restarts.
+
+    Raises:
+        LaunchError: too few hosts can be used.
+    """
+    rendezvous = nodes.rendezvous
+    reason = rendezvous.departing.get(node.index) if rendezvous and result.attempt_follows else None
+    if rendezvous is None or reason is None or node.index not in nodes.participants:
+        return
+    remaining, needed = nodes.remaining_without(node)
+    if remaining >= needed:
+        show(f"{node.host} is left: {quote(reason, _MAX_REASON)}", Level.NORMAL)
+        nodes.retire(node)
+        return
+    others = {index: why for index, why in rendezvous.departing.items() if index != node.index}
+    rendezvous.set_departing(others, nodes.participants, nodes.send_to)

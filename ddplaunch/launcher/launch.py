@@ -41,6 +41,10 @@ def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProce
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.system import signals
 
+    if config.hosts:
+        from ddplaunch.launcher import node_memory
+
+        config = node_memory.prefer(config)
     mailbox: Mailbox[object] = Mailbox()
     with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
         folder, warning = setup.create_run_folder(config, run_id)

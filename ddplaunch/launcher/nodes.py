@@ -89,6 +89,7 @@ class Node:
         facts: facts about a remote host; None for a local node, and until the agent is connected.
         workers: number of workers; 0 until the agent is ready.
         details: what the workers use, for the report; None until the agent has sent it.
+        lost_reason: how the node was lost, if that was before the end of the run; else empty.
     """
 
     index: int
@@ -101,6 +102,7 @@ class Node:
     facts: NodeFacts | None = None
     workers: int = 0
     details: NodeDetails | None = None
+    lost_reason: str = ""
 
 
 class Nodes:
@@ -223,7 +225,7 @@ class Nodes:
             raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
         self._show_failures()
         if self.rendezvous:
-            self.rendezvous.announce(self.participants, self._attempts, self._send_to)
+            self.rendezvous.announce(self.participants, self._attempts, self.send_to)
 
     def _show_failures(self) -> None:
         for failure in self._failures[self._shown_failures :]:
@@ -256,7 +258,8 @@ class Nodes:
         for node in self.connected:
             node.handle.send(record)
 
-    def _send_to(self, index: int, record: object) -> None:
+    def send_to(self, index: int, record: object) -> None:
+        """Send ``record`` to the agent of one node."""
         self.all[index].handle.send(record)
 
     # Lost and unusable nodes.
@@ -295,7 +298,7 @@ class Nodes:
         else:
             del self.participants[position]
         if self.rendezvous and len(self.participants) >= self._min_nodes:
-            self.rendezvous.remove_node(node.index, self.participants, self._send_to)
+            self.rendezvous.remove_node(node.index, self.participants, self.send_to)
         self.on_changed()
 
     def retire(self, node: Node) -> None:
@@ -311,7 +314,7 @@ class Nodes:
         """Remove ``node`` from the participants, without replacement."""
         self.participants.remove(node.index)
         if self.rendezvous and self.participants:
-            self.rendezvous.remove_node(node.index, self.participants, self._send_to)
+            self.rendezvous.remove_node(node.index, self.participants, self.send_to)
 
     # The sweep of lost nodes.
 

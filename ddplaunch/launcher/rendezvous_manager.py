@@ -13,7 +13,7 @@ from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
 from ddplaunch.protocol.results import SetParticipants
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
@@ -27,6 +27,9 @@ class RendezvousManager:
 
     ``send`` of its methods takes a node's index and a record for its agent. ``participants`` are indices of nodes in
     the order of their ranks.
+
+    Attributes:
+        departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
     def __init__(self, settings: RendezvousConfig) -> None:
@@ -37,6 +40,7 @@ class RendezvousManager:
         self._server: int | None = None
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
+        self.departing: Mapping[int, str] = {}
 
     @property
     def token(self) -> str:
@@ -84,8 +88,15 @@ class RendezvousManager:
         """Node ``index`` is lost; ``participants`` are the remaining nodes."""
         if self._server == index:
             self._server = None
-        elif self._server is not None:
-            send(self._server, SetParticipants(tuple(participants)))
+        self.set_departing({i: why for i, why in self.departing.items() if i != index}, participants, send)
+
+    def set_departing(
+        self, departing: Mapping[int, str], participants: Sequence[int], send: Callable[[int, object], None]
+    ) -> None:
+        """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
+        self.departing = departing
+        if self._server is not None:
+            send(self._server, SetParticipants(tuple(participants), tuple(departing)))
 
     def relocate(self, host: str, reason: str) -> None:
         """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.

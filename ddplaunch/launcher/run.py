@@ -17,10 +17,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import control_socket, departure, on_exit, outcome, run_record, setup, slurm_requeue
+from ddplaunch.launcher import after_run, control_socket, departure, outcome, run_record, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
-from ddplaunch.launcher.display import failure_page
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
 from ddplaunch.launcher.hang_watch import HangWatch
@@ -31,6 +30,7 @@ from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
+from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timers
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
@@ -115,7 +115,8 @@ class Run:
         self._slow_ranks = SlowRanksWatch(config, self._nodes.send, self._show, mailbox.post)
         self._requests = RequestedExaminations(config, run_tag, self._nodes.send, lambda: self._folder)
         self._health = HealthWatch(config, self._nodes, self._shutdown, self._show)
-        self._watches = (self._hangs, self._requests, self._slow_ranks, self._health)
+        self._slurm = SlurmWatch(config, self._nodes, mailbox.post, self._show)
+        self._watches = (self._hangs, self._requests, self._slow_ranks, self._health, self._slurm)
         parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, *self._watches)
         self._timers = Timers(self._pings, parts, mailbox)
 
@@ -167,6 +168,8 @@ class Run:
                 self._on_node_event(self._nodes.all[index], node_event)
             case SampleJudged():
                 self._slow_ranks.on_judged(event)
+            case SlurmAnswered():
+                self._slurm.on_answer(event)
             case control_socket.ControlRequest():
                 self._requests.on_request(event)
             case FromSweep(index=index, event=sweep_event):
@@ -289,6 +292,8 @@ class Run:
         if not self._is_ending:
             result = departure.after_attempt(node, result, self._nodes, self._shutdown, self._show)
         completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
+        if not self._is_ending:
+            departure.depart(node, result, self._nodes, self._show)
         if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
@@ -336,6 +341,7 @@ class Run:
     def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
         self._nodes.sweep(node)
+        node.lost_reason = "" if self._is_ending else reason
         if node.index in self._nodes.participants:
             with self._errors_stop_the_run():
                 self._continue_without(node, reason, hint)
@@ -386,16 +392,10 @@ class Run:
         result = run_record.completed(result, self._record, self._nodes.all)
         self._logs.close()
         self._hangs.show_stopped()
-        left = f"; left: {failure_page.leftovers(result)}" if lost else ""
-        failure = error and LaunchError(f"{error.message}{left}", error.hint, error.exit_code)
+        failure = after_run.with_leftovers(error, result) if lost else error
         self._messages.run_ended(result, failure)
-        slurm_requeue.requeue(result, self._show)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
-        self._messages.drain(result, is_interrupted)
-        if self._config.on_exit:
-            on_exit.run(self._config, result, error, self._show, is_interrupted)
-            self._messages.drain(result, is_interrupted)
-        self._messages.close()
+        after_run.finish(self._config, result, error, lost, self._messages, is_interrupted)
         if failure:
             raise failure
         return result

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 import shutil
-import subprocess
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError, Level
+from ddplaunch.launcher import scontrol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,7 +36,7 @@ def check_requeue(job: SlurmJob) -> str | None:
         )
     if not job.requests_requeue:
         return None
-    code, output = _scontrol(_SHOW_S, "show", "job", "--oneliner", job.id)
+    code, output = scontrol.run(_SHOW_S, "show", "job", "--oneliner", job.id)
     if code:
         return f"--requeue-on: SLURM gives no information on job {job.id}: {output}"
     if _field(output, "BatchFlag") == "0":
@@ -56,12 +56,12 @@ def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
     job = result.slurm_job
     if job is None or not (result.will_requeue and job.requests_requeue):
         return
-    code, output = _scontrol(_SHOW_S, "show", "job", "--oneliner", job.id)
+    code, output = scontrol.run(_SHOW_S, "show", "job", "--oneliner", job.id)
     if not code and is_cancelled(output):
         show(f"SLURM job {job.id} has been cancelled, so it is not requeued", Level.ALWAYS)
         return
     show(f"requeuing SLURM job {job.id}", Level.NORMAL)
-    code, output = _scontrol(_REQUEUE_S, "requeue", job.id)
+    code, output = scontrol.run(_REQUEUE_S, "requeue", job.id)
     if code:
         show(f"SLURM did not requeue job {job.id}: {output}", Level.ALWAYS)
 
@@ -75,24 +75,3 @@ def is_cancelled(output: str) -> bool:
 def _field(output: str, name: str) -> str:
     match = re.search(rf"(?<!\S){name}=(\S*)", output)
     return match[1] if match else ""
-
-
-def _scontrol(timeout_s: float, *arguments: str) -> tuple[int, str]:
-    """The exit code of scontrol, and its stdout; after a failure its stderr."""
-    try:
-        done = subprocess.run(
-            ("scontrol", *arguments),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=timeout_s,
-            check=False,
-            start_new_session=True,  # SLURM's signals to the requeued job must not interrupt it.
-        )
-    except subprocess.TimeoutExpired:
-        return 1, f"scontrol did not answer within {timeout_s:g} s"
-    except OSError as error:
-        return 1, f"scontrol: {error.strerror}"
-    complaint = "; ".join(line.strip() for line in done.stderr.splitlines() if line.strip())
-    return done.returncode, (complaint or f"scontrol ended with {done.returncode}") if done.returncode else done.stdout

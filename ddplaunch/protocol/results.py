@@ -48,9 +48,15 @@ class Round:
 
 @dataclass(frozen=True)
 class SetParticipants:
-    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost."""
+    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost.
+
+    Attributes:
+        departing: those that leave after the present round if another one follows: that is formed only after another
+            SetParticipants.
+    """
 
     participants: tuple[int, ...]
+    departing: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import json
 import re
 import types
 import typing
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.log_transfer import LogChunk
@@ -25,6 +25,8 @@ MAX_LINE_BYTES = 32 << 20
 
 MAX_CHUNK_BYTES = 8 << 20
 """Limit of the raw bytes after a record, and so of a line of output that is sent whole."""
+
+T = TypeVar("T")
 
 _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udc7f\udd00-\udfff]")
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
@@ -63,6 +65,20 @@ def decode(line: bytes, allowed: tuple[type, ...]) -> Any:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise ProtocolError(f"not a record: {line[:80]!r}") from error
+
+
+def from_json(record_type: type[T], body: object) -> T:
+    """The record of this type that ``to_json`` has made ``body`` of; for files.
+
+    Raises:
+        ProtocolError: as ``decode``.
+    """
+    try:
+        return cast("T", _build(record_type, body))
+    except ProtocolError:
+        raise
+    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+        raise ProtocolError(f"no {record_type.__name__}: {_excerpt(body)}") from error
 
 
 def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes] | None:

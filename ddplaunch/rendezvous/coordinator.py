@@ -87,6 +87,8 @@ class Coordinator:
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
     _avoided: set[str] = field(default_factory=set)
+    _departing: set[int] = field(default_factory=set)
+    _awaits_launcher: bool = False
     _reports: RoundReports = field(default_factory=RoundReports)
     _causes: tuple[WorkerExit | None, ...] = ()
 
@@ -104,8 +106,8 @@ class Coordinator:
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
                 return self._on_left(index)
-            case SetParticipants(participants=participants):
-                return self._assign(participants)
+            case SetParticipants():
+                return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), report))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
@@ -132,6 +134,8 @@ class Coordinator:
 
     @property
     def _is_complete(self) -> bool:
+        if self._awaits_launcher:  # A node departs: the launcher names the nodes that go on.
+            return False
         if self.assigned:
             return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
         return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._lost
@@ -170,9 +174,10 @@ class Coordinator:
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
-    def _assign(self, participants: tuple[int, ...]) -> list[Outgoing]:
-        lost = [index for index in self.assigned if index not in set(participants)]
-        self.assigned = tuple(dict.fromkeys(participants))
+    def _assign(self, record: SetParticipants) -> list[Outgoing]:
+        lost = [index for index in self.assigned if index not in set(record.participants)]
+        self.assigned = tuple(dict.fromkeys(record.participants))
+        self._departing, self._awaits_launcher = set(record.departing), False
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
@@ -245,6 +250,7 @@ class Coordinator:
         last = self._dismiss(verdict) if verdict.attempt_follows else {}
         if verdict.attempt_follows:
             self.phase = Phase.WAITING
+            self._awaits_launcher = bool(self._departing & set(self.assigned))
             self.attempt += 1
             self.restart_count += verdict.failed
         else:

@@ -77,7 +77,7 @@ def create(base: Path, run_id: str) -> Path:
     """
     if base.exists() and not base.is_dir():
         raise UsageError(f"--log-dir {base}: is a file", "Give a folder; it is created if it does not exist.")
-    _make_private(base)
+    make_private(base)
     for folder in _candidates(base, run_id):
         with contextlib.suppress(FileExistsError):
             folder.mkdir(mode=0o700)
@@ -86,7 +86,7 @@ def create(base: Path, run_id: str) -> Path:
     raise FileExistsError(f"{base / run_id} and its alternatives exist already")
 
 
-def _make_private(folder: Path) -> None:
+def make_private(folder: Path) -> None:
     """Create ``folder`` and its missing parents for this user alone, whatever the umask."""
     for path in reversed((folder, *folder.parents)):
         if not path.exists():
@@ -108,7 +108,7 @@ def share(base: Path, name: str, host: str) -> Path:
     """
     for folder in _candidates(base, name):
         try:
-            _make_private(folder)
+            make_private(folder)
             if not _is_own(folder):
                 continue
             (folder / host).mkdir(mode=0o700)

@@ -32,7 +32,7 @@ MAY_IMPORT = {
     "worker": {*_SHARED, "protocol", "system"},
     "worker/fake_cuda": {*_SHARED, "protocol", "system"},
     "hangs": {*_BASE, "protocol"},
-    "health": {*_BASE, "protocol", "system"},
+    "health": {*_BASE, "protocol", "system", "cluster"},
     "protocol": {*_SHARED, "fault_spec", "cluster"},
     "system": {*_BASE, "config"},
     "cluster": _BASE,

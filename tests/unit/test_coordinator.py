@@ -604,3 +604,39 @@ def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
     asked = replace(exit_(0), give_up="no data")
     verdict = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=asked)), RoundVerdict)[0]
     assert (verdict.attempt_follows, verdict.reason) == (False, "not restarted: rank 0 on host gave up: no data")
+
+
+# Nodes that depart: the launcher of all nodes decides between two rounds.
+
+
+def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the_next():
+    coordinator = with_launcher(5, 2)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2)
+    assert not coordinator.receive(SetParticipants((5, 2), departing=(2,))), "the round goes on"
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
+    assert not coordinator.receive(join(5))
+    assert not coordinator.receive(join(2)), "the launcher has not decided"
+    assert records(coordinator.receive(SetParticipants((5,))), ListenForWorkersStore)
+    assert coordinator.participants == [5]
+
+
+def test_a_departing_node_that_is_needed_after_all_stays():
+    coordinator = with_launcher(5, 2)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2)
+    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
+    coordinator.receive(join(5))
+    coordinator.receive(join(2))
+    assert records(coordinator.receive(SetParticipants((5, 2))), ListenForWorkersStore)
+    assert coordinator.participants == [5, 2]
+
+
+def test_the_last_round_waits_for_nobody():
+    coordinator = with_launcher(5, 2)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2)
+    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
+    assert not any(verdict.attempt_follows for verdict in told.values())

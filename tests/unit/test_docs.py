@@ -163,6 +163,7 @@ REPORT = {
     "A worker": fields(results.WorkerExit),
     "Versions": fields(results.Versions),
     "A node": fields(results.NodeOfRun),
+    "A finding": fields(results.HealthFinding),
     "An injected fault": fields(results.Injected),
     "A SLURM job": fields(SlurmJob),
 }
@@ -269,7 +270,7 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "MY_NAME"):
         monkeypatch.setenv(name, "x")
-    if {"--ps", "--kill", "--stacks", "--check"} & {*words}:  # They act at once.
+    if {"--ps", "--kill", "--stacks", "--forget", "--check"} & {*words}:  # They act at once.
         return
     shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
     assert shown == 0 if "--plan" in words else isinstance(shown, LaunchConfig)

@@ -59,6 +59,59 @@ def test_a_hostfile_and_filters(tmp_path: Path):
     assert found == (Host("gpu1", slots=1, devices=("0",)),)
 
 
+@pytest.mark.parametrize("avoid", ["gpu2", "GPU[2,9]", "gpu2.example.com", "ada@gpu2"])
+def test_hosts_to_avoid_are_not_used_also_where_a_scheduler_or_a_file_names_them(
+    avoid: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "hosts").write_text("gpu1 slots=2\ngpu2\ngpu3\n")
+    assert names("--hosts", "gpu[1-3]", "--avoid", avoid) == ["gpu1", "gpu3"]
+    assert names("--hostfile", str(tmp_path / "hosts"), "--avoid", avoid, "--nnodes", "1:2") == ["gpu1", "gpu3"]
+    monkeypatch.setenv("DDPLAUNCH_HOSTS", "gpu[1-3]")
+    assert names("--avoid", avoid) == ["gpu1", "gpu3"]
+    monkeypatch.delenv("DDPLAUNCH_HOSTS")
+    monkeypatch.setenv("SLURM_JOB_ID", "7")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-3]")
+    found = config("--avoid", avoid)
+    assert ([host.name for host in found.hosts], found.transport) == (["gpu1", "gpu3"], "srun")
+
+
+def test_a_port_is_avoided_and_not_the_whole_machine():
+    assert names("--hosts", "gpu1:2222,gpu1:2223", "--avoid", "gpu1:2222") == ["gpu1"]
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (
+            ("--hosts", "gpu[1-3]", "--nnodes", "3", "--avoid", "gpu2"),
+            "leaves only gpu\\[1,3\\] of 3, and --nnodes needs 3",
+        ),
+        (("--hosts", "gpu[1-3]", "--avoid", "gpu[1-5]"), "--avoid gpu\\[1-5\\]: leaves no host of 3"),
+        (("--hosts", "gpu1", "--avoid", ""), "--avoid: names no host"),
+        (("--avoid", "gpu1"), "--avoid: no hosts are named to choose from"),
+    ],
+)
+def test_too_few_hosts_after_those_to_avoid_are_an_error(argv: tuple[str, ...], message: str):
+    with pytest.raises(UsageError, match=message):
+        config(*argv)
+
+
+def test_a_step_of_slurm_has_no_hosts_to_avoid(monkeypatch: pytest.MonkeyPatch):
+    variables = {
+        "JOB_ID": "7",
+        "STEP_ID": "0",
+        "STEP_NODELIST": "gpu[1-2]",
+        "STEP_TASKS_PER_NODE": "1(x2)",
+        "STEP_NUM_NODES": "2",
+        "STEP_NUM_TASKS": "2",
+        **dict.fromkeys(("PROCID", "NODEID", "LOCALID"), "0"),
+    }
+    for name, value in variables.items():
+        monkeypatch.setenv(f"SLURM_{name}", value)
+    with pytest.raises(UsageError, match="--avoid: no hosts are named to choose from"):
+        config("--avoid", "gpu1")
+
+
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])
 @pytest.mark.parametrize("named_by", ["--hosts", "--hostfile", "--include"])
 def test_hosts_and_another_place_to_meet_exclude_each_other(named_by: str, place: tuple[str, ...]):

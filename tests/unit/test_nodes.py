@@ -10,11 +10,12 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import StopWorkers
-from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, SetParticipants, WorkerExit
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
-from tests.support.configs import rendezvous_config
+from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import FakeTransport
 
 
@@ -147,3 +148,84 @@ def test_the_run_ends_if_too_few_nodes_are_left():
 def test_a_node_with_another_failure_stays():
     nodes, result, said, _ = after_failure(1, "a", "b", hardware="")
     assert (nodes.participants, result.node_leaves, said) == ([0, 1], "", [])
+
+
+# Nodes that the scheduler takes out of service.
+
+
+def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Nodes, list[str], SlurmWatch]:
+    """A run of two nodes of which SLURM has told this, before its first attempt ends."""
+    said: list[str] = []
+    show = lambda text, _level: said.append(text)  # noqa: E731
+    nodes = Nodes(FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(), show)
+    list(nodes.start())
+    connected(nodes, "2.13", "2.13")
+    watch = SlurmWatch(launch_config(script="x.py"), nodes, lambda _: None, show)
+    watch.on_answer(SlurmAnswered(leaving))
+    return nodes, said, watch
+
+
+def ends(nodes: Nodes, index: int, *, follows: bool = True) -> None:
+    result = AttemptResult(0, "failed", (), 1.0, attempt_follows=follows)
+    departure.depart(nodes.all[index], result, nodes, nodes._show)
+
+
+def told_coordinator(nodes: Nodes) -> SetParticipants:
+    return next(sent for sent in reversed(nodes.all[0].handle.sent) if isinstance(sent, SetParticipants))  # type: ignore[attr-defined]
+
+
+DRAINED = {"b": "SLURM drains it: bad disk"}
+
+
+def test_a_node_that_slurm_drains_is_replaced_after_the_attempt():
+    nodes, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
+    assert said == ["b: SLURM drains it: bad disk; it is left after this attempt"]
+    assert told_coordinator(nodes) == SetParticipants((0, 1), (1,))
+    ends(nodes, 0)
+    assert nodes.participants == [0, 1]
+    ends(nodes, 1)
+    assert said[1:] == ["b is left: SLURM drains it: bad disk", "c replaces b"]
+    assert told_coordinator(nodes) == SetParticipants((0, 2))
+    assert isinstance(nodes.all[1].handle.sent[-1], StopWorkers)
+
+
+def test_it_is_used_further_where_no_other_node_can_replace_it():
+    nodes, said, watch = departing(2, "a", "b", leaving=DRAINED)
+    assert said == ["b: SLURM drains it: bad disk; no other node can replace it"]
+    assert told_coordinator(nodes) == SetParticipants((0, 1))
+    watch.on_answer(SlurmAnswered(DRAINED))
+    ends(nodes, 1)
+    assert (nodes.participants, len(said)) == ([0, 1], 1)
+
+
+def test_it_stays_if_the_spare_was_needed_meanwhile():
+    nodes, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
+    nodes.replace(nodes.all[0])
+    nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))
+    nodes.on_changed()
+    ends(nodes, 1)
+    assert nodes.participants == [2, 1]
+    assert not nodes.rendezvous or not nodes.rendezvous.departing
+    assert "b is left" not in said
+
+
+def test_of_two_only_as_many_leave_as_are_not_needed():
+    nodes, said, _ = departing(1, "a", "b", leaving={"a": "SLURM drains it", **DRAINED})
+    assert told_coordinator(nodes) == SetParticipants((0, 1), (0,))
+    assert [text.endswith("after this attempt") for text in said] == [True, False]
+
+
+def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_nothing():
+    nodes, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
+    watch.on_answer(SlurmAnswered(None))
+    assert told_coordinator(nodes).departing == (1,)
+    watch.on_answer(SlurmAnswered({}))
+    assert told_coordinator(nodes).departing == ()
+    ends(nodes, 1)
+    assert nodes.participants == [0, 1]
+
+
+def test_nothing_leaves_after_the_last_attempt():
+    nodes, _, _ = departing(2, "a", "b", "c", leaving=DRAINED)
+    ends(nodes, 1, follows=False)
+    assert nodes.participants == [0, 1]

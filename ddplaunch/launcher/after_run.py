@@ -1,0 +1,48 @@
+"""What follows a run once its result is shown: what is known of nodes, SLURM's requeue, ``--on-exit``, the last output.
+
+Runs in the launcher, in the main thread; no agent runs any more.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.launcher import on_exit, slurm_requeue
+from ddplaunch.launcher.display import failure_page
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.protocol.results import RunResult
+
+
+def with_leftovers(error: LaunchError | None, result: RunResult) -> LaunchError | None:
+    """``error``, which also says what the run has left on its nodes."""
+    left = failure_page.leftovers(result)
+    return error and LaunchError(f"{error.message}; left: {left}", error.hint, error.exit_code)
+
+
+def finish(
+    config: LaunchConfig,
+    result: RunResult,
+    error: LaunchError | None,
+    lost: Sequence[Node],
+    messages: UserMessages,
+    is_interrupted: Callable[[], bool],
+) -> None:
+    """Do it, and close ``messages``. ``error`` is the reason of a failure other than a worker's."""
+    if lost or result.health or any(attempt.outcome == "failed" or attempt.cause for attempt in result.attempts):
+        from ddplaunch.launcher import node_memory  # A run without a failure does not wait for the import.
+
+        reasons = {node.host: node.lost_reason for node in lost if node.lost_reason}
+        node_memory.remember(config, result, reasons, messages.show)
+    slurm_requeue.requeue(result, messages.show)
+    messages.drain(result, is_interrupted)
+    if config.on_exit:
+        on_exit.run(config, result, error, messages.show, is_interrupted)
+        messages.drain(result, is_interrupted)
+    messages.close()

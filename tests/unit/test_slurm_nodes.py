@@ -1,0 +1,173 @@
+"""Which nodes SLURM takes out of service, as 22.05 prints it, and the command that an administrator could paste."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.cluster.slurm_nodes import SOON_S, drain_command, leaving
+from ddplaunch.launcher import scontrol, slurm_watch
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.launcher.slurm_watch import INTERVAL_S, SlurmAnswered, SlurmWatch
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+from tests.support.configs import launch_config, rendezvous_config
+from tests.support.fake_agents import FakeTransport
+from tests.support.processes import wait_until
+
+NOW_S = 1_795_373_076.0
+
+NODE = (
+    "NodeName={} Arch=x86_64 CoresPerSocket=1  CPUAlloc=0 CPULoad=14.58 Gres=(null) NodeAddr=10.99.1.2 NodeHostName={} "
+    "OS=Linux 6.18.44 #1 SMP PREEMPT_DYNAMIC @0  RealMemory=1 State={} ThreadsPerCore=1 Owner=N/A Partitions=all  "
+    "BootTime=1795358430 CfgTRES=cpu=8,mem=1M,billing=8 ExtSensorsTemp=n/s {}\n"
+)
+RESERVATION = (
+    "ReservationName={} StartTime={} EndTime={} Duration=01:00:00 Nodes={} NodeCnt=1 CoreCnt=8 Features=(null) "
+    "PartitionName=(null) Flags={} TRES=cpu=8 Users=root Accounts=(null) State=INACTIVE MaxStartDelay=(null)\n"
+)
+
+
+def node(name: str, state: str, reason: str = "") -> str:
+    return NODE.format(name, name, state, reason)
+
+
+def reservation(start_s: float, *, nodes: str = "n[2-3]", flags: str = "MAINT,SPEC_NODES", name: str = "m1") -> str:
+    start = int(NOW_S + start_s)
+    return RESERVATION.format(name, start, start + 3600, nodes, flags)
+
+
+@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "MIXED+PLANNED", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE*"])
+def test_a_node_in_service_stays(state: str):
+    assert leaving(node("n1", state), "No reservations in the system\n", NOW_S) == {}
+
+
+@pytest.mark.parametrize(
+    ("state", "why"),
+    [
+        ("IDLE+DRAIN", "SLURM drains it"),
+        ("MIXED+DRAIN", "SLURM drains it"),
+        ("ALLOCATED*+DRAIN", "SLURM drains it"),
+        ("DRAINING", "SLURM drains it"),
+        ("DOWN*", "SLURM has set it down"),
+        ("DOWN+DRAIN", "SLURM has set it down"),
+        ("ALLOCATED+FAIL", "SLURM has marked it as failing"),
+    ],
+)
+def test_a_node_that_gets_no_further_jobs_is_left(state: str, why: str):
+    text = node("n1", "IDLE") + node("n2", state, "Reason=bad disk 'x' State=IDLE [root@1795373076]")
+    assert leaving(text, "", NOW_S) == {"n2": f"{why}: bad disk 'x' State=IDLE"}
+    assert leaving(node("n2", state), "", NOW_S) == {"n2": why}
+
+
+def test_a_reason_cannot_steer_the_terminal():
+    found = leaving(node("n1", "DOWN", "Reason=a\x1b[31mb" + "x" * 1000), "", NOW_S)
+    assert found["n1"].startswith("SLURM has set it down: a\\x1b[31mb")
+    assert len(found["n1"]) < 250
+
+
+@pytest.mark.parametrize(("start_s", "is_soon"), [(SOON_S + 1, False), (SOON_S - 1, True), (-60, True), (-3601, False)])
+def test_a_maintenance_that_is_about_to_begin_counts(start_s: float, is_soon: bool):
+    found = leaving(node("n2", "IDLE"), reservation(start_s), NOW_S)
+    assert found.keys() == ({"n2", "n3"} if is_soon else set())
+    begins = "its maintenance has begun" if start_s < 0 else "its maintenance begins at "
+    assert all(reason.startswith(begins) and "(reservation m1)" in reason for reason in found.values())
+
+
+def test_other_reservations_do_not():
+    others = reservation(60, flags="SPEC_NODES") + reservation(60, nodes="(null)") + "garbage\nNodes=n9 Flags=MAINT\n"
+    assert leaving("", others, NOW_S) == {}
+    assert leaving("", reservation(60), NOW_S, own_reservation="m1") == {}
+
+
+@pytest.mark.parametrize("reason", ["Xid 79", 'it\'s $(reboot) `x`; "y"\n\x1b!! \\ a=b', "ä" * 500])
+def test_the_command_is_safe_to_paste_whatever_the_reason_is(reason: str):
+    command = drain_command("gpu-3.x", reason)
+    echoed = subprocess.run(["bash", "-ic", f"printf '%s\\n' {command}"], capture_output=True, text=True, check=True)
+    words = echoed.stdout.splitlines()
+    assert words == shlex.split(command)
+    assert words[:4] == ["scontrol", "update", "nodename=gpu-3.x", "state=drain"]
+    assert words[4].startswith("reason=ddplaunch:")
+    assert (len(words), len(words[4]) < 220, words[4].isprintable()) == (5, True, True)
+
+
+@pytest.mark.parametrize("name", ["", "-x", "a b", "a;b", "a,b", "ALL'", "fd00::1", "n[1-2]"])
+def test_there_is_no_command_for_what_is_no_node_of_slurm(name: str):
+    assert drain_command(name, "x") == ""
+
+
+# The launcher's questions.
+
+
+@pytest.fixture
+def fake_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "scontrol"
+    program.write_text(
+        f'#!/bin/sh\necho "$SLURM_TIME_FORMAT $*" >> {tmp_path}/asked\n'
+        f'if [ "$2" = node ]; then cat <<EOF\n{node("b", "MIXED+DRAIN", "Reason=disk [root@1]")}\nEOF\nfi\n'
+    )
+    program.chmod(0o700)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return program
+
+
+def watch_of(posted: list[object], **config: object) -> SlurmWatch:
+    nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, rendezvous_config(), Attempts(), lambda *_: None)
+    list(nodes.start())
+    settings = {"script": "x.py", "min_nodes": 2, "max_nodes": 2, "slurm_job": SlurmJob("7"), **config}
+    return SlurmWatch(launch_config(hosts=(Host("a"), Host("b")), **settings), nodes, posted.append, lambda *_: None)
+
+
+STARTED = AttemptStarted(0, (7,), 0, 0, 2, 2)
+
+
+def test_slurm_is_asked_in_a_thread_once_workers_run_and_then_every_minute(fake_scontrol: Path):
+    posted: list[object] = []
+    watch = watch_of(posted)
+    assert watch.run_due(time.monotonic()) == float("inf")
+    watch.on_event(0, [0, 1], STARTED)
+    now = time.monotonic()
+    assert watch.run_due(now) == now + INTERVAL_S
+    watch.on_event(1, [0, 1], STARTED)
+    assert watch.run_due(now + 1) == now + INTERVAL_S
+    wait_until(lambda: posted, 10)
+    assert posted == [SlurmAnswered({"b": "SLURM drains it: disk"})]
+    asked = (fake_scontrol.parent / "asked").read_text().splitlines()
+    assert asked == ["%s show node a,b --oneliner", "%s show reservation --oneliner"]
+
+
+def test_a_slurm_that_does_not_answer_is_left_alone_after_two_seconds(
+    fake_scontrol: Path, monkeypatch: pytest.MonkeyPatch
+):
+    fake_scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
+    monkeypatch.setattr(slurm_watch, "_LIMIT_S", 0.2)
+    posted: list[object] = []
+    watch = watch_of(posted)
+    watch.on_event(0, [0, 1], STARTED)
+    began = time.monotonic()
+    watch.run_due(began)
+    watch.run_due(began + INTERVAL_S)  # The first question is still open.
+    assert time.monotonic() - began < 0.1, "the loop does not wait"
+    wait_until(lambda: posted, 10)
+    assert posted == [SlurmAnswered(None)]
+
+
+@pytest.mark.parametrize("config", [{"slurm_job": None}, {"dry_run": True}])
+def test_elsewhere_nobody_is_asked(fake_scontrol: Path, config: dict[str, object]):
+    watch = watch_of([], **config)
+    watch.on_event(0, [0, 1], STARTED)
+    assert watch.run_due(time.monotonic()) == float("inf")
+
+
+def test_without_scontrol_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    watch = watch_of([])
+    watch.on_event(0, [0, 1], STARTED)
+    assert watch.run_due(time.monotonic()) == float("inf")
+    assert scontrol.run(1.0, "show") == (1, "scontrol: No such file or directory")
