@@ -21,14 +21,12 @@ from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
     CollectivesRead,
-    FolderProbed,
     ForkserverExited,
-    GpusAnswered,
+    HealthEvent,
     LauncherLost,
     OutputResumed,
     WorkersSampled,
 )
-from ddplaunch.agent.gpu_memory_wait import await_free_memory
 from ddplaunch.agent.health_watch import HealthWatch
 from ddplaunch.agent.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous import AgentCallbacks
@@ -135,7 +133,7 @@ class Agent:
             self._outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
                 return self.close()
-            await_free_memory(self._health, self._spec.host, self._wait, self._is_stopping, self._outbox.send)
+            self._health.await_free_memory(self._wait, self._is_stopping)
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
@@ -334,7 +332,7 @@ class Agent:
             case SampleCollectives() | CollectivesRead() if self._collectives:
                 if sampled := self._collectives.handle_event(event):
                     self._report(sampled)
-            case GpusAnswered() | FolderProbed():
+            case HealthEvent():
                 self._health.handle_event(event)
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)

@@ -11,7 +11,6 @@ from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.folder_probe import FolderState
-from ddplaunch.system.gpu_health import Answer
 
 
 @dataclass(frozen=True)
@@ -93,15 +92,12 @@ class AttemptFailure:
     returncode: int | None = None
 
 
-@dataclass(frozen=True)
-class GpusAnswered:
-    """The watch of the GPUs has read something, or an event has happened."""
-
-    answer: Answer
+class HealthEvent:
+    """Something was found out about the hardware of this node; ``HealthWatch`` handles it."""
 
 
 @dataclass(frozen=True)
-class FolderProbed:
+class FolderProbed(HealthEvent):
     """A thread has tried to write to the folder of the logs."""
 
     state: FolderState

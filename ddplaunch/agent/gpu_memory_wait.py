@@ -19,7 +19,7 @@ from ddplaunch.text import quote, size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.agent.health_watch import HealthWatch, Wait
+    from ddplaunch.agent.gpus_of_job import GpusOfJob, Wait
     from ddplaunch.system.gpu_health import GpuMemory
 
 LIMIT_S = 50.0
@@ -30,14 +30,14 @@ _SHOWN_AFTER_S = 3.0
 
 
 def await_free_memory(
-    health: HealthWatch, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
+    gpus: GpusOfJob, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
 ) -> None:
     """Return when the memory is free, after ``LIMIT_S``, if NVML does not answer, or if the run must stop."""
-    if not health.has_gpus or not health.used_at_start:
+    if not gpus.used_at_start:
         return
     started = time.monotonic()
     is_shown = False
-    while (occupied := _occupied(health, wait, is_stopping)) and not is_stopping():
+    while (occupied := _occupied(gpus, wait, is_stopping)) and not is_stopping():
         waited_s = time.monotonic() - started
         if waited_s >= LIMIT_S:
             send(Notice(f"after {LIMIT_S:.0f} s {_text(host, occupied)}; the workers start all the same", -1))
@@ -48,11 +48,11 @@ def await_free_memory(
         wait(is_stopping, time.monotonic() + _PAUSE_S)
 
 
-def _occupied(health: HealthWatch, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuMemory]:
+def _occupied(gpus: GpusOfJob, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuMemory]:
     """The GPUs with more memory in use than before the first attempt."""
-    health.ask_memory()
-    wait(lambda: health.memory is not None or is_stopping(), time.monotonic() + _ANSWER_S)
-    memory, before = health.memory, health.used_at_start
+    gpus.ask_memory()
+    wait(lambda: gpus.memory is not None or is_stopping(), time.monotonic() + _ANSWER_S)
+    memory, before = gpus.memory, gpus.used_at_start
     if memory is None:
         return []
     return [gpu for gpu in memory.gpus if (gpu.used_bytes or 0) > before.get(gpu.index, 0) + TOLERANCE_BYTES]

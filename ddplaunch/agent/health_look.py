@@ -14,7 +14,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.health_watch import FOLDER_LIMIT_S, identity
+from ddplaunch.agent.gpus_of_job import identity
+from ddplaunch.agent.health_watch import FOLDER_LIMIT_S
 from ddplaunch.config import NO_LOGS
 from ddplaunch.health import gpu_rules, node_rules, port_rules
 from ddplaunch.protocol.health import MAX_FINDINGS, MAX_GPUS, Finding, NodeHealth

@@ -1,8 +1,8 @@
 """The health of this node's hardware: before the first attempt, while workers run, and after a failure.
 
-Runs in the agent, in its main thread. The GPUs are read by ``GpuWatch``, which posts its answers as GpusAnswered; the
-folder of the logs is tried in a thread. Nothing here blocks but ``wait`` of the agent, and each wait has a limit. Must
-not be used in a dry run, whose GPUs are simulated.
+Runs in the agent, in its main thread. A thread tries the folder of the logs; ``GpusOfJob`` has the GPUs, and is loaded
+only on machines that may have some: elsewhere a start must not take longer. Each wait has a limit. In a dry run, whose
+GPUs are simulated, nothing is looked at.
 """
 
 from __future__ import annotations
@@ -10,47 +10,31 @@ from __future__ import annotations
 import os
 import threading
 import time
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import FolderProbed, GpusAnswered
+from ddplaunch.agent.events import FolderProbed, HealthEvent
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.health import gpu_rules, node_rules, port_rules, verdict, wording
-from ddplaunch.protocol.health import MAX_FINDINGS, MAX_GPUS, Finding, GpuIdentity, HealthFound, NodeHealth
-from ddplaunch.system import devices, folder_probe, kernel_log, nvml
-from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuWatch, MemoryRead
+from ddplaunch.health import node_rules
+from ddplaunch.protocol.health import MAX_FINDINGS, Finding, NodeHealth
+from ddplaunch.system import devices, folder_probe, nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
+    from ddplaunch.agent.gpus_of_job import GpusOfJob, Wait
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
-    from ddplaunch.system.gpu_health import Answer
-    from ddplaunch.system.infiniband import IbPort
-
-    Wait = Callable[[Callable[[], bool], float], bool]
 
 FOLDER_LIMIT_S = 2.0
 _FIRST_LIMIT_S = 3.0
-"""The watch itself gives up after 2 s; this is only for a thread that does not run."""
+"""The watch of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
-_FRESH_LIMIT_S = 1.0
-_MAX_FAULTS = 1000
-_REPEATED_AFTER_S = 60.0
-"""A GPU may tell of the same error many times a second."""
-
-_NO_DRIVER = (nvml.NO_GPUS, "NVML: ")
-"""Begin of an answer where NVML's library is, and its driver may not be."""
+_REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
 class HealthWatch:
-    """Watches the hardware of one node.
-
-    Attributes:
-        memory: the newest answer about the memory of the job's GPUs; None after ``ask_memory``, until it is answered.
-        used_at_start: bytes of each of the job's GPUs, by index, that were in use before the first attempt.
-    """
+    """Watches the hardware of one node."""
 
     def __init__(self, spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> None:
         """Start to read the GPUs and to try the folder, unless the user wants neither or the run is a dry run.
@@ -58,26 +42,19 @@ class HealthWatch:
         ``send`` sends a record to the launcher; ``post`` posts an event to the agent, from any thread.
         """
         self._spec, self._send = spec, send
-        self._placement: Placement | None = None
         self._is_on = spec.health != "off" and not spec.fake_gpus
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
-        self._watch: GpuWatch | None = None
-        self._gpus: dict[int, GpuHealth] = {}
-        self._ports: tuple[IbPort, ...] | None = None
-        self._missing = ""
-        self._is_read = self._is_probed = True
+        self._gpus: GpusOfJob | None = None
+        self._is_probed = True
         self._findings: list[Finding] = []
-        self._faults: list[tuple[float, Finding]] = []
-        self._told_at: dict[tuple[str, int | None], float] = {}
-        self._fresh_by: float | None = None
-        self.memory: MemoryRead | None = None
-        self.used_at_start: dict[int, int] = {}
         if self._is_on:
             self._start(post)
 
     def _start(self, post: Callable[[object], None]) -> None:
-        self._watch = GpuWatch.start(lambda answer: post(GpusAnswered(answer)))
-        self._is_read = self._watch is None
+        if nvml.is_installed() or devices.is_amd():
+            from ddplaunch.agent.gpus_of_job import GpusOfJob
+
+            self._gpus = GpusOfJob(self._spec, self._send, post)
         if self._spec.node_dir:
             self._is_probed = False
             folder = self._spec.node_dir
@@ -96,26 +73,36 @@ class HealthWatch:
         """
         if not self._is_on:
             return False
-        self._placement = placement
+        if self._gpus:
+            self._gpus.placement = placement
         folder_by = time.monotonic() + FOLDER_LIMIT_S
-        wait(lambda: self._is_read, time.monotonic() + _FIRST_LIMIT_S)
+        gpus = self._gpus
+        if gpus:
+            wait(lambda: gpus.is_read, time.monotonic() + _FIRST_LIMIT_S)
         if not wait(lambda: self._is_probed, folder_by):
             self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
-        self._send(self._node_health())
-        wrong = [finding for finding in self._findings if finding.severity == "refuse"]
+        report = self._node_health()
+        self._send(report)
+        wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
             return False
         if not self._spec.launcher_assigns_rendezvous:
+            from ddplaunch.health import wording
+
             text = wording.refusal(wrong, self._spec.host)
             raise LaunchError(f"the hardware is not sound: {text}", _REFUSED_HINT, HARDWARE)
         return True
 
     def _node_health(self) -> NodeHealth:
-        findings = sorted(self._findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
+        gpus = self._gpus
+        findings = sorted(
+            [*self._findings, *(gpus.findings if gpus else ())],
+            key=lambda finding: (finding.severity != "refuse", finding.gpu or 0),
+        )
         return NodeHealth(
             findings=tuple(findings[:MAX_FINDINGS]),
-            gpus=tuple(identity(gpu) for gpu in self._gpus.values())[:MAX_GPUS],
-            missing=self._missing,
+            gpus=gpus.identities() if gpus else (),
+            missing=gpus.missing if gpus else "",
             time_s=time.time(),
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
             cpus=len(os.sched_getaffinity(0)),
@@ -123,163 +110,43 @@ class HealthWatch:
 
     # Events.
 
-    def handle_event(self, event: GpusAnswered | FolderProbed) -> None:
+    def handle_event(self, event: HealthEvent) -> None:
         """Handle what a thread has found out."""
         match event:
             case FolderProbed(state=state) if not self._is_probed:
                 self._on_folder(node_rules.of_folder(state))
-            case GpusAnswered(answer=answer):
-                self._on_answer(answer)
+            case _ if self._gpus:
+                self._gpus.handle_event(event)
 
     def _on_folder(self, findings: tuple[Finding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
         self._is_probed = True
         self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
 
-    def _on_answer(self, answer: Answer) -> None:
-        match answer:
-            case GpusRead():
-                self._on_read(answer)
-            case MemoryRead():
-                self.memory = replace(answer, gpus=tuple(gpu for gpu in answer.gpus if self.local_ranks(gpu.index)))
-            case GpuEvents(events=events):
-                self._found(finding for event in events if (finding := gpu_rules.of_event(event)))
-
-    def _on_read(self, answer: GpusRead) -> None:
-        gpus = {gpu.index: gpu for gpu in answer.gpus if self._local_ranks(gpu.index, gpu.uuid)}
-        before, was_missing = self._gpus, self._missing
-        self._gpus, self._missing = gpus or self._gpus, answer.missing
-        self._is_read, self._fresh_by = True, None
-        if answer.is_first:
-            self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in gpus.values()}
-            self._findings += self._of_job(finding for gpu in gpus.values() for finding in gpu_rules.at_start(gpu))
-        else:
-            changes = (gpu_rules.while_running(before.get(gpu.index), gpu) for gpu in gpus.values())
-            self._found(finding for found in changes for finding in found)
-        is_told = self._has_gpus or not answer.missing.startswith(_NO_DRIVER)
-        self._on_ports(answer)
-        if answer.missing and not was_missing and is_told:
-            silence = gpu_rules.of_silence(answer.missing)
-            self._findings.append(silence)
-            if not answer.is_first:
-                self._send(HealthFound((silence,)))
-
-    def _on_ports(self, answer: GpusRead) -> None:
-        """The ports matter to jobs of several nodes only."""
-        if answer.missing or not self._has_peers:
-            return
-        before, self._ports = self._ports, answer.ports
-        if before is None:
-            self._findings += port_rules.ports_at_start(answer.ports)
-        else:
-            self._found(port_rules.ports_while_running(before, answer.ports))
-
-    @property
-    def _has_gpus(self) -> bool:
-        """Whether this machine has GPUs: images for containers often have NVIDIA's library without one."""
-        return devices.has_driver() or bool(self._placement and self._placement.devices_of(0))
-
-    def _found(self, findings: Iterable[Finding]) -> None:
-        """Findings about the job's GPUs while the run lasts."""
-        now = time.monotonic()
-        for finding in self._of_job(findings):
-            key = (finding.rule, finding.gpu)
-            is_new = now - self._told_at.get(key, -_REPEATED_AFTER_S) >= _REPEATED_AFTER_S
-            if finding.is_fault:
-                self._faults = [*self._faults[-_MAX_FAULTS:], (now, finding)]
-            if is_new:
-                self._told_at[key] = now
-                self._send(HealthFound((finding,)))
-
-    def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
-        """The findings about the node and about GPUs of the job, these with the local ranks that use them."""
-        located = (replace(finding, local_ranks=self._local_ranks(finding.gpu, finding.uuid)) for finding in findings)
-        return [finding for finding in located if finding.gpu is None or finding.local_ranks]
-
-    def local_ranks(self, index: int) -> tuple[int, ...]:
-        """Local ranks of the workers that use the GPU ``index``."""
-        gpu = self._gpus.get(index)
-        return self._local_ranks(index, gpu.uuid if gpu else "")
-
-    def _local_ranks(self, index: int | None, uuid: str) -> tuple[int, ...]:
-        placement, task = self._placement, self._spec.task
-        if placement is None or index is None:
-            return ()
-        found = (
-            rank
-            for rank in range(placement.local_world_size)
-            if any(_names(name, index, uuid) for name in placement.devices_of(rank))
-        )
-        return tuple(task.local_rank if task else rank for rank in found)
-
-    # After a failure.
+    # After a failure, and before another attempt.
 
     def on_workers_ending(self, *, any_failed: bool) -> None:
         """If a worker has failed, ask for a fresh reading, for which ``blame`` waits; workers are stopped meanwhile."""
-        if self._watch and any_failed:
-            self._fresh_by = time.monotonic() + _FRESH_LIMIT_S
-            self._watch.ask_health()
+        if self._gpus and any_failed:
+            self._gpus.ask_health()
 
     def blame(self, exits: tuple[WorkerExit, ...], wait: Wait) -> tuple[WorkerExit, ...]:
         """``exits`` with the faults of the hardware that have ended workers."""
-        if self._fresh_by is not None:
-            wait(lambda: self._fresh_by is None, self._fresh_by)
-        if self._fresh_by is not None or self._missing:
-            self._found(self._logged_xids())
-        self._fresh_by = None
-        earliest = time.monotonic() - verdict.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
-        return verdict.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
+        return self._gpus.blame(exits, wait) if self._gpus else exits
 
-    def _logged_xids(self) -> Iterable[Finding]:
-        """What the kernel's log says, where NVML does not answer any more."""
-        known = {(finding.gpu, finding.rule) for _, finding in self._faults}
-        for logged in kernel_log.recent_xids(verdict.WINDOW_S):
-            for gpu in self._gpus.values():
-                found = gpu_rules.of_event(GpuEvent(index=gpu.index, uuid=gpu.uuid, kind="xid", xid=logged.xid))
-                if kernel_log.is_of(logged, gpu.pci_address) and found and (found.gpu, found.rule) not in known:
-                    yield found
+    def await_free_memory(self, wait: Wait, is_stopping: Callable[[], bool]) -> None:
+        """Wait until the GPU memory of the workers that have ended is free."""
+        if self._gpus:
+            from ddplaunch.agent.gpu_memory_wait import await_free_memory
 
-    # Between attempts.
-
-    @property
-    def has_gpus(self) -> bool:
-        """Whether the memory of GPUs can be asked for."""
-        return self._watch is not None
-
-    def ask_memory(self) -> None:
-        """Ask how much memory of the job's GPUs is in use; ``memory`` has the answer later."""
-        self.memory = None
-        if self._watch:
-            self._watch.ask_memory()
+            await_free_memory(self._gpus, self._spec.host, wait, is_stopping, self._send)
 
     @property
     def pids(self) -> tuple[int, ...]:
         """Processes of the watch, which a sweep of this agent's descendants must leave alone."""
-        return (self._watch.pid,) if self._watch else ()
+        return self._gpus.pids if self._gpus else ()
 
     def close(self) -> None:
         """End the watch's process."""
-        if self._watch:
-            self._watch.close()
-
-
-_REFUSED_HINT = "Use another node; --health warn uses it all the same."
-
-
-def _names(name: str, index: int, uuid: str) -> bool:
-    """Whether ``name``, as in CUDA_VISIBLE_DEVICES, is this GPU. CUDA accepts the begin of a UUID, too."""
-    return name == str(index) if name.isdigit() else bool(uuid) and uuid.startswith(name)
-
-
-def identity(gpu: GpuHealth) -> GpuIdentity:
-    """What should be the same for all GPUs of a job."""
-    return GpuIdentity(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_bytes=gpu.memory_bytes or 0,
-        driver=gpu.driver,
-        vbios=gpu.vbios,
-        is_mig=bool(gpu.is_mig),
-        power_limit_w=gpu.power_limit_w or 0.0,
-    )
+        if self._gpus:
+            self._gpus.close()

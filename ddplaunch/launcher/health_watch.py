@@ -117,7 +117,7 @@ class HealthWatch:
     def _leave_out(self, refused: dict[int, str]) -> None:
         remaining, needed = self._nodes.remaining_without(*(self._nodes.all[index] for index in refused))
         if remaining < needed:
-            lines = "\n".join(f"  {line}" for line in refused.values())
+            lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
             raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
         for index, line in refused.items():

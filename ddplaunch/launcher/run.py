@@ -87,10 +87,7 @@ class Run:
         folder: Path | None,
         console: Console,
     ) -> None:
-        """``early_agent`` is the agent of a single local node, already started.
-
-        ``folder`` is the run's; None if no files are kept.
-        """
+        """``early_agent``: that of a single local node, already started. ``folder``: the run's; None: no files."""
         self._config, self._run_id, self._mailbox, self._folder = config, run_id, mailbox, folder
         self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
         self._show_ready: Callable[[], None] = lambda: None

@@ -190,7 +190,7 @@ def _filled(nvml: Any, found: Values, function: str, handle: Any, structure: str
 
 def _fabric(nvml: Any, found: Values, handle: Any) -> None:
     """The state of a GPU on NVSwitches: the newest structure that both the binding and the driver know."""
-    for name in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfo_v2_t"):
+    for name in ("c_nvmlGpuFabricInfo_v3_t", "c_nvmlGpuFabricInfoV_t"):
         info = _filled(nvml, found, "nvmlDeviceGetGpuFabricInfoV", handle, name)
         if info is not None:
             found.update(fabric_state=info.state, fabric_status=info.status, fabric_health=info.healthMask)

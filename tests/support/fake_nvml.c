@@ -306,7 +306,7 @@ int nvmlDeviceGetGpuFabricInfoV(Device *device, Fabric *fabric) {
     char value[128];
     unsigned known = look_up("fabric", NULL, value, sizeof value) ? (unsigned)atoi(value) : 3;
     ANSWER_OF(device);
-    if (fabric->version != (known == 3 ? 0x3000028 : 0x2000024)) return VERSION_MISMATCH;
+    if (fabric->version != 0x2000024 && !(known == 3 && fabric->version == 0x3000028)) return VERSION_MISMATCH;
     return numbers(device, "fabric", &fabric->state, &fabric->status, &fabric->health, NULL);
 }
 

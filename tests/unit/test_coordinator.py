@@ -563,6 +563,16 @@ def test_a_failure_elsewhere_that_came_by_itself_is_a_restart_and_the_node_leave
     assert coordinator.restart_count == 1
 
 
+def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
+    """A rank that waits for the broken one in a collective ends by a time limit of torch."""
+    coordinator = Coordinator(0, 1, 3, 0)
+    started(coordinator, 0, 1, 2)
+    late = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Watchdog caught collective timeout"))
+    told = verdicts(ended(coordinator, late, broken(1), WorkersEnded(2, 0)))
+    assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
+    assert coordinator.restart_count == 0
+
+
 def test_a_wish_of_a_node_without_a_failure_changes_nothing():
     coordinator = Coordinator(0, 1, 2, 1)
     started(coordinator, 0, 1)

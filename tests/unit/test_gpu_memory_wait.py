@@ -22,15 +22,13 @@ class Node:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, used: Callable[[float], int | None]) -> None:
         self.now, self.sent, self.is_stopping = 0.0, list[Notice](), False
         self._used = used
-        self.health = SimpleNamespace(
-            has_gpus=True, used_at_start={0: BEFORE}, memory=None, ask_memory=self._ask_memory
-        )
+        self.gpus = SimpleNamespace(used_at_start={0: BEFORE}, memory=None, ask_memory=self._ask_memory)
         monkeypatch.setattr(gpu_memory_wait.time, "monotonic", lambda: self.now)
 
     def _ask_memory(self) -> None:
         used = self._used(self.now)
         gpus = (GpuMemory(index=0, used_bytes=used, pids=(1 << 22,)),)
-        self.health.memory = None if used is None else MemoryRead(gpus)
+        self.gpus.memory = None if used is None else MemoryRead(gpus)
 
     def _wait(self, done: Callable[[], bool], deadline: float) -> bool:
         if not done():
@@ -39,7 +37,7 @@ class Node:
 
     def wait(self) -> float:
         """Seconds until the next attempt may start."""
-        await_free_memory(self.health, "gpu3", self._wait, lambda: self.is_stopping, self.sent.append)  # type: ignore[arg-type]
+        await_free_memory(self.gpus, "gpu3", self._wait, lambda: self.is_stopping, self.sent.append)  # type: ignore[arg-type]
         return self.now
 
 

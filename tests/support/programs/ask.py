@@ -1,7 +1,8 @@
-"""Rank 1 ends by a function of ddplaunch in the first attempt; the others wait, and end well in later attempts.
+"""Rank 1 ends by a function of ddplaunch; the others wait until they are stopped.
 
 ``ask.py give_up REASON [how]``; how: ``main`` (the default), ``thread``, ``record`` for torch's decorator, ``caught``
-for a script that catches the SystemExit and fails in another way, ``forked`` for a child process.
+for a script that catches the SystemExit and fails in another way, ``forked`` for a child process. ``world:N``: only if
+there are N ranks.
 """
 
 import os
@@ -41,7 +42,7 @@ def main() -> None:
         ask()
 
 
-if os.environ["TORCHELASTIC_RESTART_COUNT"] != "0":
+if how.startswith("world:") and os.environ["WORLD_SIZE"] != how[6:]:
     print("goes on", flush=True)
 elif os.environ["RANK"] == "1":
     main()

@@ -1,0 +1,81 @@
+"""What an agent makes of its GPUs' readings and events; the driver is not there, its answers are made up."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.agent import gpus_of_job
+from ddplaunch.agent.gpus_of_job import GpusAnswered, GpusOfJob
+from ddplaunch.agent.workers.placement import Placement
+from ddplaunch.protocol.health import HealthFound
+from ddplaunch.protocol.results import WorkerExit
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.system import nvml
+from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead
+from ddplaunch.system.kernel_log import LoggedXid
+
+GPUS = tuple(
+    GpuHealth(index=index, uuid=f"GPU-{index}", pci_address=f"00000000:1{index}:00.0", used_bytes=0) for index in (0, 1)
+)
+FAILED = WorkerExit(0, 0, "gpu3", 100, 1, stopped=False, time_s=0.0, duration_s=1.0)
+
+
+@pytest.fixture
+def sent() -> list[object]:
+    return []
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpusOfJob:
+    """A node of two GPUs, of which the only worker uses the second one."""
+    monkeypatch.setattr(gpus_of_job.GpuWatch, "start", lambda _: None)
+    program = Program("script", "x.py", (), "python")
+    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True)
+    found = GpusOfJob(spec, sent.append, sent.append)
+    found.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
+    found.handle_event(GpusAnswered(GpusRead(GPUS, is_first=True)))
+    return found
+
+
+def blamed(gpus: GpusOfJob) -> str:
+    return gpus.blame((FAILED,), lambda *_: True)[0].hardware
+
+
+def xid(number: int, index: int = 1) -> GpusAnswered:
+    return GpusAnswered(GpuEvents((GpuEvent(index=index, uuid=f"GPU-{index}", kind="xid", xid=number),)))
+
+
+def test_only_gpus_of_the_job_count(gpus: GpusOfJob, sent: list[object]) -> None:
+    gpus.handle_event(xid(79, index=0))
+    assert (sent, blamed(gpus)) == ([], "")
+    assert gpus.used_at_start == {1: 0}
+
+
+def test_a_fault_is_told_once_a_minute_and_blamed(gpus: GpusOfJob, sent: list[object]) -> None:
+    gpus.handle_event(xid(79))
+    gpus.handle_event(xid(79))
+    (found,) = sent
+    assert isinstance(found, HealthFound)
+    assert found.findings[0].local_ranks == (0,)
+    assert blamed(gpus) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
+
+
+def test_an_old_fault_is_no_cause(gpus: GpusOfJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    gpus.handle_event(xid(79))
+    later = gpus_of_job.time.monotonic() + 60 + gpus._spec.timeouts.shutdown_timeout_s + 1
+    monkeypatch.setattr(gpus_of_job.time, "monotonic", lambda: later)
+    assert blamed(gpus) == ""
+
+
+def test_an_error_of_the_script_is_no_fault(gpus: GpusOfJob, sent: list[object]) -> None:
+    gpus.handle_event(xid(31))
+    assert len(sent) == 1
+    assert blamed(gpus) == ""
+
+
+def test_without_nvml_the_kernels_log_is_read(gpus: GpusOfJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    logged = (LoggedXid("0000:10:00", 48), LoggedXid("0000:11:00", 79))
+    monkeypatch.setattr(gpus_of_job.kernel_log, "recent_xids", lambda _: logged)
+    assert blamed(gpus) == "", "NVML has answered"
+    gpus.handle_event(GpusAnswered(GpusRead((), nvml.silence(15))))
+    assert blamed(gpus) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
