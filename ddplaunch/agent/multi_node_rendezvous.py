@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 _CLOSE_S = 2.0
-_LEAVE_S = 0.2
+_SERVER_LEAVES_S = 0.2
 _VERDICT_S = 30.0
 _NEVER = float("inf")
 
@@ -275,9 +275,13 @@ class MultiNodeRendezvous:
         client = self._client
         if client and client.rejected_count:
             self._callbacks.send(Notice(client.rejected_total()))
-        if client and client.index is not None and not self._is_lost and self._verdict is None:
+        if client is None or client.index is None or self._is_lost:
+            return
+        if self._verdict is None and not client.has_left:
             client.leave()
-            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + _LEAVE_S)
+        if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
+            limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
+            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + limit_s)
 
     def _leave(self) -> None:
         """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
@@ -353,7 +357,7 @@ class MultiNodeRendezvous:
     def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
         if client.lost_reason is None:
             client.lost_reason = event.reason
-            if self._launcher_assigns_rendezvous:
+            if self._launcher_assigns_rendezvous and not client.has_left:
                 self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
         if event.refused_hint:
             raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)

@@ -87,6 +87,7 @@ class RendezvousClient:
         if not self.is_server and len(self.addresses) == 1:
             self.route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
         self._channel: BinaryIO | None = None
+        self._socket: socket.socket | None = None
 
     @property
     def endpoint(self) -> str:
@@ -97,9 +98,8 @@ class RendezvousClient:
     def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
         """Start the member's process; its output goes into the run folder."""
         ours, theirs = socket.socketpair()
-        self._channel = ours.makefile("wb")
+        self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
-        ours.close()
         self.send(self._member_spec(spec))  # Records wait in the socket until the process has started.
         null = os.open(os.devnull, os.O_RDWR)
         endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
@@ -144,10 +144,13 @@ class RendezvousClient:
                 self._channel.flush()
 
     def leave(self) -> None:
-        """Report to the other nodes that this one leaves the run."""
+        """Report to the other nodes that this one leaves the run; then the member ends, unless it serves them."""
         self.has_left = True
         if self.index is not None:
             self.send(NodeLeft(self.index))
+            if self._socket and not self.is_server:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
 
     def join_deadline(self, deadline: float) -> float:
         """Deadline of the wait for a round: ``deadline``, but none for a spare, which may wait for the whole run."""
@@ -235,6 +238,8 @@ class RendezvousClient:
             with contextlib.suppress(OSError):  # Buffered records for a process that has ended.
                 self._channel.close()
             self._channel = None
+        if self._socket:
+            self._socket.close()
         if self._listener:
             self._listener.close()
 

@@ -53,6 +53,9 @@ if TYPE_CHECKING:
 
 HEARTBEAT_S = 1.0
 _POLL_S = 0.1
+_GAP = "gap"
+"""Written by the coordinator's node in place of a record that will never be written."""
+
 _FOR_EVER = timedelta(days=3650)
 _NEVER = float("inf")
 
@@ -133,6 +136,7 @@ class Member:
         self._hosts: dict[int, str] = {}
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._iterations = 0
+        self._awaited, self._gap = 1, (0, 0.0)
         self._rejected_count = self._reported_count = 0
         self._sent_counts: Counter[int] = Counter()
         self._last_waiting_nodes: list[Outgoing] = []
@@ -169,6 +173,7 @@ class Member:
                 self._exchange_heartbeats(now)
                 self._send_waiting_nodes()
                 self._report_rejected()
+                self._close_gap(now)
             if now >= self._last_call and self._coordinator:
                 self._last_call = _NEVER
                 self._send_to_nodes(self._coordinator.last_call_expired())
@@ -228,6 +233,22 @@ class Member:
                     reason = f"{self._hosts[index]} sent no heartbeat for {self._lost_after_s:g} s"
                     self._send_to_agent(RendezvousLost(reason))
 
+    def _close_gap(self, now: float) -> None:
+        """Give up a record of the inbox whose number was taken, and that is not written for ``_lost_after_s``.
+
+        A node that is killed between the two leaves a gap, at which the inbox would wait for ever. A node that lives
+        has sent no heartbeat for as long, since its main thread does both: it is lost.
+        """
+        if self._coordinator is None:
+            return
+        number, since = self._awaited, self._gap[1]
+        taken = self._store.add(self._inbox_count_key, 0)
+        if number != self._gap[0] or taken < number:
+            self._gap = (number, now)
+        elif now - since > self._lost_after_s:
+            self._inbox_count = max(self._inbox_count, taken)
+            self._store.set(f"{self._prefix}/in/{number}", _GAP)
+
     def _count_rejected(self, _store_key: str) -> None:
         self._rejected_count += 1
 
@@ -286,11 +307,13 @@ class Member:
     def _await_line(self, store: TCPStore, box: str, number: int) -> bytes | None:
         """Wait for a record with a valid signature.
 
-        None for a number of the inbox that a stranger has filled: no node will replace its value.
+        None for a number of the inbox that a stranger has filled, or that is a gap: no node will replace its value.
         """
         key, seen = f"{self._prefix}/{box}/{number}", b""
-        while (line := self._signer.verify(key, value := store.get(key))) is None:
-            if value != seen:
+        if box == "in":
+            self._awaited = number
+        while (line := self._verified(key, value := store.get(key))) is None:
+            if value not in (seen, _GAP.encode()):
                 seen = value
                 self._mailbox.post((self._count_rejected, key))
             if box == "in" and number <= self._inbox_count:
@@ -300,3 +323,6 @@ class Member:
             time.sleep(_POLL_S)
             self._inbox_count = max(self._inbox_count, inbox_count)
         return line
+
+    def _verified(self, key: str, value: bytes) -> bytes | None:
+        return None if value == _GAP.encode() else self._signer.verify(key, value)

@@ -48,8 +48,8 @@ PREFIX = "ddplaunch/job7"
 class Node:
     """A node's member, and this test in place of its agent."""
 
-    def __init__(self, index: int, store: MemoryStore, secret: str) -> None:
-        config = replace(CONFIG, node_index=index, is_server=index == 0, secret=secret)
+    def __init__(self, index: int, store: MemoryStore, **settings: Any) -> None:
+        config = replace(CONFIG, node_index=index, is_server=index == 0, **settings)
         spec = MemberSpec(rendezvous=config, node_id=f"node{index}", run_id="job7", max_restarts=0)
         self.index = index
         self.received: list[Any] = []
@@ -83,8 +83,8 @@ def make_nodes() -> Iterator[Callable[..., list[Node]]]:
     """``make_nodes(store)``: two nodes; the first one coordinates."""
     with contextlib.ExitStack() as stack:
 
-        def make(store: MemoryStore, secret: str = CONFIG.secret) -> list[Node]:
-            nodes = [Node(index, store.clone(), secret) for index in range(2)]
+        def make(store: MemoryStore, **settings: Any) -> list[Node]:
+            nodes = [Node(index, store.clone(), **settings) for index in range(2)]
             for node in nodes:
                 stack.callback(node.close)
             return nodes
@@ -121,7 +121,18 @@ ELSEWHERE = Round(
 
 @pytest.mark.parametrize("secret", ["", CONFIG.secret])
 def test_nodes_meet_with_and_without_a_secret(make_nodes: Callable[..., list[Node]], secret: str):
-    nodes = make_nodes(MemoryStore(), secret)
+    nodes = make_nodes(MemoryStore(), secret=secret)
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+    assert not any(isinstance(record, RecordsRejected) for node in nodes for record in node.received)
+
+
+@pytest.mark.parametrize("secret", ["", CONFIG.secret])
+def test_a_node_that_dies_before_it_writes_what_it_has_announced_stops_nobody(
+    make_nodes: Callable[..., list[Node]], secret: str
+):
+    store = MemoryStore()
+    nodes = make_nodes(store, lost_after_s=1.5, secret=secret)
+    store.add(f"{PREFIX}/in/count", 1)
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert not any(isinstance(record, RecordsRejected) for node in nodes for record in node.received)
 
