@@ -81,7 +81,7 @@ def test_a_job_that_does_not_start_names_all_refused_nodes() -> None:
     (error,) = job.errors
     assert error.exit_code == HARDWARE
     assert error.message == (
-        f"the hardware is not sound; 3 nodes are needed, and 2 can be used\n  c: {LINE}\n  b: {LINE}; and 1 more"
+        f"the hardware is not sound; 3 nodes are needed, and 2 can be used\n  b: {LINE}; and 1 more\n  c: {LINE}"
     )
 
 
