@@ -22,16 +22,12 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
-from ddplaunch.launcher.hang_watch import HangWatch
-from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
-from ddplaunch.launcher.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
-from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
-from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
-from ddplaunch.launcher.timers import Timers
+from ddplaunch.launcher.timers import Timed, Timers
+from ddplaunch.launcher.watches import Watches
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -108,14 +104,11 @@ class Run:
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
-        self._hangs = HangWatch(config, self._nodes.send, lambda: self._folder, self._messages)
-        self._slow_ranks = SlowRanksWatch(config, self._nodes.send, self._show, mailbox.post)
-        self._requests = RequestedExaminations(config, run_tag, self._nodes.send, lambda: self._folder)
-        self._health = HealthWatch(config, self._nodes, self._shutdown, self._show)
-        self._slurm = SlurmWatch(config, self._nodes, mailbox.post, self._show)
-        self._watches = (self._hangs, self._requests, self._slow_ranks, self._health, self._slurm)
-        parts = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes, *self._watches)
-        self._timers = Timers(self._pings, parts, mailbox)
+        self._watches = Watches(
+            config, run_tag, self._nodes, self._shutdown, self._messages, lambda: self._folder, mailbox.post
+        )
+        parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
 
     # The loop.
 
@@ -163,14 +156,10 @@ class Run:
                 self._shutdown.on_signal(signum)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
-            case SampleJudged():
-                self._slow_ranks.on_judged(event)
-            case SlurmAnswered():
-                self._slurm.on_answer(event)
-            case control_socket.ControlRequest():
-                self._requests.on_request(event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
+            case _:
+                self._watches.on_event(event)
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():
@@ -180,8 +169,7 @@ class Run:
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
         self._injector.on_event(node, event)
-        for watch in self._watches:
-            watch.on_event(node.index, self._nodes.participants, event)
+        self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
                 self._on_agent_ended(node, pids)
@@ -382,13 +370,13 @@ class Run:
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
-            collectives=self._slow_ranks.lateness(),
-            health=self._health.findings(),
+            collectives=self._watches.slow_ranks.lateness(),
+            health=self._watches.health.findings(),
             job=self._config.slurm_job,
         )
         result = run_record.completed(result, self._record, self._nodes.all)
         self._logs.close()
-        self._hangs.show_stopped()
+        self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731

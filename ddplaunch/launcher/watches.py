@@ -1,0 +1,71 @@
+"""The watches of a run: parts that follow what its nodes report, and advise, report or answer, but run no attempt.
+
+Runs in the launcher, in the main thread. A watch gets every event of every node, and is run when it is due. A new watch
+is one line here; ``Run`` uses only those with a result for its end.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from ddplaunch.launcher.control_socket import ControlRequest
+from ddplaunch.launcher.hang_watch import HangWatch
+from ddplaunch.launcher.health_watch import HealthWatch
+from ddplaunch.launcher.requested_examinations import RequestedExaminations
+from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
+from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
+from ddplaunch.launcher.timers import Timed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.shutdown import Shutdown
+
+
+class Watch(Timed, Protocol):
+    """Follows the events of all nodes."""
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+
+
+class Watches:
+    """All watches of one run."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        run_tag: str,
+        nodes: Nodes,
+        shutdown: Shutdown,
+        messages: UserMessages,
+        folder: Callable[[], Path | None],
+        post: Callable[[object], None],
+    ) -> None:
+        """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
+        self._nodes = nodes
+        self.hangs = HangWatch(config, nodes.send, folder, messages)
+        self.slow_ranks = SlowRanksWatch(config, nodes.send, messages.show, post)
+        self.health = HealthWatch(config, nodes, shutdown, messages.show)
+        self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
+        self._slurm = SlurmWatch(config, nodes, post, messages.show)
+        self.all: tuple[Watch, ...] = (self.hangs, self._requests, self.slow_ranks, self.health, self._slurm)
+
+    def on_node_event(self, index: int, event: object) -> None:
+        """An event of node ``index``, before ``Run`` handles it."""
+        for watch in self.all:
+            watch.on_event(index, self._nodes.participants, event)
+
+    def on_event(self, event: object) -> None:
+        """An event that a watch's thread, or the control socket, has posted."""
+        match event:
+            case SampleJudged():
+                self.slow_ranks.on_judged(event)
+            case SlurmAnswered():
+                self._slurm.on_answer(event)
+            case ControlRequest():
+                self._requests.on_request(event)
