@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.system import nvml
 from tests.support import fake_nvml, runs, slowest
-from tests.support.gpus import Watched
+from tests.support.gpus import Watched, watches
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
@@ -150,12 +150,5 @@ def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     """Starts a watch of GPUs, as on a machine with NVIDIA's library."""
     monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    watches: list[Watched] = []
-
-    def start(interval_s: float = 60) -> Watched:
-        watches.append(Watched(interval_s))
-        return watches[-1]
-
-    yield start
-    for watched in watches:
-        watched.watch.close()
+    with watches() as start:
+        yield start

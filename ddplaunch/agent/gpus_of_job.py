@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import HealthEvent
 from ddplaunch.health import gpu_rules, port_rules, verdict
-from ddplaunch.protocol.health import MAX_GPUS, Finding, GpuIdentity, HealthFound
+from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.system import devices, kernel_log, nvml
 from ddplaunch.system.gpu_health import Answer, GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuWatch, MemoryRead
 
@@ -62,7 +62,7 @@ class GpusOfJob:
         self._gpus: dict[int, GpuHealth] = {}
         self._ports: tuple[IbPort, ...] | None = None
         self._faults: list[tuple[float, Finding]] = []
-        self._told_at: dict[tuple[str, int | None], float] = {}
+        self._told_at: dict[tuple[str, int | None, str], float] = {}
         self._fresh_by: float | None = None
         self.placement: Placement | None = None
         self.is_read = self._watch is None
@@ -71,9 +71,15 @@ class GpusOfJob:
         self.memory: MemoryRead | None = None
         self.used_at_start: dict[int, int] = {}
 
-    def identities(self) -> tuple[GpuIdentity, ...]:
-        """What should be the same on all nodes."""
-        return tuple(identity(gpu) for gpu in self._gpus.values())[:MAX_GPUS]
+    @property
+    def gpus(self) -> tuple[GpuHealth, ...]:
+        """The job's GPUs, as they were read last."""
+        return tuple(self._gpus.values())
+
+    @property
+    def ports(self) -> tuple[IbPort, ...]:
+        """The node's ports, as they were read last; none in a job of one node."""
+        return self._ports or ()
 
     def handle_event(self, event: HealthEvent) -> None:
         """Handle an answer of the watch."""
@@ -90,19 +96,21 @@ class GpusOfJob:
                 self._found(finding for event in events if (finding := gpu_rules.of_event(event)))
 
     def _on_read(self, answer: GpusRead) -> None:
-        gpus = {gpu.index: gpu for gpu in answer.gpus if self._local_ranks(gpu.index, gpu.uuid)}
+        read = (_identified(gpu, self._gpus.get(gpu.index)) for gpu in answer.gpus)
+        gpus = {gpu.index: gpu for gpu in read if self._local_ranks(gpu.index, gpu.uuid)}
         before, was_missing = self._gpus, self.missing
         self._gpus, self.missing = gpus or self._gpus, answer.missing
         self.is_read, self._fresh_by = True, None
         if answer.is_first:
             self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in gpus.values()}
-            self.findings += self._of_job(finding for gpu in gpus.values() for finding in gpu_rules.at_start(gpu))
+            found = self._of_job(finding for gpu in gpus.values() for finding in gpu_rules.at_start(gpu))
+            self.findings += found
+            self._keep_faults(found)
         else:
             changes = (gpu_rules.while_running(before.get(gpu.index), gpu) for gpu in gpus.values())
             self._found(finding for found in changes for finding in found)
-        is_told = self._has_gpus or not answer.missing.startswith(_NO_DRIVER)
         self._on_ports(answer)
-        if answer.missing and not was_missing and is_told:
+        if not was_missing and is_worth_telling(answer.missing, has_gpus=self._has_gpus):
             silence = gpu_rules.of_silence(answer.missing)
             self.findings.append(silence)
             if not answer.is_first:
@@ -127,13 +135,16 @@ class GpusOfJob:
         """Findings about the job's GPUs while the run lasts."""
         now = time.monotonic()
         for finding in self._of_job(findings):
-            key = (finding.rule, finding.gpu)
+            key = (finding.rule, finding.gpu, _port(finding))
             is_new = now - self._told_at.get(key, -_REPEATED_AFTER_S) >= _REPEATED_AFTER_S
-            if finding.is_fault:
-                self._faults = [*self._faults[-_MAX_FAULTS:], (now, finding)]
+            self._keep_faults([finding])
             if is_new:
                 self._told_at[key] = now
                 self._send(HealthFound((finding,)))
+
+    def _keep_faults(self, findings: Iterable[Finding]) -> None:
+        now = time.monotonic()
+        self._faults = [*self._faults[-_MAX_FAULTS:], *((now, finding) for finding in findings if finding.is_fault)]
 
     def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
         """The findings about the node and about GPUs of the job, these with the local ranks that use them."""
@@ -152,7 +163,7 @@ class GpusOfJob:
         found = (
             rank
             for rank in range(placement.local_world_size)
-            if any(_names(name, index, uuid) for name in placement.devices_of(rank))
+            if any(is_named(name, index, uuid) for name in placement.devices_of(rank))
         )
         return tuple(task.local_rank if task else rank for rank in found)
 
@@ -202,19 +213,23 @@ class GpusOfJob:
             self._watch.close()
 
 
-def _names(name: str, index: int, uuid: str) -> bool:
+def is_named(name: str, index: int, uuid: str) -> bool:
     """Whether ``name``, as in CUDA_VISIBLE_DEVICES, is this GPU. CUDA accepts the begin of a UUID, too."""
     return name == str(index) if name.isdigit() else bool(uuid) and uuid.startswith(name)
 
 
-def identity(gpu: GpuHealth) -> GpuIdentity:
-    return GpuIdentity(
-        index=gpu.index,
-        uuid=gpu.uuid,
-        name=gpu.name,
-        memory_bytes=gpu.memory_bytes or 0,
-        driver=gpu.driver,
-        vbios=gpu.vbios,
-        is_mig=bool(gpu.is_mig),
-        power_limit_w=gpu.power_limit_w or 0.0,
-    )
+def _port(finding: Finding) -> str:
+    """The port that a finding without a GPU is about, as its text begins with it."""
+    return finding.text.partition(": ")[0] if finding.gpu is None else ""
+
+
+def is_worth_telling(missing: str, *, has_gpus: bool) -> bool:
+    """Whether ``missing`` is a reason why GPUs that the node has could not be read."""
+    return bool(missing) and (has_gpus or not missing.startswith(_NO_DRIVER))
+
+
+def _identified(gpu: GpuHealth, before: GpuHealth | None) -> GpuHealth:
+    """``gpu``, with what identifies it as in an earlier reading: of a GPU that is lost, NVML tells only the index."""
+    if before is None or gpu.uuid:
+        return gpu
+    return replace(gpu, uuid=before.uuid, name=before.name, pci_address=before.pci_address)

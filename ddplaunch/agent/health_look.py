@@ -1,4 +1,4 @@
-"""One look at the health of this node, for ``--check``: what a start would find, of all GPUs of the node.
+"""One look at the health of this node, for ``--check``: what a start would find.
 
 Runs in an agent without workers. Waits for at most ``_LIMIT_S``: NVML and file systems of the network may block.
 """
@@ -14,44 +14,34 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.gpus_of_job import identity
+from ddplaunch.agent.gpus_of_job import is_named, is_worth_telling
 from ddplaunch.agent.health_watch import FOLDER_LIMIT_S
+from ddplaunch.agent.node_health import node_health
 from ddplaunch.config import NO_LOGS
 from ddplaunch.health import gpu_rules, node_rules, port_rules
-from ddplaunch.protocol.health import MAX_FINDINGS, MAX_GPUS, Finding, NodeHealth
-from ddplaunch.system import devices, folder_probe, nvml, run_folder
+from ddplaunch.system import devices, folder_probe, run_folder
 from ddplaunch.system.gpu_health import GpusRead, GpuWatch
 
 if TYPE_CHECKING:
+    from ddplaunch.protocol.health import Finding, NodeHealth
     from ddplaunch.system.folder_probe import FolderState
 
 _LIMIT_S = 3.0
 """The watch of the GPUs itself gives up after 2 s."""
 
-_NO_DRIVER = (nvml.NO_GPUS, "NVML: ")
-"""Begin of an answer where NVML's library is, as in images for containers, and its driver may not be."""
 
-
-def look(log_dir: str | None, *, is_alone: bool) -> NodeHealth:
-    """The findings about this node.
+def look(log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
+    """The findings about this node, and about all GPUs that workers could use.
 
     Args:
         log_dir: value of ``--log-dir``; None: the default folder.
+        gpus: value of ``--gpus``; None: those that the environment makes visible.
         is_alone: no other node could be used. Then a job runs without logs if their folder cannot be written.
     """
     states = _probing(_existing(log_dir))
-    read = _read_gpus()
+    read = _usable(_read_gpus(), gpus)
     findings = [*_of_gpus(read), *_of_folder(states, _existing(log_dir), is_alone=is_alone)]
-    return NodeHealth(
-        findings=tuple(sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0)))[
-            :MAX_FINDINGS
-        ],
-        gpus=tuple(map(identity, read.gpus))[:MAX_GPUS],
-        missing=read.missing,
-        time_s=time.time(),
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        cpus=len(os.sched_getaffinity(0)),
-    )
+    return node_health(findings, read.gpus, read.ports, read.missing)
 
 
 def _read_gpus() -> GpusRead:
@@ -72,11 +62,23 @@ def _read_gpus() -> GpusRead:
     return GpusRead((), f"NVML has not answered for {_LIMIT_S:g} s")
 
 
+def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
+    """Without GPUs that no worker may use. If GPUs were chosen that do not exist, with all: a start tells that."""
+    try:
+        names = devices.visible_devices(os.environ, chosen)
+    except ValueError:
+        return read
+    if names is None:
+        return read
+    return replace(read, gpus=tuple(gpu for gpu in read.gpus if any(is_named(n, gpu.index, gpu.uuid) for n in names)))
+
+
 def _of_gpus(read: GpusRead) -> list[Finding]:
     found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
     found += port_rules.ports_at_start(read.ports)
-    is_told = devices.has_driver() or not read.missing.startswith(_NO_DRIVER)
-    return [*found, *([gpu_rules.of_silence(read.missing)] if read.missing and is_told else [])]
+    if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
+        found.append(gpu_rules.of_silence(read.missing))
+    return found
 
 
 def _existing(log_dir: str | None) -> str:

@@ -7,15 +7,14 @@ GPUs are simulated, nothing is looked at.
 
 from __future__ import annotations
 
-import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FolderProbed, HealthEvent
+from ddplaunch.agent.node_health import node_health
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.health import node_rules
-from ddplaunch.protocol.health import MAX_FINDINGS, Finding, NodeHealth
 from ddplaunch.system import devices, folder_probe, nvml
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.gpus_of_job import GpusOfJob, Wait
     from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.protocol.health import Finding, NodeHealth
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -95,18 +95,9 @@ class HealthWatch:
 
     def _node_health(self) -> NodeHealth:
         gpus = self._gpus
-        findings = sorted(
-            [*self._findings, *(gpus.findings if gpus else ())],
-            key=lambda finding: (finding.severity != "refuse", finding.gpu or 0),
-        )
-        return NodeHealth(
-            findings=tuple(findings[:MAX_FINDINGS]),
-            gpus=gpus.identities() if gpus else (),
-            missing=gpus.missing if gpus else "",
-            time_s=time.time(),
-            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-            cpus=len(os.sched_getaffinity(0)),
-        )
+        if gpus is None:
+            return node_health(self._findings)
+        return node_health([*self._findings, *gpus.findings], gpus.gpus, gpus.ports, gpus.missing)
 
     # Events.
 

@@ -68,7 +68,7 @@ def _health(order: InspectNode) -> NodeHealth | None:
         return None
     from ddplaunch.agent import health_look
 
-    return health_look.look(order.log_dir, is_alone=not order.has_peers)
+    return health_look.look(order.log_dir, order.gpus, is_alone=not order.has_peers)
 
 
 def _inspect(addresses: tuple[str, ...], port: int, health: NodeHealth | None) -> NodeReport:

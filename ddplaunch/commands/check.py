@@ -237,6 +237,7 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
                     setup.program(config),
                     looks_at_health=config.health != "off",
                     log_dir=config.output.log_dir,
+                    gpus=config.workers.gpus,
                 )
             )
         queries.wait(queries.nodes, lambda node: node.has_clock)

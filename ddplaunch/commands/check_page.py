@@ -84,7 +84,7 @@ def health(nodes: Sequence[CheckedNode]) -> str:
     looks = [node.report.health for node in nodes if node.report.health]
     if not looks:
         return ""
-    gpus = sum(len(look.gpus) for look in looks)
+    gpus = sum(len(look.hardware.gpus) for look in looks)
     of_gpus = f"{plural(gpus, 'GPU')}, " if gpus else ""
     wrong = sum(len(look.findings) for look in looks)
     return f"health: {of_gpus}folders and disks: {plural(wrong, 'finding') if wrong else 'nothing wrong'}"
@@ -194,9 +194,10 @@ def _differences(nodes: Sequence[CheckedNode]) -> Iterator[str]:
 
 def _hardware_differences(nodes: Sequence[CheckedNode]) -> list[str]:
     """What a start compares too; the models and their number are compared above, also without NVML."""
-    looks = {node.host: node.report.health for node in nodes if node.report.health}
+    found = {node.host: node.report.health.hardware for node in nodes if node.report.health}
     nameless = {
-        host: replace(look, gpus=tuple(replace(gpu, name="") for gpu in look.gpus)) for host, look in looks.items()
+        host: replace(hardware, gpus=tuple(replace(gpu, name="") for gpu in hardware.gpus))
+        for host, hardware in found.items()
     }
     return differences.between(nameless)
 

@@ -11,7 +11,7 @@ from ddplaunch.text import duration, size
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from ddplaunch.protocol.health import NodeHealth
+    from ddplaunch.protocol.health import NodeHardware
 
 CLOCK_LIMIT_S = 5.0
 MEMORY_TOLERANCE = 0.05
@@ -20,7 +20,7 @@ MEMORY_TOLERANCE = 0.05
 _MAX_HOSTS = 200
 
 
-_COMPARED: tuple[tuple[str, Callable[[NodeHealth], str]], ...] = (
+_COMPARED: tuple[tuple[str, Callable[[NodeHardware], str]], ...] = (
     ("CPUs", lambda node: str(node.cpus) if node.cpus else ""),
     ("GPU models", lambda node: _counted(Counter(gpu.name for gpu in node.gpus if gpu.name))),
     ("GPU memory", lambda node: ", ".join(sorted({size(gpu.memory_bytes) for gpu in node.gpus if gpu.memory_bytes}))),
@@ -31,6 +31,7 @@ _COMPARED: tuple[tuple[str, Callable[[NodeHealth], str]], ...] = (
         "power limit",
         lambda node: ", ".join(sorted({f"{gpu.power_limit_w:.0f} W" for gpu in node.gpus if gpu.power_limit_w})),
     ),
+    ("active ports", lambda node: _counted(Counter(node.ports))),
 )
 
 
@@ -38,20 +39,20 @@ def _counted(names: Counter[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
 
 
-def between(nodes: Mapping[str, NodeHealth]) -> list[str]:
+def between(nodes: Mapping[str, NodeHardware]) -> list[str]:
     """A sentence for each thing that differs, by host; what a node does not tell is no difference."""
     compared = (*_COMPARED, *_memory(nodes))
     return [text for what, value in compared if (text := _difference(what, nodes, value))]
 
 
-def _memory(nodes: Mapping[str, NodeHealth]) -> tuple[tuple[str, Callable[[NodeHealth], str]], ...]:
+def _memory(nodes: Mapping[str, NodeHardware]) -> tuple[tuple[str, Callable[[NodeHardware], str]], ...]:
     known = [node.memory_bytes for node in nodes.values() if node.memory_bytes]
     if not known or max(known) - min(known) <= MEMORY_TOLERANCE * max(known):
         return ()
     return (("memory", lambda node: size(node.memory_bytes) if node.memory_bytes else ""),)
 
 
-def _difference(what: str, nodes: Mapping[str, NodeHealth], value: Callable[[NodeHealth], str]) -> str:
+def _difference(what: str, nodes: Mapping[str, NodeHardware], value: Callable[[NodeHardware], str]) -> str:
     hosts: dict[str, list[str]] = {}
     for host, node in nodes.items():
         if found := value(node):

@@ -95,7 +95,7 @@ class HealthWatch:
         for index, host in hosts.items():
             if text := differences.clock_text(host, self._clock_offsets[index]):
                 self._show(text, Level.ALWAYS)
-        for text in differences.between({host: self._reports[index] for index, host in hosts.items()}):
+        for text in differences.between({host: self._reports[index].hardware for index, host in hosts.items()}):
             self._show(text, Level.ALWAYS)
 
     # Nodes that must not be used.
@@ -106,8 +106,10 @@ class HealthWatch:
             return _NEVER
         if now < self._decide_by and not self._reports.keys() >= set(self._nodes.participants):
             return self._decide_by
-        refused, self._refused, self._decide_by = self._refused, {}, _NEVER
-        if not self._shutdown.in_progress:
+        # A node may have been lost since it has reported.
+        refused = {index: line for index, line in self._refused.items() if index in self._nodes.participants}
+        self._refused, self._decide_by = {}, _NEVER
+        if refused and not self._shutdown.in_progress:
             try:
                 self._leave_out(refused)
             except LaunchError as error:

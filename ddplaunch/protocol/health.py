@@ -13,6 +13,7 @@ from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_mos
 
 MAX_FINDINGS = 256
 MAX_GPUS = 256
+MAX_PORTS = 256
 
 Severity = Literal["refuse", "warn"]
 
@@ -57,24 +58,36 @@ class GpuIdentity:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NodeHardware:
+    """What should be the same on all nodes of a job. Empty or 0: not known.
+
+    Attributes:
+        gpus: the GPUs of the job on this node.
+        memory_bytes: main memory of the machine.
+        cpus: CPUs that the agent may use.
+        ports: the kind of each active InfiniBand and RoCE port, as ``InfiniBand 400 Gb/s``.
+    """
+
+    gpus: Annotated[tuple[GpuIdentity, ...], at_most(MAX_GPUS)] = ()
+    memory_bytes: Size = 0
+    cpus: Count = 0
+    ports: Annotated[tuple[OneLine, ...], at_most(MAX_PORTS)] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
 class NodeHealth:
     """Agent to launcher, once, before its first attempt.
 
     Attributes:
         findings: by severity, then by GPU.
-        gpus: the GPUs of the job on this node.
         missing: why GPUs could not be looked at; empty if they were, or if the node has none.
         time_s: this node's wall clock when the record was sent, in seconds since the epoch.
-        memory_bytes: main memory of the machine.
-        cpus: CPUs that the agent may use.
     """
 
     findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)] = ()
-    gpus: Annotated[tuple[GpuIdentity, ...], at_most(MAX_GPUS)] = ()
+    hardware: NodeHardware = NodeHardware()
     missing: OneLine = ""
     time_s: Seconds = 0.0
-    memory_bytes: Size = 0
-    cpus: Count = 0
 
 
 @dataclass(frozen=True)

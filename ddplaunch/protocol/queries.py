@@ -118,6 +118,7 @@ class InspectNode:
         program: what the workers of a job would run; it is only looked for.
         looks_at_health: NodeReport has the health of the node.
         log_dir: value of ``--log-dir``; None: the default folder.
+        gpus: value of ``--gpus``; None: all GPUs that the environment makes visible.
     """
 
     has_peers: bool
@@ -126,6 +127,7 @@ class InspectNode:
     program: Program | None = None
     looks_at_health: bool = False
     log_dir: str | None = None
+    gpus: tuple[str, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,7 @@ def is_of(logged: LoggedXid, pci_address: str) -> bool:
     """Whether the error is of the GPU at ``pci_address`` as NVML writes it, ``00000000:17:00.0``."""
     domain, _, rest = pci_address.lower().partition(":")
     own_domain, _, own_rest = logged.pci_address.partition(":")
-    return bool(rest) and rest.startswith(own_rest) and int(domain, 16) == int(own_domain, 16)
+    return bool(own_rest) and rest.startswith(own_rest) and domain.lstrip("0") == own_domain.lstrip("0")
 
 
 def _read(path: str) -> str:

@@ -53,6 +53,15 @@ class Machine:
     def run(self, *options: str, **environ: str) -> Finished:
         return self.start(*options, **environ).finish()
 
+    def fail_after(self, change: str, *options: str, told: str = "rank 1 of 2 runs") -> Finished:
+        """A job whose rank 1 fails after this line of the driver, and once ddplaunch has said ``told``."""
+        job = self.start(*options, FAIL="1")
+        job.wait_for("rank 1 of 2 runs")
+        self.says(change)
+        job.wait_for(told)
+        (self.folder / "told").touch()
+        return job.finish()
+
 
 @pytest.fixture
 def machine(tmp_path: Path, nvml_library: Path) -> Machine:
@@ -104,12 +113,8 @@ def test_a_driver_that_hangs_is_told_and_delays_the_start_by_its_limit(machine: 
 
 
 def test_a_failure_after_an_event_of_its_gpu_is_the_hardwares(machine: Machine) -> None:
-    job = machine.start("--max-restarts", "3", FAIL="1")
-    job.wait_for("rank 1 of 2 runs")
-    machine.says("event 1 1 8 79")
-    job.wait_for("local rank 1, rank 1: Xid 79: the GPU has fallen off the bus")
-    (machine.folder / "told").touch()
-    done = job.finish()
+    told = "local rank 1, rank 1: Xid 79: the GPU has fallen off the bus"
+    done = machine.fail_after("event 1 1 8 79", "--max-restarts", "3", told=told)
     assert done.returncode == HARDWARE, done.err
     assert "rank 1 on " in done.err
     assert " failed: Xid 79, GPU 1 (GPU-0000-1) has fallen off the bus" in done.err
@@ -119,22 +124,13 @@ def test_a_failure_after_an_event_of_its_gpu_is_the_hardwares(machine: Machine) 
 
 def test_a_failure_is_looked_into_at_once(machine: Machine) -> None:
     """The readings are 5 s apart."""
-    job = machine.start(FAIL="1")
-    job.wait_for("rank 1 of 2 runs")
-    machine.says("1 field230 1")
-    (machine.folder / "told").touch()
-    done = job.finish()
+    done = machine.fail_after("1 field230 1")
     assert done.returncode == HARDWARE, done.err
     assert "failed: GPU 1 (GPU-0000-1): the driver asks for a reset of the GPU" in done.err
 
 
 def test_an_event_of_the_other_gpu_is_no_cause(machine: Machine) -> None:
-    job = machine.start(FAIL="1")
-    job.wait_for("rank 1 of 2 runs")
-    machine.says("event 1 0 8 94")
-    job.wait_for("Xid 94")
-    (machine.folder / "told").touch()
-    done = job.finish()
+    done = machine.fail_after("event 1 0 8 94", told="Xid 94")
     assert done.returncode == 7, done.err
 
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from ddplaunch.system.gpu_health import Answer, GpusRead, GpuWatch
@@ -36,3 +37,16 @@ class Watched:
         answer = self.until(lambda answer: isinstance(answer, GpusRead) and bool(answer.gpus) and is_it(answer.gpus[0]))
         assert isinstance(answer, GpusRead)
         return answer
+
+
+@contextlib.contextmanager
+def watches() -> Iterator[Callable[..., Watched]]:
+    """Starts watches, with the arguments of ``Watched``, and ends them."""
+    with contextlib.ExitStack() as started:
+
+        def start(interval_s: float = 60, root: str = "/") -> Watched:
+            watched = Watched(interval_s, root)
+            started.callback(watched.watch.close)
+            return watched
+
+        yield start

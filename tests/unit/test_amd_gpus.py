@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from ddplaunch.health import gpu_rules
 from ddplaunch.system import amd_gpus, nvml
 from ddplaunch.system.gpu_health import GpuHealth, GpuMemory, GpusRead, MemoryRead
 from ddplaunch.system.infiniband import IbPort
-from tests.support.gpus import Watched
+from tests.support.gpus import watches
 
 FILES = {
     "mem_info_vram_total": "206141652992",
@@ -50,15 +51,8 @@ def _write(file: Path, text: str) -> None:
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(nvml, "is_installed", lambda: False)
-    watches: list[Watched] = []
-
-    def start() -> Watched:
-        watches.append(Watched(0.02, str(tmp_path)))
-        return watches[-1]
-
-    yield start
-    for watched in watches:
-        watched.watch.close()
+    with watches() as start:
+        yield functools.partial(start, 0.02, str(tmp_path))
 
 
 def test_all_values_of_a_gpu_are_read(device: Path, start: Any) -> None:

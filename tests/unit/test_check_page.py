@@ -13,7 +13,7 @@ from ddplaunch.agent import torch_files
 from ddplaunch.commands import check_page as page
 from ddplaunch.commands.check_page import CheckedNode
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHealth
+from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware, NodeHealth
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,
@@ -143,7 +143,8 @@ FULL = Finding(rule="disk-full", text="the disk of /logs is 97% full")
 
 def test_findings_about_the_hardware_are_problems() -> None:
     gpus = tuple(GpuIdentity(index=index, name="H200", driver="575.51") for index in range(8))
-    well, sick = NodeHealth(gpus=gpus), NodeHealth(gpus=gpus, findings=(REMAP, FULL))
+    hardware = NodeHardware(gpus=gpus)
+    well, sick = NodeHealth(hardware=hardware), NodeHealth(hardware=hardware, findings=(REMAP, FULL))
     assert page.health(nodes(3, health=None)) == ""
     assert (
         page.health([node(1, health=well), node(2, health=well)]) == "health: 16 GPUs, folders and disks: nothing wrong"
@@ -159,7 +160,10 @@ def test_findings_about_the_hardware_are_problems() -> None:
 
 def test_what_a_start_compares_is_compared() -> None:
     """Models and numbers of GPUs have their own lines, which need no driver."""
-    old, new = (NodeHealth(gpus=(GpuIdentity(index=0, name=name, driver=name),)) for name in ("535.1", "575.5"))
+    old, new = (
+        NodeHealth(hardware=NodeHardware(gpus=(GpuIdentity(index=0, name=name, driver=name),)))
+        for name in ("535.1", "575.5")
+    )
     found = page.problems([node(1, health=new), node(2, health=new), node(3, health=old)])
     assert found == ["the nodes differ in driver: 535.1 on gpu3, 575.5 on gpu[1-2]"]
 

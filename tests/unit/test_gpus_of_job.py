@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddplaunch.agent import gpus_of_job
@@ -12,6 +14,7 @@ from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system import nvml
 from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead
+from ddplaunch.system.infiniband import IbPort
 from ddplaunch.system.kernel_log import LoggedXid
 
 GPUS = tuple(
@@ -29,11 +32,15 @@ def sent() -> list[object]:
 def gpus(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpusOfJob:
     """A node of two GPUs, of which the only worker uses the second one."""
     monkeypatch.setattr(gpus_of_job.GpuWatch, "start", lambda _: None)
+    return of_job(sent, GPUS)
+
+
+def of_job(sent: list[object], first: tuple[GpuHealth, ...]) -> GpusOfJob:
     program = Program("script", "x.py", (), "python")
-    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True)
+    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True, launcher_assigns_rendezvous=True)
     found = GpusOfJob(spec, sent.append, sent.append)
     found.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
-    found.handle_event(GpusAnswered(GpusRead(GPUS, is_first=True)))
+    found.handle_event(GpusAnswered(GpusRead(first, is_first=True)))
     return found
 
 
@@ -71,6 +78,32 @@ def test_an_error_of_the_script_is_no_fault(gpus: GpusOfJob, sent: list[object])
     gpus.handle_event(xid(31))
     assert len(sent) == 1
     assert blamed(gpus) == ""
+
+
+def test_a_gpu_that_is_lost_keeps_its_uuid(gpus: GpusOfJob, sent: list[object]) -> None:
+    """NVML tells only the index of a GPU that it has lost; the job has chosen its GPU by UUID."""
+    gpus.handle_event(GpusAnswered(GpusRead((GPUS[0], GpuHealth(index=1, error="GPU is lost")))))
+    (found,) = sent
+    assert isinstance(found, HealthFound)
+    assert (found.findings[0].rule, found.findings[0].uuid) == ("lost", "GPU-1")
+    assert blamed(gpus) == "GPU 1 (GPU-1): the driver cannot use it: GPU is lost"
+
+
+def test_what_refused_a_gpu_at_the_start_explains_a_failure(gpus: GpusOfJob, sent: list[object]) -> None:
+    """With --health warn the job has started all the same."""
+    sick = of_job(sent, (GPUS[0], replace(GPUS[1], is_remap_failed=True, uncorrected_errors=3)))
+    assert blamed(sick) == "GPU 1 (GPU-1): a row of its memory could not be remapped"
+    worn = of_job(sent, (GPUS[0], replace(GPUS[1], uncorrected_errors=3)))
+    assert blamed(worn) == "", "the GPU was like that before"
+
+
+def test_each_port_is_told(gpus: GpusOfJob, sent: list[object]) -> None:
+    ports = tuple(IbPort(name=f"mlx5_{number}:1", state="ACTIVE") for number in (0, 1))
+    gpus.handle_event(GpusAnswered(GpusRead(GPUS, ports=ports)))
+    for _ in range(2):
+        gpus.handle_event(GpusAnswered(GpusRead(GPUS, ports=tuple(replace(port, state="DOWN") for port in ports))))
+    told = [finding.text for record in sent if isinstance(record, HealthFound) for finding in record.findings]
+    assert [text.partition(": ")[0] for text in told] == ["mlx5_0:1", "mlx5_1:1"]
 
 
 def test_without_nvml_the_kernels_log_is_read(gpus: GpusOfJob, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,12 +32,33 @@ def test_all_gpus_are_judged_by_the_rules_of_a_start(driver: Says, tmp_path: Pat
     look = health_look.look(str(tmp_path), is_alone=False)
     assert [(finding.gpu, finding.severity) for finding in look.findings] == [(1, "refuse"), (1, "warn")]
     assert look.findings[0].rule == "row-remap-failed"
-    assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in look.gpus] == [
+    assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in look.hardware.gpus] == [
         (0, "GPU-0000-0", 700.0),
         (1, "GPU-0000-1", 700.0),
     ]
-    assert look.memory_bytes > 0
-    assert look.cpus > 0
+    assert look.hardware.memory_bytes > 0
+    assert look.hardware.cpus > 0
+
+
+@pytest.mark.parametrize(
+    ("chosen", "environ", "indices"),
+    [(("0",), "", [0]), (None, "GPU-0000-1", [1]), (None, "", [0, 1]), (("GPU-7",), "GPU-0000-0", [0, 1])],
+)
+def test_gpus_that_no_worker_may_use_are_not_judged(
+    chosen: tuple[str, ...] | None,
+    environ: str,
+    indices: list[int],
+    driver: Says,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """GPUs that do not exist: a start tells that."""
+    monkeypatch.setattr(devices, "has_driver", lambda root="/": True)
+    if environ:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
+    driver("gpus 2", "0 rows 0 0 0 1", "1 rows 0 0 0 1")
+    look = health_look.look(str(tmp_path), chosen, is_alone=False)
+    assert [finding.gpu for finding in look.findings] == [gpu.index for gpu in look.hardware.gpus] == indices
 
 
 @pytest.mark.parametrize(("has_gpus", "count"), [(True, 1), (False, 0)])
@@ -45,7 +66,7 @@ def test_a_driver_that_knows_no_gpu_is_a_finding_where_there_are_some(
     has_gpus: bool, count: int, driver: Says, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Images for containers have NVML's library without a GPU."""
-    monkeypatch.setattr(devices, "has_driver", lambda: has_gpus)
+    monkeypatch.setattr(devices, "has_driver", lambda root="/": has_gpus)
     driver("gpus 0")
     assert rules(tmp_path) == [("nvml-silent", "warn")] * count
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddplaunch.health import differences, node_rules, wording
 from ddplaunch.health.verdict import with_hardware
-from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHealth
+from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.system.folder_probe import FolderState
 
@@ -94,18 +94,21 @@ def test_a_folder_that_cannot_be_written_to_refuses_and_a_full_disk_warns() -> N
 # Differences.
 
 
-def node(driver: str = "570.1", cpus: int = 64, memory_gb: float = 512, limit_w: float = 700.0) -> NodeHealth:
+def node(
+    driver: str = "570.1", cpus: int = 64, memory_gb: float = 512, limit_w: float = 700.0, ports: int = 2
+) -> NodeHardware:
     gpus = tuple(
         GpuIdentity(index=index, name="H100", driver=driver, memory_bytes=80 << 30, power_limit_w=limit_w)
         for index in range(8)
     )
-    return NodeHealth(gpus=gpus, cpus=cpus, memory_bytes=int(memory_gb * (1 << 30)))
+    kinds = ("InfiniBand 400 Gb/s",) * ports
+    return NodeHardware(gpus=gpus, cpus=cpus, memory_bytes=int(memory_gb * (1 << 30)), ports=kinds)
 
 
 def test_equal_nodes_do_not_differ() -> None:
     assert differences.between({"a": node(), "b": node(), "c": node(memory_gb=500)}) == []
     assert differences.between({"a": node()}) == differences.between({}) == []
-    assert differences.between({"a": node(), "b": NodeHealth()}) == [], "what is not known is no difference"
+    assert differences.between({"a": node(), "b": NodeHardware()}) == [], "what is not known is no difference"
 
 
 @pytest.mark.parametrize(
@@ -115,9 +118,13 @@ def test_equal_nodes_do_not_differ() -> None:
         (node(cpus=32), "the nodes differ in CPUs: 32 on c, 64 on [ab]"),
         (node(memory_gb=256), "the nodes differ in memory: 256 GB on c, 512 GB on [ab]"),
         (node(limit_w=500), "the nodes differ in power limit: 500 W on c, 700 W on [ab]"),
+        (
+            node(ports=1),
+            "the nodes differ in active ports: 1 x InfiniBand 400 Gb/s on c, 2 x InfiniBand 400 Gb/s on [ab]",
+        ),
     ],
 )
-def test_the_odd_node_comes_first(odd: NodeHealth, text: str) -> None:
+def test_the_odd_node_comes_first(odd: NodeHardware, text: str) -> None:
     (found,) = differences.between({"a": node(), "b": node(), "c": odd})
     assert found.replace("a,b", "[ab]") == text
 

@@ -10,7 +10,7 @@ from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.protocol.health import Finding, HealthFound, NodeHealth
+from ddplaunch.protocol.health import Finding, HealthFound, NodeHardware, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, StopWorkers
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import FakeTransport
@@ -37,7 +37,7 @@ class Job:
         self.watch = HealthWatch(config, self.nodes, shutdown, show)  # type: ignore[arg-type]
 
     def report(self, index: int, *findings: Finding, ago_s: float = 0.0, **values: int) -> None:
-        health = NodeHealth(findings=findings, time_s=time.time() - ago_s, **values)
+        health = NodeHealth(findings=findings, hardware=NodeHardware(**values), time_s=time.time() - ago_s)
         self.watch.on_event(index, self.nodes.participants, health)
 
     def decide(self, after_s: float = 0.0) -> None:
@@ -94,6 +94,15 @@ def test_a_spare_that_is_refused_later_is_replaced_too() -> None:
     job.report(2, ROW)
     job.decide()
     assert job.nodes.participants == [0]
+
+
+def test_a_refused_node_that_is_lost_before_the_decision_is_replaced_once() -> None:
+    job = Job((1, 3), "a", "b", "c")
+    job.report(1, ROW)
+    job.nodes.sweep(job.nodes.all[1])
+    job.nodes.replace(job.nodes.all[1])
+    job.decide(after_s=60)
+    assert (job.nodes.participants, job.errors) == ([0, 2], [])
 
 
 def test_with_warn_a_refused_node_is_only_shown() -> None:
