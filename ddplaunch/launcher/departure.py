@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.rendezvous_manager import RendezvousManager
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.results import AttemptResult
 
@@ -24,42 +25,51 @@ _MAX_REASON = 1000
 """Characters shown of a reason, which may come from a script."""
 
 
-def after_attempt(
-    node: Node, result: AttemptResult, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
-) -> AttemptResult:
-    """Replace ``node`` if its workers' exits in ``result`` demand it.
+def decided(node: Node, result: AttemptResult, nodes: Nodes) -> AttemptResult:
+    """``result``; without a further attempt if ``node`` must not be used again and too few nodes are left.
 
-    Returns ``result``; if too few nodes are left, without a further attempt: then the run is shut down.
-
-    Raises:
-        LaunchError: too few hosts can be used.
+    To be called before ``result`` is counted; ``leave`` follows.
     """
-    leaves = reason_to_leave(result.exits) if result.attempt_follows and nodes.rendezvous else ""
-    if not leaves or node.index not in nodes.participants:
-        return result
-    if why_end := reason_to_end(leaves, *nodes.remaining_without(node)):
-        shutdown.on_node_ended()
+    leaves = _must_leave(node, result, nodes)
+    if leaves and (why_end := reason_to_end(leaves, *nodes.remaining_without(node))):
         return replace(result, attempt_follows=False, reason=why_end, node_leaves=leaves)
-    show(quote(leaves, _MAX_REASON), Level.ALWAYS)
-    nodes.retire(node)
     return result
 
 
-def depart(node: Node, result: AttemptResult, nodes: Nodes, show: Callable[[str, int], None]) -> None:
-    """Replace ``node`` if its scheduler takes it out of service and it is not needed. The coordinator waits for that.
+def leave(
+    node: Node, result: AttemptResult, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
+) -> None:
+    """Replace ``node`` if it must not be used again, or should not and is not needed; or shut the run down.
 
-    To be called when ``result`` is counted: another rendezvous begins with the number of restarts.
+    To be called when ``result``, of which ``decided`` has been asked, is counted: if the node serves the rendezvous,
+    another one begins with the number of restarts.
 
     Raises:
         LaunchError: too few hosts can be used.
     """
-    rendezvous = nodes.rendezvous
-    reason = rendezvous.departing.get(node.index) if rendezvous and result.attempt_follows else None
-    if rendezvous is None or reason is None or node.index not in nodes.participants:
+    if node.index not in nodes.participants or not nodes.rendezvous:
         return
+    if not result.attempt_follows:
+        if result.node_leaves:
+            shutdown.on_node_ended()
+    elif leaves := _must_leave(node, result, nodes):
+        show(quote(leaves, _MAX_REASON), Level.ALWAYS)
+        nodes.retire(node)
+    elif node.index in nodes.rendezvous.departing:
+        _depart(node, nodes.rendezvous, nodes, show)
+
+
+def _must_leave(node: Node, result: AttemptResult, nodes: Nodes) -> str:
+    """Why no further attempt may use ``node``; empty if one may, or if this launcher does not decide about it."""
+    is_ours = result.attempt_follows and nodes.rendezvous and node.index in nodes.participants
+    return reason_to_leave(result.exits) if is_ours else ""
+
+
+def _depart(node: Node, rendezvous: RendezvousManager, nodes: Nodes, show: Callable[[str, int], None]) -> None:
+    """Replace ``node``, which its scheduler takes out of service, unless it is needed. The coordinator waits for it."""
     remaining, needed = nodes.remaining_without(node)
     if remaining >= needed:
-        show(f"{node.host} is left: {quote(reason, _MAX_REASON)}", Level.NORMAL)
+        show(f"{node.host} is left: {quote(rendezvous.departing[node.index], _MAX_REASON)}", Level.NORMAL)
         nodes.retire(node)
         return
     others = {index: why for index, why in rendezvous.departing.items() if index != node.index}

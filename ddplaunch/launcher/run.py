@@ -274,16 +274,17 @@ class Run:
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
-        if not self._is_ending:
-            result = departure.after_attempt(node, result, self._nodes, self._shutdown, self._show)
+        was_ending = self._is_ending
+        if not was_ending:
+            result = departure.decided(node, result, self._nodes)
         completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
-        if not self._is_ending:
-            departure.depart(node, result, self._nodes, self._show)
         if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
         else:
             self._report_attempts(completed)
+        if not was_ending:
+            departure.leave(node, result, self._nodes, self._shutdown, self._show)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

@@ -11,7 +11,7 @@ from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
-from ddplaunch.protocol.launcher_agent import StopWorkers
+from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, WorkerExit
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -118,7 +118,8 @@ def after_failure(
     shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
     exit_ = WorkerExit(1, 0, "b", 1, -6, stopped=False, time_s=0.0, duration_s=1.0, hardware=hardware)
     result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True)
-    decided = departure.after_attempt(nodes.all[1], result, nodes, shutdown, show)  # type: ignore[arg-type]
+    decided = departure.decided(nodes.all[1], result, nodes)
+    departure.leave(nodes.all[1], decided, nodes, shutdown, show)  # type: ignore[arg-type]
     return nodes, decided, said, ends
 
 
@@ -145,6 +146,22 @@ def test_the_run_ends_if_too_few_nodes_are_left():
     assert nodes.participants == [0, 1]
 
 
+def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous():
+    """Another node has failed by itself in the same attempt: the next rendezvous begins with one restart."""
+    attempts = Attempts()
+    nodes = Nodes(FakeTransport("a", "b", "c"), lambda *_: None, 2, 2, rendezvous_config(), attempts, lambda *_: None)
+    list(nodes.start())
+    connected(nodes, "2.13", "2.13")
+    exit_ = WorkerExit(0, 0, "a", 1, 88, stopped=False, time_s=0.0, duration_s=1.0, avoid_node="it is slow")
+    result = departure.decided(nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True), nodes)
+    attempts.on_ended(0, result, nodes.participants)
+    departure.leave(nodes.all[0], result, nodes, SimpleNamespace(), nodes._show)  # type: ignore[arg-type]
+    nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))
+    nodes.on_changed()
+    (asked,) = (sent.rendezvous for sent in nodes.all[2].handle.sent if isinstance(sent, JoinRendezvous))
+    assert (asked.is_server, asked.attempt, asked.restart_count) == (True, 1, 1)
+
+
 def test_a_node_with_another_failure_stays():
     nodes, result, said, _ = after_failure(1, "a", "b", hardware="")
     assert (nodes.participants, result.node_leaves, said) == ([0, 1], "", [])
@@ -167,7 +184,7 @@ def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Nod
 
 def ends(nodes: Nodes, index: int, *, follows: bool = True) -> None:
     result = AttemptResult(0, "failed", (), 1.0, attempt_follows=follows)
-    departure.depart(nodes.all[index], result, nodes, nodes._show)
+    departure.leave(nodes.all[index], result, nodes, SimpleNamespace(), nodes._show)  # type: ignore[arg-type]
 
 
 def told_coordinator(nodes: Nodes) -> SetParticipants:
