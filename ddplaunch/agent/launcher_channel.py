@@ -14,10 +14,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import LauncherLost
-from ddplaunch.agent.workers.output import count_lines
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
+from ddplaunch.protocol.output_lines import count_lines
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -113,7 +113,7 @@ class Outbox:
             if not isinstance(header, Output):
                 continue
             key = (header.rank, header.stream)
-            lines = header.lost_lines + count_lines(data) + (lost[key].lost_lines if key in lost else 0)
+            lines = header.lost_lines + count_lines(header, data) + (lost[key].lost_lines if key in lost else 0)
             lost[key] = replace(header, nbytes=0, lost_lines=lines)
         self._records.extend(wire.encode(header) for header in lost.values())
         self._output.clear()
@@ -159,7 +159,7 @@ class Outbox:
         cut = data.rfind(b"\n", 0, _PIECE_BYTES) + 1
         if len(data) <= _PIECE_BYTES or not cut or not isinstance(header, Output):
             return header, data
-        self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0), data[cut:]))
+        self._output.appendleft((replace(header, nbytes=len(data) - cut, lost_lines=0, goes_on=False), data[cut:]))
         self._queued_bytes += len(data) - cut + _ENTRY_BYTES
         return replace(header, nbytes=cut), data[:cut]
 

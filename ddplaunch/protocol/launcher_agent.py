@@ -224,8 +224,8 @@ class AttemptStarted:
 class Output:
     """Agent to launcher: header of ``nbytes`` raw bytes of one stream, which follow the record's line.
 
-    The bytes are whole lines, or an unfinished last line. Before them, ``lost_lines`` lines were dropped because the
-    launcher read too slowly.
+    The bytes are whole lines, or an unfinished last line, which the next bytes continue (``goes_on``). Before them,
+    ``lost_lines`` lines were dropped because the launcher read too slowly.
     """
 
     host: OneLine
@@ -235,6 +235,7 @@ class Output:
     nbytes: int
     lost_lines: int = 0
     attempt: int = 0
+    goes_on: bool = False
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import resource
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -269,6 +270,17 @@ def test_short_pieces_do_not_fill_the_memory_either(
         shown.output(out(0), b".\n")
     assert len(shown._stdout._queue) < 4000
     assert sum(header.lost_lines for header in shown._stdout._dropped.values()) > 16_000
+
+
+def test_the_newline_of_a_line_that_was_kept_counts_for_no_line(
+    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shown = Console(style(), stuck_pipe[1], stuck_pipe[1])
+    shown.output(out(0), b"kept")
+    monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", -1)
+    shown.output(replace(out(0), goes_on=True), b"\n1\n2\n3")
+    shown.output(replace(out(0), goes_on=True), b"\n")
+    assert [header.lost_lines for header in shown._stdout._dropped.values()] == [3]
 
 
 def test_a_stuck_stdout_does_not_hide_our_last_words(stuck_pipe: tuple[int, int], tmp_path: Path) -> None:

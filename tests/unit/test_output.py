@@ -165,6 +165,21 @@ def test_lines_that_were_refused_are_counted_in_front_of_the_next() -> None:
     assert [(header.lost_lines, data) for header, data in received.items] == [(0, b"a\n"), (3, b"e\n"), (1, b"")]
 
 
+def test_a_line_whose_newline_comes_late_counts_once() -> None:
+    """``print`` of ``python -u`` writes a line and its newline by two calls."""
+    received = Received()
+    it = stream(received)
+    for _ in range(2):
+        received.refuses = True
+        for piece in (b"a", b"\nb", b"\n", b"\n"):
+            it.write(piece)
+            it.flush_partial()
+        received.refuses = False
+        it.write(b"shown")
+        it.flush_partial()
+    assert [(header.lost_lines, data) for header, data in received.items] == [(3, b"shown"), (3, b"shown")]
+
+
 def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early(tmp_path: Path) -> None:
     path, received = tmp_path / "filtered_stdout.log", Received()
     it = Stream(HEADER, received, None, (b"loss",), LogFile(path, pytest.fail), b"[default1]:")

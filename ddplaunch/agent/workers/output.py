@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Output
+from ddplaunch.protocol.output_lines import count_lines
 from ddplaunch.system.linux import enlarge_pipe
 
 if TYPE_CHECKING:
@@ -87,11 +88,6 @@ def matching(lines: bytes, filters: tuple[bytes, ...], prefix: bytes) -> bytes:
     return b"".join(prefix + line + b"\n" for line in found)
 
 
-def count_lines(data: bytes) -> int:
-    """Number of lines in ``data``; an unfinished one counts."""
-    return max(1, data.count(b"\n")) if data else 0
-
-
 class LogFile:
     """An append-only file. A write error does not raise: lost bytes are counted, and the first error is reported."""
 
@@ -151,6 +147,7 @@ class Stream:
     written_s: float = 0.0
     on_next_output: Callable[[], None] | None = None
     _lost_lines: int = field(default=0, init=False)
+    _is_within_line: bool = field(default=False, init=False)
     _console_lines: LineBuffer = field(default_factory=lambda: LineBuffer(wire.MAX_CHUNK_BYTES), init=False)
     _copy_lines: LineBuffer = field(default_factory=lambda: LineBuffer(wire.MAX_CHUNK_BYTES), init=False)
 
@@ -179,10 +176,12 @@ class Stream:
     def _forward(self, data: bytes) -> None:
         for start in range(0, len(data), wire.MAX_CHUNK_BYTES):
             chunk = data[start : start + wire.MAX_CHUNK_BYTES]
-            if self.send and self.send(replace(self.header, nbytes=len(chunk), lost_lines=self._lost_lines), chunk):
+            goes_on, self._is_within_line = self._is_within_line, not chunk.endswith(b"\n")
+            header = replace(self.header, nbytes=len(chunk), lost_lines=self._lost_lines, goes_on=goes_on)
+            if self.send and self.send(header, chunk):
                 self._lost_lines = 0
             else:
-                self._lost_lines += count_lines(chunk)
+                self._lost_lines += count_lines(header, chunk)
 
     def _copy_matches(self, lines: bytes) -> None:
         found = matching(lines, self.filters, self.copy_prefix)

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.line_prefix import prefixed
+from ddplaunch.protocol.output_lines import count_lines
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -162,7 +163,7 @@ class StreamWriter:
     def _count_dropped(self, header: Output, data: bytes) -> None:
         key = (header.rank, header.stream)
         before = self._dropped[key].lost_lines if key in self._dropped else 0
-        lines = before + header.lost_lines + (max(1, data.count(b"\n")) if data else 0)
+        lines = before + header.lost_lines + count_lines(header, data)
         self._dropped[key] = replace(header, nbytes=0, lost_lines=lines)
 
     def _dropped_text(self, header: Output) -> bytes:

@@ -97,7 +97,7 @@ class TracebackFolder:
         """Show ``data``; returns the header of what follows."""
         if data:
             self._show(header, data)
-            return replace(header, lost_lines=0)
+            return replace(header, lost_lines=0, goes_on=False)
         return header
 
     def _is_folded(self, header: Output, traceback: bytes) -> bool:
