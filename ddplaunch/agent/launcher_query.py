@@ -76,7 +76,13 @@ def _sockets(pid: int) -> Iterator[str]:
 
 def _without_socket(pid: int) -> str:
     """Why a launcher may have no control socket."""
-    for fd in _descriptors(pid):
+    try:
+        descriptors = os.listdir(f"/proc/{pid}/fd")
+    except FileNotFoundError:
+        return "it has ended just now"
+    except OSError as error:
+        return f"its control socket cannot be found: /proc/{pid}/fd: {error.strerror}"
+    for fd in descriptors:
         with contextlib.suppress(OSError):
             name = os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}"))
             if name == f"{run_folder.LOCK} (deleted)":  # As the kernel shows it.

@@ -5,6 +5,7 @@ Runs in the process that the shell starts at a press of Tab, which parses no opt
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import TYPE_CHECKING
 
@@ -49,23 +50,34 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
     """Complete to the id of a run of this user that has processes on this machine, except one that contains this."""
     from ddplaunch.system import run_tags
 
-    own = run_tags.run_id_of(os.environ.get(RUN_ID, ""))
-    return _matching(sorted({run_tags.run_id_of(tag) for tag in _tags()} - {own}), incomplete)
+    tags: set[str] = set()
+    agreed: dict[str, str] = {}  # Where each node has a launcher, its run tag does not contain the run id.
+    for pid in _own_pids():
+        tags.update(_tags(pid))
+        agreed |= run_tags.launcher_memfds(pid)
+    own = os.environ.get(RUN_ID, "")
+    known = {tag: agreed.get(run_tags.run_tag_of(tag), run_tags.run_id_of(tag)) for tag in (*tags, own)}
+    return _matching(sorted({*known.values()} - {known[own]}), incomplete)
 
 
-def _tags() -> Iterator[str]:
-    """The node tags of all processes of this user. Root may read the environment of others, too."""
+def _own_pids() -> Iterator[int]:
+    """The processes of this user. Root may read the environment of others, too."""
+    from ddplaunch.system import procfs
+
+    for pid in procfs.pids():
+        with contextlib.suppress(OSError):
+            if os.stat(f"/proc/{pid}").st_uid == os.getuid():
+                yield pid
+
+
+def _tags(pid: int) -> Iterator[str]:
+    """The node tag in the environment of a process."""
     from ddplaunch.system import procfs, run_tags
 
     prefix = f"{RUN_ID}=".encode()
-    for pid in procfs.pids():
-        try:
-            is_own = os.stat(f"/proc/{pid}").st_uid == os.getuid()
-        except OSError:
-            continue
-        for line in procfs.read(f"/proc/{pid}/environ").split(b"\0") if is_own else ():
-            if line.startswith(prefix) and run_tags.is_tag(tag := os.fsdecode(line.removeprefix(prefix))):
-                yield tag
+    for line in procfs.read(f"/proc/{pid}/environ").split(b"\0"):
+        if line.startswith(prefix) and run_tags.is_tag(tag := os.fsdecode(line.removeprefix(prefix))):
+            yield tag
 
 
 def _matching(known: Iterable[str], incomplete: str) -> list[str]:

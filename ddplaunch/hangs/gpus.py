@@ -28,15 +28,19 @@ def with_gpus(found: Explanation, nodes: Sequence[NodeEvidence]) -> Explanation:
     working = [f"GPU {gpu.index} of {quote(host)}" for host, gpu in gpus if works(gpu)]
     failed = [f"GPU {gpu.index} of {quote(host)}: {quote(gpu.error)}" for host, gpu in gpus if gpu.error]
     spinning = sum(spins(gpu) for _, gpu in gpus)
-    verb = {True: ("computes", "spins"), False: ("compute", "spin")}
     sentences = []
     if working:
-        sentences.append(f"{plural(len(working), 'GPU')} {verb[len(working) == 1][0]}, for example {working[0]}")
+        sentences.append(f"{_gpus_that(len(working), 'compute')}, for example {working[0]}")
     if spinning:
-        sentences.append(f"{plural(spinning, 'GPU')} {verb[spinning == 1][1]}: 100 % busy at low power, as NCCL waits")
+        sentences.append(f"{_gpus_that(spinning, 'spin')}: 100 % busy at low power, as NCCL waits")
     sentences += failed[:3]
     state = JobState.BUSY if working and found.job_state is JobState.STUCK else found.job_state
     return replace(found, job_state=state, sentences=(*found.sentences, *sentences))
+
+
+def _gpus_that(count: int, verb: str) -> str:
+    """``1 GPU computes``, ``2 GPUs compute``."""
+    return f"{plural(count, 'GPU')} {verb}{'s' * (count == 1)}"
 
 
 def spins(gpu: Gpu) -> bool:

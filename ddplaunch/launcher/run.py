@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import after_run, control_socket, departure, outcome, run_record, setup
+from ddplaunch.launcher import after_run, control_socket, departure, outcome, run_facts, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
@@ -89,7 +89,7 @@ class Run:
         self._show_ready: Callable[[], None] = lambda: None
         self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
         self._show = self._messages.show
-        self._record = run_record.write(run_record.of_this_process(run_id, run_tag, config.script), folder)
+        self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config.script), folder)
         self._attempts = Attempts()
         transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
@@ -259,7 +259,7 @@ class Run:
 
     def _on_first_round_formed(self, run_dir: str | None) -> None:
         self._folder = Path(run_dir) if run_dir else None
-        self._record = run_record.with_run_id(self._record, self._run_id, self._folder)
+        self._facts = run_facts.with_run_id(self._facts, self._run_id, self._folder)
         style = setup.console_style(self._config, self._folder, self._console.stdout_fd)
         self._messages.folder_moved(self._folder, style)
         self._show_ready()
@@ -375,7 +375,7 @@ class Run:
             health=self._watches.health.findings(),
             job=self._config.slurm_job,
         )
-        result = run_record.completed(result, self._record, self._nodes.all)
+        result = run_facts.completed(result, self._facts, self._nodes.all)
         self._logs.close()
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ddplaunch.protocol import examination, stack_dump
 from ddplaunch.protocol.agent_entry import is_own_module
-from ddplaunch.system import linux
+from ddplaunch.system import linux, private_file
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -342,9 +342,10 @@ def write_error_file(error: BaseException, path: str) -> None:
             "extraInfo": {"py_callstack": stack[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(time.time()))},
         }
         # Renamed when complete: a SIGTERM can arrive at any moment, because a peer has failed.
-        with open(f"{path}.draft", "w", encoding="utf-8", errors="backslashreplace") as file:
+        draft = f"{path}.draft"
+        with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=private_file.opener) as file:
             json.dump({"message": message}, file)
-        os.replace(f"{path}.draft", path)
+        os.replace(draft, path)
 
 
 def _text(error: BaseException) -> str:

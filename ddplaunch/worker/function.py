@@ -15,6 +15,7 @@ from multiprocessing import process, spawn
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import function_call
+from ddplaunch.system import private_file
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.function_call import FunctionCall
@@ -72,6 +73,6 @@ def _write(data: bytes, folder: str) -> None:
     if not folder:
         raise OSError("the value of the function cannot be returned: this worker has no folder")
     path = os.path.join(folder, function_call.RETURN_FILE)
-    with open(f"{path}.draft", "wb") as file:
+    with open(f"{path}.draft", "wb", opener=private_file.opener) as file:
         file.write(data)
     os.replace(f"{path}.draft", path)

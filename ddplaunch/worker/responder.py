@@ -178,6 +178,7 @@ def keep_record(error: BaseException, folder: str) -> None:
         return
     with contextlib.suppress(Exception):
         from ddplaunch.protocol import first_failure
+        from ddplaunch.system import private_file
 
         if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
             return
@@ -187,7 +188,7 @@ def keep_record(error: BaseException, folder: str) -> None:
         record = _flight_record(is_whole=True) or b"null"
         facts = json.dumps({examination.GROUPS: groups, examination.PENDING: pending}).encode()
         path = os.path.join(folder, examination.RECORD_FILE)
-        with open(f"{path}.draft", "wb") as file:
+        with open(f"{path}.draft", "wb", opener=private_file.opener) as file:
             file.write(facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n")
         os.replace(f"{path}.draft", path)
 

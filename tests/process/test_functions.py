@@ -60,6 +60,7 @@ def last_line(done: subprocess.CompletedProcess[str]) -> Any:
 def test_a_function_of_a_script_returns_values_of_all_ranks(start_method: str, tmp_path: Path):
     code = """
         import json, os, sys
+        from pathlib import Path
         from ddplaunch import FunctionResult, launch
 
         class Point:
@@ -74,6 +75,7 @@ def test_a_function_of_a_script_returns_values_of_all_ranks(start_method: str, t
             result.check()
             assert all(type(value) is Point for value in result.return_values.values())
             values = [result.return_values[rank].at for rank in (0, 1)]
+            assert {path.stat().st_mode & 0o777 for path in Path(result.run_dir).rglob("return.pkl")} == {0o600}
             print(json.dumps([values, "torch" in sys.modules]))
         """
     values, has_torch = last_line(script(tmp_path, code, start_method))

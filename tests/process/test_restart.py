@@ -52,7 +52,7 @@ def test_each_attempt_has_its_number_its_store_and_its_logs(start_method: str) -
     assert [match[1] for match in found if match] == ["0", "1", "2"]
     assert [match[2] for match in found if match] == ["2", "2", "2"]
     assert len({match[3] for match in found if match}) == 3, "the port of a store that is gone may be taken by now"
-    assert (finished.run_dir / "attempt_1/1/error.json").exists()
+    assert (finished.run_dir / "attempt_1/1/error.json").stat().st_mode & 0o777 == 0o600
     assert not (finished.run_dir / "attempt_2/1/error.json").exists()
     assert re.search(r"rank 1 on \S+ failed: exit code 3; restart 1 of 2\n", finished.err)
     assert re.search(r"rank 1 on \S+ failed: RuntimeError: again \(\S+\); restart 2 of 2\n", finished.err)

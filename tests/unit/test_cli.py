@@ -23,6 +23,7 @@ from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
+from ddplaunch.system import run_tags
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:
@@ -738,6 +739,18 @@ def test_shells_complete_the_ids_of_runs_after_kill_and_stacks(monkeypatch: pyte
         for process in waiting:
             process.kill()
             process.wait()
+
+
+def test_the_id_on_which_nodes_have_agreed_is_completed() -> None:
+    """Where each node has its own launcher, its run tag contains the id that this launcher had made."""
+    own = f"zz8-{os.getpid()}"
+    with run_tags.launcher_memfd(f"{own}.3f09ac"), run_tags.launcher_memfd(f"{own}.3f09ac", f"{own}-agreed"):
+        waiting = subprocess.Popen(["sleep", "60"], env={**os.environ, "DDPLAUNCH_RUN_ID": f"{own}.3f09ac.1"})
+        try:
+            assert completed(["--kill"], own) == [f"{own}-agreed"]
+        finally:
+            waiting.kill()
+            waiting.wait()
 
 
 def test_the_completion_script_is_ddplaunchs(

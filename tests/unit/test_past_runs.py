@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.commands import past_runs, past_runs_page
 from ddplaunch.commands.past_runs_page import PastRun
-from ddplaunch.launcher import run_record
+from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system import run_folder, run_json
@@ -74,7 +74,7 @@ def test_the_newest_is_first_and_the_given_folder_is_listed_too(base: Path, tmp_
 
 def test_a_run_goes_on_while_its_launcher_holds_the_lock(base: Path) -> None:
     folder = run_folder.create(base, "job7")
-    run_record.write(run_record.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+    run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
     (folder / console_log.FILE).touch()
     os.utime(folder / console_log.FILE, (NOW_S + 9, NOW_S + 9))
     assert (listed()[0].result, listed()[0].duration_s) == ("running", pytest.approx(0, abs=0.01))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+import os
 
 import pytest
 
+from ddplaunch.agent import launcher_query
 from ddplaunch.commands import ps, run_queries
 from ddplaunch.config import RemoteConfig
 from ddplaunch.launcher import setup
@@ -53,3 +55,13 @@ def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
         ps.kill("job7", 0.0, (), RemoteConfig(), shown.append, is_verbose=is_verbose)
     assert any("2 workers" in line for line in shown)
     assert ("here: a process of yours could not be inspected (pid 1)" in shown) is is_verbose
+
+
+def test_a_launcher_whose_files_may_not_be_read_is_not_said_to_keep_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(path: str) -> list[str]:
+        raise PermissionError(13, "Permission denied", path)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(launcher_query.os, "listdir", refuse)
+        why = launcher_query._without_socket(os.getpid())
+    assert why == f"its control socket cannot be found: /proc/{os.getpid()}/fd: Permission denied"

@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.agent import run_finder
 from ddplaunch.commands import ps_page as page
-from ddplaunch.launcher import run_record
+from ddplaunch.launcher import run_facts
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.system import run_folder, run_json, run_tags
 from ddplaunch.transport.handle import node_tag
@@ -89,7 +89,7 @@ def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -
     folder = run_folder.create(tmp_path, "job7")
     with run_folder.released(folder):
         assert list(run_json.of_launcher(os.getpid())) == []
-        run_record.write(run_record.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+        run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
         assert run_finder._scripts_of_launcher(os.getpid())["job7.0a1b2c"] == "train.py"
     assert list(run_json.of_launcher(os.getpid())) == []
     assert list(run_json.of_launcher(1 << 30)) == []

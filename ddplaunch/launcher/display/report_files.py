@@ -8,13 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, stack_dump, wire
-from ddplaunch.system import run_json
+from ddplaunch.system import private_file, run_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.protocol.results import RunResult, WorkerExit
 
 SCHEMA = 2
@@ -85,5 +86,5 @@ def write_error_file(first: WorkerExit | None, path: str) -> None:
         return
     extra = {"py_callstack": first.error.traceback, "timestamp": str(int(first.time_s))}
     message = {"message": first.error.message, "errorCode": first.returncode, "extraInfo": extra}
-    with contextlib.suppress(OSError):
-        Path(path).write_text(json.dumps({"message": message}))
+    with contextlib.suppress(OSError), open(path, "w", opener=private_file.opener) as file:
+        json.dump({"message": message}, file)

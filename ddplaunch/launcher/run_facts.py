@@ -35,7 +35,7 @@ SCHEMA = 1
 
 
 @dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunFacts:
     """The start of a run.
 
     Attributes:
@@ -57,9 +57,9 @@ class RunRecord:
     pid: int
 
 
-def of_this_process(run_id: str, run_tag: str, script: str) -> RunRecord:
-    """The record of a run that this process starts now."""
-    return RunRecord(
+def of_this_process(run_id: str, run_tag: str, script: str) -> RunFacts:
+    """The facts of a run that this process starts now."""
+    return RunFacts(
         run_id=run_id,
         run_tag=run_tag,
         script=script,
@@ -71,33 +71,33 @@ def of_this_process(run_id: str, run_tag: str, script: str) -> RunRecord:
     )
 
 
-def write(record: RunRecord, folder: Path | None) -> RunRecord:
+def write(facts: RunFacts, folder: Path | None) -> RunFacts:
     """Write run.json into the run folder, if there is one. Errors of the disk are ignored: the agent reports them.
 
-    Returns ``record``.
+    Returns ``facts``.
     """
     if folder:
         with contextlib.suppress(OSError):
-            write_whole(folder / run_json.RUN, json.dumps({"schema": SCHEMA, **wire.to_json(record)}, indent=2) + "\n")
-    return record
+            write_whole(folder / run_json.RUN, json.dumps({"schema": SCHEMA, **wire.to_json(facts)}, indent=2) + "\n")
+    return facts
 
 
-def with_run_id(record: RunRecord, run_id: str, folder: Path | None) -> RunRecord:
-    """``record`` with the run id on which the nodes have agreed; another one than before is written at once."""
-    agreed = replace(record, run_id=run_id)
-    if agreed != record:
+def with_run_id(facts: RunFacts, run_id: str, folder: Path | None) -> RunFacts:
+    """``facts`` with the run id on which the nodes have agreed; another one than before is written at once."""
+    agreed = replace(facts, run_id=run_id)
+    if agreed != facts:
         write(agreed, folder)
     return agreed
 
 
-def completed(result: RunResult, record: RunRecord, nodes: Sequence[Node]) -> RunResult:
-    """``result`` with the facts of the record, the time, and what the run has used."""
+def completed(result: RunResult, facts: RunFacts, nodes: Sequence[Node]) -> RunResult:
+    """``result`` with these facts, the time, and what the run has used."""
     details = next((node.details for node in nodes if node.details), None)
     return replace(
         result,
-        command=record.command,
-        cwd=record.cwd,
-        start=record.start,
+        command=facts.command,
+        cwd=facts.cwd,
+        start=facts.start,
         end=iso_time(time.time()),
         versions=Versions(__version__, details.python, details.torch) if details else Versions(__version__),
         hosts=tuple(_node_of_run(node) for node in nodes if node.workers),

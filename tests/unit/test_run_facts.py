@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher import run_record
+from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import NodeDetails
 from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
@@ -18,30 +18,30 @@ from ddplaunch.version import __version__
 from tests.support.fake_agents import FakeHandle
 
 
-def record(script: str = "train.py") -> run_record.RunRecord:
-    return run_record.of_this_process("job7", "job7.0a1b2c", script)
+def facts(script: str = "train.py") -> run_facts.RunFacts:
+    return run_facts.of_this_process("job7", "job7.0a1b2c", script)
 
 
-def test_the_record_is_a_whole_file_of_the_user_alone(tmp_path: Path) -> None:
-    run_record.write(record("na\udcefve.py"), tmp_path)
+def test_they_are_a_whole_file_of_the_user_alone(tmp_path: Path) -> None:
+    run_facts.write(facts("na\udcefve.py"), tmp_path)
     [file] = tmp_path.iterdir()
     assert (file.name, file.stat().st_mode & 0o777) == ("run.json", 0o600)
     body = json.loads(file.read_bytes())
     assert [*body][:4] == ["schema", "run_id", "run_tag", "script"]
-    assert (body["schema"], body["script"], body["pid"]) == (run_record.SCHEMA, "na\udcefve.py", os.getpid())
+    assert (body["schema"], body["script"], body["pid"]) == (run_facts.SCHEMA, "na\udcefve.py", os.getpid())
 
 
 def test_without_a_folder_or_room_in_it_nothing_is_written(tmp_path: Path) -> None:
-    run_record.write(record(), None)
-    run_record.write(record(), tmp_path / "missing")
+    run_facts.write(facts(), None)
+    run_facts.write(facts(), tmp_path / "missing")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_id_on_which_nodes_agree_is_written(tmp_path: Path) -> None:
-    before = record()
-    assert run_record.with_run_id(before, "job7", tmp_path) == before
+    before = facts()
+    assert run_facts.with_run_id(before, "job7", tmp_path) == before
     assert list(tmp_path.iterdir()) == []
-    assert run_record.with_run_id(before, "job8", tmp_path).run_id == "job8"
+    assert run_facts.with_run_id(before, "job8", tmp_path).run_id == "job8"
     assert json.loads((tmp_path / "run.json").read_bytes())["run_id"] == "job8"
 
 
@@ -59,7 +59,7 @@ def test_the_command_is_the_one_that_was_typed(
     monkeypatch.setattr(sys, "argv", argv)
     monkeypatch.setattr(sys, "orig_argv", ["python3", "launch_all.py", *argv[1:]])
     monkeypatch.setattr(shutil, "which", lambda name: f"/venv/bin/{name}")
-    assert list(record().command) == typed
+    assert list(facts().command) == typed
 
 
 def test_a_deleted_working_folder_is_an_empty_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,15 +67,15 @@ def test_a_deleted_working_folder_is_an_empty_text(tmp_path: Path, monkeypatch: 
     folder.mkdir()
     monkeypatch.chdir(folder)
     folder.rmdir()
-    assert record().cwd == ""
+    assert facts().cwd == ""
 
 
 def test_the_report_names_the_nodes_that_were_ready() -> None:
     nodes = [Node(index, f"gpu{index}", FakeHandle()) for index in range(3)]
     nodes[0].workers, nodes[2].workers = 8, 4
     nodes[2].details = NodeDetails(64, ("NVIDIA H100",) * 4, "3.11.7", "2.13.0")
-    started = record()
-    result = run_record.completed(RunResult("job7", 0, "succeeded", 1.0), started, nodes)
+    started = facts()
+    result = run_facts.completed(RunResult("job7", 0, "succeeded", 1.0), started, nodes)
     assert result.hosts == (NodeOfRun("gpu0", 8), NodeOfRun("gpu2", 4, 64, ("NVIDIA H100",) * 4))
     assert result.versions == Versions(__version__, "3.11.7", "2.13.0")
     assert (result.command, result.cwd, result.start) == (started.command, started.cwd, started.start)
@@ -83,5 +83,5 @@ def test_the_report_names_the_nodes_that_were_ready() -> None:
 
 
 def test_without_a_node_only_our_own_version_is_known() -> None:
-    result = run_record.completed(RunResult("job7", 82, "failed", 1.0), record(), [])
+    result = run_facts.completed(RunResult("job7", 82, "failed", 1.0), facts(), [])
     assert (result.versions, result.hosts) == (Versions(__version__), ())
