@@ -75,6 +75,7 @@ class ControlSocket:
         # The folder may be renamed, and a socket's path has at most 107 bytes: both are reached by this descriptor. It
         # also shows other processes where the socket is: /proc/PID/fd.
         self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        self._is_bound = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             self._open()
@@ -84,6 +85,7 @@ class ControlSocket:
 
     def _open(self) -> None:
         self._listener.bind(f"/proc/self/fd/{self._folder_fd}/{SOCKET}")
+        self._is_bound = True
         os.chmod(SOCKET, 0o600, dir_fd=self._folder_fd)  # Nobody can connect before ``listen``.
         self._listener.listen(_MAX_CLIENTS)
         threading.Thread(target=self._accept_all, name="control", daemon=True).start()
@@ -99,8 +101,9 @@ class ControlSocket:
 
     def _release(self) -> None:
         self._listener.close()
-        with contextlib.suppress(OSError):
-            os.unlink(SOCKET, dir_fd=self._folder_fd)
+        if self._is_bound:  # Otherwise the file of this name is another's.
+            with contextlib.suppress(OSError):
+                os.unlink(SOCKET, dir_fd=self._folder_fd)
         os.close(self._folder_fd)
 
     # In the thread that accepts.

@@ -183,3 +183,10 @@ def test_a_folder_that_takes_no_socket_is_said_with_verbose_only(tmp_path: Path)
         [(text, level)] = shown
         assert "--stacks will not work with this run" in text
         assert level == 1
+
+
+def test_a_file_of_this_name_that_another_has_made_stays(tmp_path: Path) -> None:
+    (tmp_path / SOCKET).write_text("another's")
+    with pytest.raises(OSError, match="in use"):
+        ControlSocket(tmp_path, lambda _: None)
+    assert (tmp_path / SOCKET).read_text() == "another's"
