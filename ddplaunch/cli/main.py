@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -82,6 +82,13 @@ ARGUMENTS = (
 )
 
 
+@dataclass(frozen=True)
+class DetachedRun:
+    """A run that is started and left, ``--detach``."""
+
+    config: LaunchConfig
+
+
 def _to_config(**options: object) -> LaunchConfig:
     try:
         return build_config(options, os.environ)
@@ -92,10 +99,11 @@ def _to_config(**options: object) -> LaunchConfig:
 
 def _dispatch(
     plan: bool, json: bool, check: bool, ps: bool, kill: str | None, stacks: str | None, **options: Any
-) -> LaunchConfig | int:
+) -> LaunchConfig | DetachedRun | int:
     """The configuration of the run; or run another command, and return its exit code."""
+    is_detached = options.pop("detach")
     of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
-    others = {**of_runs, "--plan": plan, "--json": json}
+    others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
     files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
     if (forgotten := options.pop("forget")) is not None:
         return _forget(forgotten, {**others, **files, "--check": check}, options)
@@ -113,7 +121,9 @@ def _dispatch(
     _check_word(str(options["script"]))
     config = _to_config(**options)
     if not plan:
-        return config
+        return DetachedRun(config) if is_detached else config
+    if is_detached:
+        raise UsageError("--plan cannot be combined with --detach")
     from ddplaunch.commands import plan_page
     from ddplaunch.commands.plan import plan as plan_of
     from ddplaunch.launcher import node_memory
@@ -293,7 +303,8 @@ def _discard_stdout() -> None:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    config = _parse(argv)
+    parsed = _parse(argv)
+    config = parsed.config if isinstance(parsed, DetachedRun) else parsed
     if not isinstance(config, LaunchConfig):  # --help, --version or another command
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
@@ -306,10 +317,14 @@ def _run(argv: Sequence[str] | None) -> int:
 
         if problem := slurm_requeue.check_requeue(config.slurm_job):
             _print(f"warning: {problem}")
-    from ddplaunch.launcher.launch import launch
-
     if config.entry == "script" and config.script == "-":
         config = replace(config, text=_program_on_stdin(config))
+    if isinstance(parsed, DetachedRun):
+        from ddplaunch.launcher import detached
+
+        return detached.start(config, _show, (lambda _: None) if config.output.verbosity < 0 else _print)
+    from ddplaunch.launcher.launch import launch
+
     return launch(config).exit_code
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
+from ddplaunch.cli.detach_options import DETACH_OPTIONS
 from ddplaunch.cli.parser import GroupedCommand, Option, flag
 from ddplaunch.config import LaunchConfig, NumaBinding
 
@@ -309,6 +310,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
     ),
+    "Leaving a run and coming back": DETACH_OPTIONS,
     "Existing runs (yours, here and on --hosts)": (
         flag(
             "--ps",

@@ -17,13 +17,19 @@ from ddplaunch.launcher import launch as launcher
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import FunctionResult, RunResult
 
-_COMMANDS = ("plan", "json", "check", "deep", "ps", "all", "nodes", "forget", "stacks", "kill")
+_COMMANDS = ("plan", "json", "check", "deep", "ps", "all", "nodes", "forget", "stacks", "kill", "detach")
 """Options of other commands than a run."""
 
 _NOT_FOR_FUNCTIONS = ("module", "no_python", "run_path", "pass_local_rank", "use_env")
 
 _ELASTIC = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf", "min_nodes": "nnodes", "max_nodes": "nnodes"}
 """Names of torch.distributed.launcher.api.LaunchConfig that are not those of torchrun's options."""
+
+_HINTS = {
+    "detach": "A run of launch is a part of this process; subprocess.run(['ddplaunch', '--detach', ...]) is not.",
+    **{name: f"Did you mean {meant}?" for name, meant in _ELASTIC.items()},
+}
+_HINT_NAMES = "Names are those of docs/options.md, with _."
 
 
 @overload
@@ -123,10 +129,7 @@ def _config(script: str, args: Sequence[object], options: Mapping[str, Any]) -> 
     known = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
     for name in words:
         if name not in known or name in _COMMANDS:
-            hint = (
-                f"Did you mean {_ELASTIC[name]}?" if name in _ELASTIC else "Names are those of docs/options.md, with _."
-            )
-            raise UsageError(f"launch has no option {name}", hint)
+            raise UsageError(f"launch has no option {name}", _HINTS.get(name, _HINT_NAMES))
     spelled = [token for name, value in words.items() for token in _tokens(known[name], value)]
     context = click.Context(command)
     try:

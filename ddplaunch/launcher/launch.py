@@ -13,6 +13,8 @@ from ddplaunch.system import run_folder, run_tags
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
@@ -27,14 +29,32 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    run_id = config.run_id or run_folder.new_run_id()
+    return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None)
+
+
+def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResult:
+    """As ``launch``, in a process whose stdout and stderr are console.log in the run ``folder``, made by ``setup``."""
+    return _launch(config, run_id, 1, folder)
+
+
+def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag, stdout_fd) as agent:
-        return run(config, run_id, run_tag, agent, stdout_fd)
+        return run(config, run_id, run_tag, agent, stdout_fd, folder)
 
 
-def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProcess | None, stdout_fd: int) -> RunResult:
-    """Run the job, with the run's folder, console and signal handlers; arguments and errors as for ``Run``."""
+def run(
+    config: LaunchConfig,
+    run_id: str,
+    run_tag: str,
+    early_agent: AgentProcess | None,
+    stdout_fd: int,
+    folder: Path | None = None,
+) -> RunResult:
+    """Run the job, with the run's folder, console and signal handlers; arguments and errors as for ``Run``.
+
+    ``folder`` is that of a detached run; for others it is created.
+    """
     # Imported while the agent starts.
     from ddplaunch.launcher import setup
     from ddplaunch.launcher.run import Run
@@ -47,8 +67,14 @@ def run(config: LaunchConfig, run_id: str, run_tag: str, early_agent: AgentProce
         config = node_memory.prefer(config)
     mailbox: Mailbox[object] = Mailbox()
     with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
-        folder, warning = setup.create_run_folder(config, run_id)
-        with run_folder.released(folder), contextlib.closing(setup.open_console(config, folder, stdout_fd)) as console:
+        is_detached, warning = folder is not None, None
+        if folder is None:
+            folder, warning = setup.create_run_folder(config, run_id)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(run_folder.released(folder))
+            setup.prune(config, folder)
+            console = setup.open_console(config, folder, stdout_fd, is_detached=is_detached)
+            stack.enter_context(contextlib.closing(console))
             if warning:
                 console.show(f"ddplaunch: {warning}")
             return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()

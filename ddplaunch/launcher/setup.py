@@ -72,7 +72,7 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
 
 
 def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, str | None]:
-    """Create the run's folder, and delete old ones in the default folder.
+    """Create the run's folder.
 
     Where every node has a launcher, the folder is this launcher's; the agent moves it into that of the run when the
     nodes have met.
@@ -92,9 +92,13 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
         if config.entry == "function":
             raise LaunchError(warning, "What a function returns is written to the run folder.") from None
         return None, warning
-    if config.output.log_dir is None:
-        run_retention.prune(base, config.output.keep_runs)
     return folder, None
+
+
+def prune(config: LaunchConfig, folder: Path | None) -> None:
+    """Delete old run folders beside ``folder``, in the default folder only."""
+    if folder and config.output.log_dir is None:
+        run_retention.prune(folder.parent, config.output.keep_runs)
 
 
 def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
@@ -126,19 +130,23 @@ def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1)
     )
 
 
-def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int) -> Console:
-    """The console of a run, which also writes console.log into the run folder.
+def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int, *, is_detached: bool = False) -> Console:
+    """The console of a run, which also writes console.log into the run folder; of a detached run it is that file.
 
     Raises:
-        LaunchError: no room for its threads.
+        LaunchError: no room for its threads, or there is no file.
     """
+    # The agent of a local run reports a full disk, since its logs are on it.
+    reports_full_disk = config.transport != "local"
+    style = console_style(config, folder, stdout_fd)
     try:
-        console = Console(console_style(config, folder, stdout_fd), stdout_fd)
-    except RuntimeError as error:  # "can't start new thread"
+        if folder and is_detached:
+            return Console.in_file(folder, style, reports_full_disk=reports_full_disk)
+        console = Console(style, stdout_fd)
+    except (OSError, RuntimeError) as error:  # "can't start new thread"
         raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
     if folder:
-        # The agent of a local run reports a full disk, since its logs are on it.
-        console.keep_log(folder, reports_full_disk=config.transport != "local")
+        console.keep_log(folder, reports_full_disk=reports_full_disk)
     return console
 
 

@@ -201,6 +201,11 @@ def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
         fcntl.flock(fd, how | fcntl.LOCK_NB)
 
 
+def held_fds() -> frozenset[int]:
+    """Descriptors of this process that hold the locks of run folders."""
+    return frozenset(_held.values())
+
+
 @contextlib.contextmanager
 def released(folder: Path | None) -> Iterator[None]:
     """Release the lock of ``create`` at the end of the ``with`` block."""

@@ -214,6 +214,7 @@ OF_OTHERS = {
         "--no-kill",
     ),  # SLURM's
     *("--gpu-reset", "--ecc-config"),  # nvidia-smi's
+    *("--user", "--scope"),  # systemd-run's
     *("--kill-on-bad-exit", "--map-by", "--bind-to"),  # srun's and mpirun's
     *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--mixed-precision"),  # accelerate's
     *(
@@ -273,7 +274,7 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     if {"--ps", "--kill", "--stacks", "--forget", "--check"} & {*words}:  # They act at once.
         return
     shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
-    assert shown == 0 if "--plan" in words else isinstance(shown, LaunchConfig)
+    assert shown == 0 if "--plan" in words else isinstance(shown, (LaunchConfig, main.DetachedRun))
 
 
 @pages

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import stat
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -66,30 +65,7 @@ def check_program(program: Program, host: str, path_variable: str) -> None:
     if shutil.which(program.python, path=path_variable) is None:
         raise LaunchError(f"{program.python}: no such interpreter on {host}", "Check PYTHON_EXEC.")
     if program.entry == "script" and not program.text:
-        _check_script(program.path, host)
-
-
-def _check_script(path: str, host: str) -> None:
-    if os.path.isdir(path):
-        if os.path.isfile(os.path.join(path, "__main__.py")):
-            return
-        raise LaunchError(f"{path}: is a folder on {host}", "Give the script itself, or a package with -m.")
-    try:
-        # O_NONBLOCK: opening a FIFO without a writer would block.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        os.close(fd)
-    except FileNotFoundError:
-        raise LaunchError(
-            f"{path}: no such file on {host}",
-            f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
-        ) from None
-    except OSError as error:
-        raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
-    if not is_file:
-        raise LaunchError(
-            f"{path}: is not a regular file on {host}", "Every worker reads the script: save it to a file."
-        )
+        script_file.check_readable(program.path, host)
 
 
 def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:

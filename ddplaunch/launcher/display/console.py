@@ -37,17 +37,30 @@ class Console:
         stdout_fd: the descriptor that gets the workers' stdout.
     """
 
-    def __init__(self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2) -> None:
+    def __init__(
+        self, style: Style, stdout_fd: int = 1, stderr_fd: int = 2, stderr: StreamWriter | None = None
+    ) -> None:
+        """``stderr`` writes to the file of both descriptors, if that takes more than a StreamWriter."""
         self._style = style
         self.logs, self.stdout_fd = "", stdout_fd
         self._is_coloured = style.colour["stderr"]
-        self._stderr = StreamWriter(stderr_fd, style)
-        is_shared = _is_same_file(stdout_fd, stderr_fd)
+        self._stderr = stderr or StreamWriter(stderr_fd, style)
+        is_shared = stderr is not None or _is_same_file(stdout_fd, stderr_fd)
         self._stdout = self._stderr if is_shared else StreamWriter(stdout_fd, style, self._on_stdout_error)
         self._log: ConsoleLog | None = None
         self._stderr_lines = self._redraws(self._stderr)
         self._stdout_lines = self._stderr_lines if is_shared else self._redraws(self._stdout)
         self._tracebacks = TracebackFolder(self._stderr_lines.output, lambda text: self.show(f"ddplaunch: {text}"))
+
+    @classmethod
+    def in_file(cls, folder: Path, style: Style, *, reports_full_disk: bool) -> Console:
+        """A console that is console.log in the run folder; stdout and stderr of this process are this file.
+
+        Raises:
+            OSError, RuntimeError: as ``ConsoleLog``.
+        """
+        log = ConsoleLog(folder, style, None, reports_full_disk=reports_full_disk, is_stdout=True)
+        return cls(log.style, stderr=log)
 
     def restyle(self, style: Style) -> None:
         """Use another ``style`` from now on."""

@@ -34,8 +34,19 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 class ConsoleLog(StreamWriter):
     """The StreamWriter of console.log; it creates the file, and closes it when its thread ends."""
 
-    def __init__(self, folder: Path, style: Style, on_error: Callable[[str], None], *, reports_full_disk: bool) -> None:
-        """``reports_full_disk``: a full disk is a problem for ``on_error``; if not, another part of the run reports it.
+    def __init__(
+        self,
+        folder: Path,
+        style: Style,
+        on_error: Callable[[str], None] | None,
+        *,
+        reports_full_disk: bool,
+        is_stdout: bool = False,
+    ) -> None:
+        """Create the file, or append to it.
+
+        ``reports_full_disk``: a full disk is a problem for ``on_error``; if not, another part of the run reports it.
+        ``is_stdout``: stdout and stderr of this process are the file, also after a new one is begun.
 
         Raises:
             OSError: the file cannot be created.
@@ -43,7 +54,7 @@ class ConsoleLog(StreamWriter):
         """
         # A descriptor: the folder may be moved during the run.
         self._folder = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        self._reports_full_disk = reports_full_disk
+        self._reports_full_disk, self._is_stdout = reports_full_disk, is_stdout
         self._nbytes, self._is_at_line_end = 0, True
         self._fd = -1
         try:
@@ -71,6 +82,8 @@ class ConsoleLog(StreamWriter):
     def _begin_next(self) -> None:
         os.replace(FILE, EARLIER, src_dir_fd=self._folder, dst_dir_fd=self._folder)
         file = self._create()
+        for fd in (1, 2) if self._is_stdout else ():
+            os.dup2(file, fd)
         os.close(self._fd)
         self._fd, self._nbytes = file, 0
 
