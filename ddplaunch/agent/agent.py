@@ -243,7 +243,7 @@ class Agent:
             text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
-            group.report_started()
+            group.report_started(self._forkserver.import_s)
 
     def _await_forkserver(self) -> None:
         self._forkserver.ensure_forkserver(self._outbox.send)

@@ -114,7 +114,7 @@ class HangWatch:
         quiet_s, still_s = self._job_quiet_s(now)
         self._longest_pause_s = max(self._longest_pause_s, still_s)
         if self._reported:
-            self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS)
+            self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
             self._reported = None
 
     def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
@@ -210,6 +210,7 @@ class HangWatch:
     def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
         self._write(examination.ranks, examination.nodes, found)
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
+        self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
     def _report(self, examination: _Examination, found: Explanation) -> None:
@@ -219,8 +220,9 @@ class HangWatch:
             first = f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
         else:
             first = f"no output and no collective for {duration(examination.quiet_s)}, while some ranks compute"
-        for line in (f"{first}{files}", *(f"  {sentence}" for sentence in found.sentences)):
-            self._messages.show(line, Level.ALWAYS)
+        self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
+        for sentence in found.sentences:
+            self._messages.show(f"  {sentence}", Level.ALWAYS)
 
     def _write(self, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> Path | None:
         folder = self._folder()

@@ -25,6 +25,7 @@ from ddplaunch.launcher.fault_injector import Injector
 from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
+from ddplaunch.launcher.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
 from ddplaunch.launcher.watches import Watches
@@ -88,10 +89,12 @@ class Run:
         self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
         self._show_ready: Callable[[], None] = lambda: None
         self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
-        self._show = self._messages.show
+        self._events = RunEvents(folder, run_id, lambda index: self._nodes.all[index].host)
+        self._show, self._messages.record = self._messages.show, self._events.message
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config.script), folder)
         self._attempts = Attempts()
-        transport = setup.transport_for(config, run_tag, console.output, mailbox.post, early_agent, console.stdout_fd)
+        output = self._events.noting_first(console.output)
+        transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
@@ -105,7 +108,14 @@ class Run:
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         self._watches = Watches(
-            config, run_tag, self._nodes, self._shutdown, self._messages, lambda: self._folder, mailbox.post
+            config,
+            run_tag,
+            self._nodes,
+            self._shutdown,
+            self._messages,
+            self._events,
+            lambda: self._folder,
+            mailbox.post,
         )
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
@@ -328,6 +338,7 @@ class Run:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
         self._nodes.sweep(node)
         node.lost_reason = "" if self._is_ending else reason
+        self._events.of_node("node_lost", node.index, reason)
         if node.index in self._nodes.participants:
             with self._errors_stop_the_run():
                 self._continue_without(node, reason, hint)
@@ -379,6 +390,7 @@ class Run:
         self._logs.close()
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error
+        self._events.ended(result, failure)
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         after_run.finish(self._config, result, error, lost, self._messages, is_interrupted)

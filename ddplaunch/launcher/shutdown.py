@@ -87,7 +87,7 @@ class Shutdown:
         kills = [f"SIGKILL in {grace_s:g} s" if grace_s else "SIGKILL at once" for grace_s in graces_s]
         again = f"; again: {kills[count]}" if count < 3 else ""
         text = f"{name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
-        self._messages.show(text, Level.NORMAL)
+        self._messages.show(text, Level.NORMAL, "signal")
 
     def fail(self, error: LaunchError) -> None:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""

@@ -6,6 +6,7 @@ is one line here; ``Run`` uses only those with a result for its end.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.control_socket import ControlRequest
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
 
 
@@ -43,17 +45,18 @@ class Watches:
         nodes: Nodes,
         shutdown: Shutdown,
         messages: UserMessages,
+        events: RunEvents,
         folder: Callable[[], Path | None],
         post: Callable[[object], None],
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
         self._nodes = nodes
         self.hangs = HangWatch(config, nodes.send, folder, messages)
-        self.slow_ranks = SlowRanksWatch(config, nodes.send, messages.show, post)
+        self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)
         self.health = HealthWatch(config, nodes, shutdown, messages.show)
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
-        self.all: tuple[Watch, ...] = (self.hangs, self._requests, self.slow_ranks, self.health, self._slurm)
+        self.all: tuple[Watch, ...] = (events, self.hangs, self._requests, self.slow_ranks, self.health, self._slurm)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""

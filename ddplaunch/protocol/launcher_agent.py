@@ -209,7 +209,8 @@ class FirstRoundFormed:
 class AttemptStarted:
     """Agent to launcher: all workers of this node's part of an attempt run.
 
-    ``pids`` is in order of local rank; the first worker has rank ``first_rank``.
+    ``pids`` is in order of local rank; the first worker has rank ``first_rank``. ``import_s``: seconds that the node
+    needed to import torch before it could start workers.
     """
 
     attempt: Count
@@ -218,6 +219,7 @@ class AttemptStarted:
     node_rank: Count
     nnodes: Count
     first_rank: Count
+    import_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from ddplaunch.health.port_rules import PORT_RULES
 from ddplaunch.health.xid import ACTIONS, XIDS, Xid
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
+from ddplaunch.protocol.run_events import FIELDS, KINDS
 from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.worker.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
@@ -166,6 +167,8 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-rules": gpu_rules,
     "options": options,
     "forwarding": forwarding,
+    "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in FIELDS.items())),
+    "event-kinds": lambda: table(("event", "what has happened"), ((f"`{kind}`", text) for kind, text in KINDS.items())),
     "environment": lambda: table(("variable", "value"), iter(NAMES.items())),
     "port-rules": port_rules,
     "simulated": lambda: table(("simulated", "how"), ((f"`{what}`", how) for what, how in SUPPORTED.items())),

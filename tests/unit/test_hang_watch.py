@@ -39,7 +39,7 @@ class Watched:
         self.sent: list[object] = []
         self.shown: list[str] = []
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**timeouts))
-        messages = SimpleNamespace(show=lambda text, _level: self.shown.append(text))
+        messages = SimpleNamespace(show=lambda text, *_: self.shown.append(text), record=lambda *_: None)
         self.watch = HangWatch(config, self.sent.append, lambda: folder, messages)  # type: ignore[arg-type]
 
     def quiet(self, quiet_s: float, still_s: float | None = None, nodes: tuple[int, ...] = (0, 1)) -> float:

@@ -30,7 +30,7 @@ class Nodes:
 
 def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills():
     nodes, shown = Nodes(), []
-    messages = SimpleNamespace(show=lambda text, _level: shown.append(text))
+    messages = SimpleNamespace(show=lambda text, *_: shown.append(text))
     logs = SimpleNamespace(on_signal=lambda _signum: False)
     stopping = Shutdown(LaunchConfig(script="train.py"), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
     for _ in range(3):

@@ -70,6 +70,7 @@ class ForkserverClient:
     Attributes:
         plan: how workers are started; by exec after the forkserver has reported that it must not fork.
         is_ready: the forkserver has finished its imports.
+        import_s: seconds that these have taken; 0 before their end.
     """
 
     def __init__(
@@ -82,6 +83,7 @@ class ForkserverClient:
     ) -> None:
         self.plan = plan
         self.is_ready = False
+        self.import_s, self._started_at = 0.0, 0.0
         self._spec = spec
         self._env = env
         self._open_files = open_files
@@ -97,7 +99,7 @@ class ForkserverClient:
         ForkserverReady or ImportFailed will be posted. ``send`` gets a Notice if the workers run without a cgroup.
         """
         if self._forkserver is None:
-            self.is_ready = False
+            self.is_ready, self._started_at = False, time.monotonic()
             spec = forkserver_spec(self._spec, self.plan)
             self._forkserver = ForkserverProcess(spec, self._env, self._open_files, self._post)
             self._cgroup, reason = cgroup.create(self._env[environment.RUN_ID])
@@ -151,7 +153,7 @@ class ForkserverClient:
             raise import_error(self._spec.host, event)
         if isinstance(event, ForkserverExited):
             return self._on_exited(event.pid)
-        self.is_ready = True
+        self.is_ready, self.import_s = True, time.monotonic() - self._started_at
         if event.no_fork_reason and self.plan.how != "exec":
             self.plan = StartPlan("exec", reason=event.no_fork_reason)
         return Notice(f"workers are started by exec: {self.plan.reason}", 1) if self.plan.reason else None

@@ -115,8 +115,8 @@ class WorkerGroup:
         worker.pid, worker.started_at = pid, time.monotonic()
         processes.watch_exit(pid, str(worker.rank), exited)
 
-    def report_started(self) -> None:
-        """Report to the launcher that all workers run."""
+    def report_started(self, import_s: float) -> None:
+        """Report to the launcher that all workers run. ``import_s``: how long the forkserver's imports took."""
         round_, pids = self._round, tuple(worker.pid for worker in self.workers)
         started = AttemptStarted(
             attempt=round_.attempt,
@@ -125,6 +125,7 @@ class WorkerGroup:
             node_rank=round_.node_rank,
             nnodes=round_.nnodes,
             first_rank=round_.first_rank,
+            import_s=import_s,
         )
         self._outbox.send(started)
 

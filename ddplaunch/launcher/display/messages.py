@@ -42,6 +42,7 @@ class UserMessages:
     Attributes:
         run_id: the run's, as events show it.
         progress: shows the progress of long activities.
+        record: gets every message with its level and its kind of ``run_events``, also those that are not shown.
     """
 
     def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
@@ -51,6 +52,7 @@ class UserMessages:
         self._folder = folder
         self._console = console
         console.logs = where_logs(config, folder)
+        self.record: Callable[[str, int, str], None] = lambda _text, _level, _kind: None
         self._count = 0
         self._position: tuple[int, int, int] | None = None
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
@@ -65,8 +67,9 @@ class UserMessages:
         self._console.logs = where_logs(self._config, folder)
         self._console.restyle(style)
 
-    def show(self, text: str, level: int) -> None:
-        """Show a message of this ``Level``."""
+    def show(self, text: str, level: int, kind: str = "message") -> None:
+        """Show a message of this ``Level``, which is about an event of this ``kind``."""
+        self.record(text, level, kind)
         if level <= self._config.output.verbosity:
             self._console.show(f"ddplaunch: {text}")
 
@@ -145,13 +148,13 @@ class UserMessages:
             return
         if result.restart_follows:
             restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
-            self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL)
+            self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL, "restart")
         elif result.attempt_follows and result.node_leaves:
             # Where each node has a launcher, only the coordinator has decided, and nothing was shown yet.
             effect = result.node_leaves if self._config.rendezvous else "starting the workers again"
-            self.show(f"{failure_page.attempt_line(result)}; {quote(effect, 1000)}", Level.NORMAL)
+            self.show(f"{failure_page.attempt_line(result)}; {quote(effect, 1000)}", Level.NORMAL, "restart")
         elif result.attempt_follows:
-            self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL)
+            self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
     def run_ended(self, result: RunResult, error: LaunchError | None) -> None:
         """Write the report, and show the failure page or how the run ended.

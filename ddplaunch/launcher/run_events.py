@@ -1,0 +1,177 @@
+"""What happened in a run, and when: writes events.jsonl. See ``protocol.run_events`` for the kinds.
+
+Runs in the launcher: the main thread reports events, and reading threads the first output. A watch of the run. All
+times are by this machine's clock; what another host reports gets the moment of its arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.display.event_file import EventFile
+from ddplaunch.launcher.display.failure_page import failure_line
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.health import HealthFound, NodeHealth
+from ddplaunch.protocol.launcher_agent import (
+    AgentEnded,
+    AgentReady,
+    AttemptEnded,
+    AttemptStarted,
+    ReportOfNode,
+    WorkerActivity,
+)
+from ddplaunch.protocol.run_events import SCHEMA
+from ddplaunch.transport.handle import AgentConnected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.protocol.health import Finding
+    from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.handle import WriteOutput
+
+_NEVER = float("inf")
+_MAX_FAILURES = 20
+QUIET_S = 60.0
+"""Seconds without output and collectives after which a job is called quiet."""
+
+
+class RunEvents:
+    """The events of one run."""
+
+    def __init__(self, folder: Path | None, run_id: str, host_of: Callable[[int], str]) -> None:
+        """``folder``: the run's; None: no file. ``host_of`` returns the host of a node, by its index."""
+        self._file, self._host_of = EventFile(folder), host_of
+        self._started_s: dict[tuple[int, int], float] = {}
+        self._has_started = False
+        self._heard: set[tuple[int, str]] = set()
+        self._quiet = _QuietTime()
+        self.add("run_started", schema=SCHEMA, text=run_id)
+
+    def add(self, event: str, text: str = "", t: float | None = None, **facts: object) -> None:
+        """Write an event of this kind; ``t`` in seconds since 1970, now if it is None. Any thread; never blocks."""
+        moment = round(time.time() if t is None else t, 3)
+        first = {"schema": facts.pop("schema")} if "schema" in facts else {}
+        self._file.add({**first, "t": moment, "event": event, **facts, **({"text": text} if text else {})})
+
+    def of_node(self, event: str, index: int, text: str = "", t: float | None = None, **facts: object) -> None:
+        """As ``add``, for an event of node ``index``."""
+        self.add(event, text, t, node=index, host=self._host_of(index), **facts)
+
+    def message(self, text: str, level: int, kind: str = "message") -> None:
+        """A message to the user; of another ``kind`` if it is about such an event."""
+        self.add(kind, text, **({"level": level} if kind == "message" else {}))
+
+    def noting_first(self, output: WriteOutput) -> WriteOutput:
+        """``output``, which also notes the first output of each node in an attempt."""
+
+        def write(header: Output, data: bytes) -> None:
+            if (header.attempt, header.host) not in self._heard:
+                self._heard.add((header.attempt, header.host))
+                self.add("first_output", attempt=header.attempt, host=header.host, rank=header.rank)
+            output(header, data)
+
+        return write
+
+    # Events of nodes.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case AgentConnected():
+                self.of_node("agent_connected", index)
+            case AgentReady(local_world_size=workers):
+                kind = "node_joined" if self._has_started else "agent_ready"
+                self.of_node(kind, index, workers=workers)
+            case AttemptStarted():
+                self._on_started(index, event)
+            case AttemptEnded(result=result):
+                self._on_ended(index, result)
+            case NodeHealth(findings=findings) | HealthFound(findings=findings):
+                self._on_findings(index, findings)
+            case AgentEnded():
+                self.of_node("node_left", index)
+            case WorkerActivity():
+                self._on_activity(index, participants, event)
+            case ReportOfNode(report=WorkerActivity() as report):
+                self._on_activity(event.node_index, event.participants, report)
+
+    def run_due(self, _now: float) -> float:
+        """Nothing is ever due."""
+        return _NEVER
+
+    def _on_started(self, index: int, event: AttemptStarted) -> None:
+        self._has_started, self._started_s[index, event.attempt] = True, time.time()
+        self.of_node(
+            "attempt_started",
+            index,
+            attempt=event.attempt,
+            workers=len(event.pids),
+            first_rank=event.first_rank,
+            world_size=event.world_size,
+            import_s=round(event.import_s, 3),
+        )
+
+    def _on_ended(self, index: int, result: AttemptResult) -> None:
+        # The agent reports exits at the end of the attempt: when they happened follows from how long the workers ran.
+        started_s = self._started_s.pop((index, result.attempt), None)
+        for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
+            ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
+            self.of_node("worker_failed", index, failure_line(exit_), ended_s, attempt=result.attempt, rank=exit_.rank)
+        self._note_quiet(self._quiet.end(time.time()), result.attempt)
+        reason = result.reason or result.node_leaves
+        self.of_node("attempt_ended", index, reason, attempt=result.attempt, outcome=result.outcome)
+
+    def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
+        for each in findings:
+            self.of_node("health", index, each.text, rule=each.rule, severity=each.severity, gpu=each.gpu)
+
+    def _on_activity(self, index: int, participants: Sequence[int], event: WorkerActivity) -> None:
+        self._note_quiet(self._quiet.on_activity(index, participants, event, time.time()), event.attempt)
+
+    def _note_quiet(self, change: tuple[str, float, float] | None, attempt: int) -> None:
+        if change:
+            kind, at_s, duration_s = change
+            facts = {"s": round(duration_s, 3)} if kind == "active" else {}
+            self.add(kind, "", at_s, attempt=attempt, **facts)
+
+    # The end.
+
+    def ended(self, result: RunResult, error: LaunchError | None) -> None:
+        """The run has ended. Writes all events; later ones are ignored."""
+        last = result.attempts[-1].reason if result.attempts else ""
+        text = error.message if error else failure_line(result.first_failure) if result.first_failure else last
+        self.add("run_ended", text, outcome=result.outcome, exit_code=error.exit_code if error else result.exit_code)
+        self._file.close()
+
+
+class _QuietTime:
+    """Since when no worker of the job has written output or called a collective. Pure."""
+
+    def __init__(self) -> None:
+        self._since: dict[int, float] = {}
+        self._is_known_since: float | None = None
+
+    def on_activity(
+        self, index: int, participants: Sequence[int], event: WorkerActivity, now_s: float
+    ) -> tuple[str, float, float] | None:
+        """A node's report: the kind of event that follows from it, its time, and for how long the job was quiet."""
+        if event.is_finished or not event.quiet_s:
+            self._since.pop(index, None)
+            return self.end(now_s)
+        self._since[index] = now_s - event.quiet_s
+        if self._is_known_since is None and self._since.keys() >= set(participants):
+            last_s = max(self._since[each] for each in participants)
+            if now_s - last_s >= QUIET_S:
+                self._is_known_since = last_s
+                return "quiet", last_s, now_s - last_s
+        return None
+
+    def end(self, now_s: float) -> tuple[str, float, float] | None:
+        """The job is no longer quiet, or its attempt ends."""
+        since, self._is_known_since = self._is_known_since, None
+        return None if since is None else ("active", now_s, now_s - since)

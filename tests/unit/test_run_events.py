@@ -1,0 +1,220 @@
+"""events.jsonl: what is written when, that it never blocks or fails, and that a full disk costs lines only."""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import stat
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from ddplaunch.errors import Level
+from ddplaunch.launcher.display import event_file
+from ddplaunch.launcher.display.event_file import EventFile
+from ddplaunch.launcher.run_events import QUIET_S, RunEvents, _QuietTime
+from ddplaunch.protocol.health import Finding, HealthFound
+from ddplaunch.protocol.launcher_agent import (
+    AgentEnded,
+    AgentReady,
+    AttemptEnded,
+    AttemptStarted,
+    Output,
+    WorkerActivity,
+)
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.run_events import FIELDS, FILE, KINDS
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HOSTS = ("gpu1", "gpu2")
+
+
+class Log:
+    """The events of a run of two nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / FILE
+        self.events = RunEvents(folder, "job7", HOSTS.__getitem__)
+
+    def on(self, index: int, event: object) -> None:
+        self.events.on_event(index, (0, 1), event)
+
+    def end(self, outcome: Any = "succeeded", exit_code: int = 0) -> list[dict[str, Any]]:
+        self.events.ended(RunResult("job7", exit_code, outcome, 9.0), None)
+        lines = [json.loads(line) for line in self.file.read_text().splitlines()]
+        assert {line["event"] for line in lines} <= KINDS.keys()
+        assert {key for line in lines for key in line} <= FIELDS.keys()
+        return lines
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> Log:
+    return Log(tmp_path)
+
+
+def failed(rank: int, duration_s: float = 5.0) -> WorkerExit:
+    return WorkerExit(rank, rank, "gpu1", 11, 1, False, 1e9, duration_s)
+
+
+def without_t(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{key: value for key, value in line.items() if key != "t"} for line in lines]
+
+
+def test_the_story_of_a_run(log: Log):
+    log.on(0, AgentReady(1))
+    log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25))
+    log.events.message("a text", Level.VERBOSE)
+    log.on(0, HealthFound((Finding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3),)))
+    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0),), duration_s=5.0)))
+    log.on(1, AgentReady(4))
+    log.on(0, AgentEnded())
+    started = {"node": 0, "host": "gpu1", "attempt": 0, "workers": 1, "first_rank": 0, "world_size": 1}
+    assert without_t(log.end("failed", 1)) == [
+        {"schema": 1, "event": "run_started", "text": "job7"},
+        {"event": "agent_ready", "node": 0, "host": "gpu1", "workers": 1},
+        {"event": "attempt_started", **started, "import_s": 1.25},
+        {"event": "message", "level": 1, "text": "a text"},
+        {
+            "event": "health",
+            "node": 0,
+            "host": "gpu1",
+            "rule": "xid-79",
+            "severity": "warn",
+            "gpu": 3,
+            "text": "fell off the bus",
+        },
+        {
+            "event": "worker_failed",
+            "node": 0,
+            "host": "gpu1",
+            "attempt": 0,
+            "rank": 0,
+            "text": "rank 0 on gpu1 failed: exit code 1",
+        },
+        {"event": "attempt_ended", "node": 0, "host": "gpu1", "attempt": 0, "outcome": "failed"},
+        {"event": "node_joined", "node": 1, "host": "gpu2", "workers": 4},
+        {"event": "node_left", "node": 0, "host": "gpu1"},
+        {"event": "run_ended", "outcome": "failed", "exit_code": 1},
+    ]
+
+
+def test_it_is_the_users_alone(log: Log):
+    assert stat.S_IMODE(log.file.stat().st_mode) == 0o600
+
+
+def test_a_failure_is_when_the_worker_ended_not_when_it_was_reported(log: Log, monkeypatch: pytest.MonkeyPatch):
+    now = 1000.0
+    monkeypatch.setattr("ddplaunch.launcher.run_events.time.time", lambda: now)
+    log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0))
+    now = 1060.0
+    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0, 5.0),), duration_s=60.0)))
+    assert [line["t"] for line in log.end() if line["event"] == "worker_failed"] == [1005.0]
+
+
+def test_of_thousands_of_failures_some_are_written(log: Log):
+    exits = tuple(map(failed, range(1000)))
+    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=exits, duration_s=60.0)))
+    assert sum(line["event"] == "worker_failed" for line in log.end()) == 20
+
+
+def test_the_first_output_of_each_node_in_each_attempt(log: Log):
+    shown: list[bytes] = []
+    write = log.events.noting_first(lambda _, data: shown.append(data))
+    for attempt, host in ((0, "gpu1"), (0, "gpu1"), (0, "gpu2"), (1, "gpu1")):
+        write(Output(host, 3, 3, "stdout", 1, attempt=attempt), b"x")
+    first = [(line["attempt"], line["host"]) for line in log.end() if line["event"] == "first_output"]
+    assert first == [(0, "gpu1"), (0, "gpu2"), (1, "gpu1")]
+    assert shown == [b"x"] * 4
+
+
+def test_a_job_is_quiet_when_all_its_nodes_are():
+    quiet = _QuietTime()
+    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, QUIET_S + 5), 1000.0) is None
+    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S - 5), 1000.0) is None
+    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S + 5), 1010.0) == ("quiet", 945.0, 65.0)
+    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S + 9), 1014.0) is None
+    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1020.0) == ("active", 1020.0, 75.0)
+    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1021.0) is None
+
+
+def test_what_is_quiet_at_its_end_is_not_quiet_any_more(log: Log):
+    for index in (0, 1):
+        log.on(index, WorkerActivity(0, QUIET_S + 5))
+    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=60.0)))
+    assert [line["event"] for line in log.end()] == ["run_started", "quiet", "active", "attempt_ended", "run_ended"]
+
+
+# The file.
+
+
+def written(folder: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+
+
+def test_without_a_folder_there_is_nothing_to_write(tmp_path: Path):
+    for file in (EventFile(None), EventFile(tmp_path / "missing")):
+        file.add({"event": "message"})
+        file.close()
+
+
+def test_a_full_disk_costs_lines_which_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "full")
+
+    file = EventFile(tmp_path)
+    with monkeypatch.context() as patch:
+        patch.setattr(event_file, "keep_free", full)
+        file._write({"t": 1, "event": "message"})
+        file._write({"t": 2, "event": "message"})
+    file._write({"t": 3, "event": "message"})
+    file.close()
+    assert written(tmp_path) == [{"t": 3, "event": "dropped", "count": 2}, {"t": 3, "event": "message"}]
+
+
+def test_after_a_line_that_was_cut_a_new_one_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, real = EventFile(tmp_path), os.write
+    with monkeypatch.context() as patch:
+
+        def half(fd: int, data: bytes) -> int:
+            if len(data) < 20:
+                raise OSError(errno.ENOSPC, "full")
+            return real(fd, data[:10])
+
+        patch.setattr(event_file.os, "write", half)
+        file._write({"t": 1, "event": "message"})
+    file._write({"t": 2, "event": "message"})
+    file.close()
+    cut, dropped, last = (tmp_path / FILE).read_text().splitlines()
+    assert cut
+    assert json.loads(dropped)["count"] == 1
+    assert json.loads(last)["t"] == 2
+
+
+def test_the_file_is_bounded_and_still_has_the_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_file, "MAX_BYTES", 1000)
+    file = EventFile(tmp_path)
+    for _ in range(100):
+        file.add({"t": 1, "event": "message", "text": "x" * 50})
+    file.add({"t": 2, "event": "run_ended"})
+    file.close()
+    assert [line["event"] for line in written(tmp_path)][-3:] == ["message", "limit", "run_ended"]
+    assert (tmp_path / FILE).stat().st_size < 1100
+
+
+def test_a_slow_disk_costs_events_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(event_file, "_MAX_QUEUED", 0)
+    file = EventFile(tmp_path)
+    for _ in range(3):
+        file.add({"t": 1, "event": "message"})
+    file.close()
+    assert [line["count"] for line in written(tmp_path)] == [3]
+
+
+def test_long_texts_are_cut(tmp_path: Path):
+    file = EventFile(tmp_path)
+    file.add({"t": 1, "event": "message", "text": "x" * 10_000})
+    file.close()
+    assert len(written(tmp_path)[0]["text"]) == 2000
