@@ -122,7 +122,7 @@ class Agent:
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
         self._outbox.send(node_details.read(self._spec))
-        if self._health.check(self._placement, self._wait):
+        if self._health.check(self._placement, self._wait, self._is_stopping, self._rendezvous):
             self._wait(self._is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self._rendezvous.next_round()) is not None:

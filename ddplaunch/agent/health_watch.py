@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.gpus_of_job import GpusOfJob, Wait
+    from ddplaunch.agent.rendezvous import Rendezvous
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.protocol.health import Finding, NodeHealth
     from ddplaunch.protocol.results import WorkerExit
@@ -63,24 +64,23 @@ class HealthWatch:
 
     # Before the first attempt.
 
-    def check(self, placement: Placement, wait: Wait) -> bool:
+    def check(self, placement: Placement, wait: Wait, is_stopping: Callable[[], bool], rendezvous: Rendezvous) -> bool:
         """Wait for the first readings, and send them to the launcher. Returns whether the node must not be used.
 
-        ``placement`` says which GPUs are the job's.
+        Args:
+            placement: says which GPUs are the job's.
+            wait: that of the agent.
+            is_stopping: the run is being stopped: there is no need to wait.
+            rendezvous: is told if the node must not be used.
 
         Raises:
             LaunchError: it must not be used, and its launcher has no other node.
         """
         if not self._is_on:
             return False
-        if self._gpus:
-            self._gpus.placement = placement
-        folder_by = time.monotonic() + FOLDER_LIMIT_S
-        gpus = self._gpus
-        if gpus:
-            wait(lambda: gpus.is_read, time.monotonic() + _FIRST_LIMIT_S)
-        if not wait(lambda: self._is_probed, folder_by):
-            self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
+        self._await_readings(placement, wait, is_stopping)
+        if is_stopping():
+            return False
         report = self._node_health()
         self._send(report)
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
@@ -89,9 +89,18 @@ class HealthWatch:
         if not self._spec.launcher_assigns_rendezvous:
             from ddplaunch.health import wording
 
-            text = wording.refusal(wrong, self._spec.host)
-            raise LaunchError(f"the hardware is not sound: {text}", _REFUSED_HINT, HARDWARE)
+            text = f"the hardware is not sound: {wording.refusal(wrong, self._spec.host)}"
+            rendezvous.refuse(text)
+            raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return True
+
+    def _await_readings(self, placement: Placement, wait: Wait, is_stopping: Callable[[], bool]) -> None:
+        folder_by = time.monotonic() + FOLDER_LIMIT_S
+        if gpus := self._gpus:
+            gpus.placement = placement
+            wait(lambda: gpus.is_read or is_stopping(), time.monotonic() + _FIRST_LIMIT_S)
+        if not wait(lambda: self._is_probed or is_stopping(), folder_by):
+            self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
         gpus = self._gpus

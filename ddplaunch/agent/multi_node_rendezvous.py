@@ -6,15 +6,16 @@ Runs in the agent, main thread only. The node's member of the rendezvous is anot
 
 from __future__ import annotations
 
+import contextlib
 import time
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.agent import node_folder, verdicts
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous_client import RendezvousClient
-from ddplaunch.errors import RENDEZVOUS, LaunchError
+from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
@@ -35,6 +36,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
     NodeJoined,
+    NodeRefused,
     NodeStops,
     NoFreePlace,
     RecordsRejected,
@@ -50,20 +52,24 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
 from ddplaunch.protocol.results import AttemptResult, SetParticipants
-from ddplaunch.system import network, run_folder
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous import AgentCallbacks
+    from ddplaunch.config import RendezvousConfig
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import Outcome, Round
+    from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
 
 _CLOSE_S = 2.0
 _SERVER_LEAVES_S = 0.2
 _VERDICT_S = 30.0
+_TELL_S = 30.0
+"""For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
+
+_REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
 _NEVER = float("inf")
 
 
@@ -111,13 +117,7 @@ class MultiNodeRendezvous:
 
     @property
     def worker_environ(self) -> dict[str, str]:
-        client = self._client
-        if not client or not (name := network.interface_of(client.address)):
-            return {}
-        names = {"GLOO_SOCKET_IFNAME": name}
-        if client.config.local_addr:
-            names["NCCL_SOCKET_IFNAME"] = f"={name}"
-        return names
+        return self._client.worker_environ if self._client else {}
 
     # Before a round.
 
@@ -144,20 +144,12 @@ class MultiNodeRendezvous:
         if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
             return spec
         self._is_complete = True
-        node_dir = spec.node_dir and self._move_folder(Path(spec.node_dir), ready, self._round.node_rank)
-        self._callbacks.send(FirstRoundFormed(node_dir))
-        return replace(spec, run_id=ready.run_id, node_dir=node_dir)
-
-    def _move_folder(self, folder: Path, ready: MemberReady, node_rank: int) -> str:
-        """Move this launcher's folder into that of the run, where the launchers of all nodes of a disk meet."""
-        host = self._spec.host
-        names = (f"{host}.{node_rank}",) if self._shares_host else (host, f"{host}.{node_rank}")
-        try:
-            return str(run_folder.move_into_run(folder, ready.run_id, ready.run_key, names))
-        except OSError as error:
-            text = f"the logs of {host} are in {folder}, not in the folder of {ready.run_id}: {error.strerror}"
-            self._callbacks.send(Notice(text, -1))
-            return str(folder)
+        if spec.node_dir:
+            place = f"{spec.host}.{self._round.node_rank}"
+            names = (place,) if self._shares_host else (spec.host, place)
+            spec = node_folder.moved(spec, ready, names, self._callbacks.send)
+        self._callbacks.send(FirstRoundFormed(spec.node_dir))
+        return replace(spec, run_id=ready.run_id)
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
@@ -167,21 +159,46 @@ class MultiNodeRendezvous:
         """Report the end of a run in which this spare has never taken part.
 
         Raises:
-            LaunchError: this node is not a spare: the run had ended before this node joined.
+            LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
         """
+        if verdict.leaves:
+            self._await_others(client)
+            raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        result = AttemptResult(verdict.attempt, _outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause)
+        result = AttemptResult(
+            verdict.attempt, verdicts.outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause
+        )
         self._callbacks.send(AttemptEnded(result))
+
+    def refuse(self, reason: str) -> None:
+        """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
+        config = self._next_config
+        if config is None or self._launcher_assigns_rendezvous:
+            return
+        with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
+            client = self._connect(time.monotonic() + _TELL_S, is_wanted=lambda client: _is_needed(client, config))
+            if client and client.index is not None:
+                client.send(NodeRefused(client.index, reason))
+                self._await_others(client)
+
+    def _await_others(self, client: RendezvousClient) -> None:
+        """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
+        if client.is_server:
+            self._send_notice(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
+            is_over = lambda: self._all_left or self._is_lost or self._callbacks.is_stopping()  # noqa: E731
+            self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
 
     def _join_timeout_s(self) -> float:
         config = self._next_config or (self._client.config if self._client else None)
         return config.join_timeout_s if config else _NEVER
 
-    def _connect(self, deadline: float) -> RendezvousClient | None:
-        """Connect to the next rendezvous, once it is known. None if this node must stop before."""
+    def _connect(
+        self, deadline: float, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
+    ) -> RendezvousClient | None:
+        """Connect to the next rendezvous, once it is known. None if this node must stop before, or if not wanted."""
         if self._client:
             self._client.close()
             self._client = None
@@ -194,6 +211,8 @@ class MultiNodeRendezvous:
             return None
         self._all_left, self._stopped_attempt = False, -1
         self._client = client = RendezvousClient(self._spec.host, config)
+        if not is_wanted(client):
+            return None
         if client.is_server and self._launcher_assigns_rendezvous:
             self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
         client.connect(self._spec, self._callbacks)
@@ -236,7 +255,7 @@ class MultiNodeRendezvous:
             return self._without_verdict(result, is_stopping)
         if not verdict.attempt_follows:
             self._leave()
-        return _with_verdict(result, verdict, is_stopping=is_stopping)
+        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
         lost_reason = self._lost_reason
@@ -367,19 +386,6 @@ class MultiNodeRendezvous:
         self._callbacks.send(Notice(text, 1 if self._launcher_assigns_rendezvous else 0))
 
 
-def _with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
-    was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
-    # If a node leaves, the round has not failed as a whole: no restart is counted.
-    own_counts = was_stopped or bool(verdict.leaves and verdict.attempt_follows)
-    return replace(
-        result,
-        outcome=result.outcome if own_counts else _outcome(verdict),
-        attempt_follows=verdict.attempt_follows,
-        reason=result.reason or verdict.reason,
-        cause=verdict.cause,
-        node_leaves=verdict.leaves,
-    )
-
-
-def _outcome(verdict: RoundVerdict) -> Outcome:
-    return "stopped" if verdict.stopped else "failed" if verdict.failed else "succeeded"
+def _is_needed(client: RendezvousClient, config: RendezvousConfig) -> bool:
+    """Whether the other nodes cannot start a job without the node of ``client``."""
+    return client.is_server or config.min_nodes == config.max_nodes

@@ -41,6 +41,9 @@ class Rendezvous(Protocol):
             LaunchError: this node cannot join the other nodes.
         """
 
+    def refuse(self, reason: str) -> None:
+        """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
+
     def complete(self, spec: AgentSpec) -> AgentSpec:
         """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
 
@@ -127,6 +130,8 @@ class SingleNodeRendezvous:
             has_store=has_store,
         )
         return round_, listener
+
+    def refuse(self, reason: str) -> None: ...
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
         return spec

@@ -95,6 +95,16 @@ class RendezvousClient:
         ports = () if self.is_server or self.index is not None else self.config.other_ports
         return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
 
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Variables of the workers for the network through which this node has joined."""
+        if not (name := network.interface_of(self.address)):
+            return {}
+        names = {"GLOO_SOCKET_IFNAME": name}
+        if self.config.local_addr:
+            names["NCCL_SOCKET_IFNAME"] = f"={name}"
+        return names
+
     def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
         """Start the member's process; its output goes into the run folder."""
         ours, theirs = socket.socketpair()

@@ -84,6 +84,17 @@ class WorkersEnded:
 
 
 @dataclass(frozen=True)
+class NodeRefused:
+    """Node to coordinator, in place of NodeJoined, where each node has its own launcher: the node takes no part.
+
+    ``reason`` says what is wrong with its hardware, with its host.
+    """
+
+    node_index: Count
+    reason: OneLine
+
+
+@dataclass(frozen=True)
 class ReportToServer:
     """Node to coordinator, where each node has its own launcher: what this node's workers do.
 
@@ -162,7 +173,8 @@ class RoundVerdict:
         stopped: somebody stopped a node, and no worker failed.
         reason: why the round ended if no worker failed, or why there is no restart after a failure.
         cause: the first failure of a worker on any node; None if none failed.
-        leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted.
+        leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted. Or
+            no round was formed: the run needs a node that was refused.
     """
 
     attempt: Count
@@ -253,6 +265,7 @@ FROM_NODE = (
     NodeStops,
     WorkersEnded,
     NodeLeft,
+    NodeRefused,
     SetParticipants,
     ReportToServer,
     OrderToNodes,

@@ -17,6 +17,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     NodeJoined,
     NodeLeft,
+    NodeRefused,
     NodeStops,
     NoFreePlace,
     ReportToServer,
@@ -89,6 +90,8 @@ class Coordinator:
     _avoided: set[str] = field(default_factory=set)
     _departing: set[int] = field(default_factory=set)
     _awaits_launcher: bool = False
+    _refusal: str = ""
+    _to_come: int = 0
     _reports: RoundReports = field(default_factory=RoundReports)
     _causes: tuple[WorkerExit | None, ...] = ()
 
@@ -106,6 +109,8 @@ class Coordinator:
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
                 return self._on_left(index)
+            case NodeRefused():
+                return self._on_refused(record)
             case SetParticipants():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
@@ -149,12 +154,14 @@ class Coordinator:
         index = record.node_index
         self._waiting[index], self._hosts[index] = record, record.host
         self._lost.discard(index)
+        if self._refusal:
+            return self._on_joined_too_late(index)
         if self.phase is Phase.FINISHED:
-            return [self._refusal(index, "the run had ended when this node joined")]
+            return [self._rejection(index, "the run had ended when this node joined")]
         if record.host in self._avoided:
             del self._waiting[index]
             # A launcher of all nodes removes the node; until then no round is complete.
-            return [] if self.assigned else [self._refusal(index, f"this run does not use {record.host} any more")]
+            return [] if self.assigned else [self._rejection(index, f"this run does not use {record.host} any more")]
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
@@ -168,8 +175,33 @@ class Coordinator:
                 self.participants.append(index)
         return []
 
-    def _refusal(self, node_index: int, reason: str) -> Outgoing:
-        return Outgoing(node_index, RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason))
+    def _rejection(self, node_index: int, reason: str, leaves: str = "") -> Outgoing:
+        verdict = RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason, leaves=leaves)
+        return Outgoing(node_index, verdict)
+
+    # A node whose hardware is not sound takes no part.
+
+    def _on_refused(self, record: NodeRefused) -> list[Outgoing]:
+        """Before the first round, a run that cannot do without the node ends, and all nodes are told."""
+        if self._refusal:
+            self._to_come -= 1
+            return self._all_left()
+        is_needed = self.min_nodes == self.max_nodes or record.node_index == self.server
+        if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
+            return []
+        self._refusal, self.phase = record.reason, Phase.FINISHED
+        self._leaving = set(self._waiting) - {self.server}
+        self._to_come = self.min_nodes - 1 - len(self._waiting)
+        return [*(self._rejection(i, record.reason, record.reason) for i in self._waiting), *self._all_left()]
+
+    def _on_joined_too_late(self, node_index: int) -> list[Outgoing]:
+        self._to_come -= 1
+        self._leaving |= {node_index} - {self.server}
+        return [self._rejection(node_index, self._refusal, self._refusal), *self._all_left()]
+
+    def _all_left(self) -> list[Outgoing]:
+        """After the end: whether the node that serves the rendezvous may go."""
+        return [Outgoing(self.server, AllNodesLeft())] if not self._leaving and self._to_come <= 0 else []
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
@@ -227,7 +259,7 @@ class Coordinator:
     def _on_left(self, node_index: int) -> list[Outgoing]:
         if self.phase is Phase.FINISHED:
             self._leaving.discard(node_index)
-            return [] if self._leaving else [Outgoing(self.server, AllNodesLeft())]
+            return self._all_left()
         self._waiting.pop(node_index, None)
         self._lost.add(node_index)
         if self.phase is Phase.STARTING and node_index in self.participants:
@@ -256,7 +288,7 @@ class Coordinator:
         else:
             self.phase = Phase.FINISHED
             self._leaving = set(receivers) - self._lost - {self.server}
-        all_left = [] if verdict.attempt_follows or self._leaving else [Outgoing(self.server, AllNodesLeft())]
+        all_left = [] if verdict.attempt_follows else self._all_left()
         # The cause can be large, and a launcher of all nodes needs only one copy.
         brief = replace(verdict, cause=None) if self.assigned else verdict
         sent = {index: verdict if index == self.server else brief for index in receivers} | last

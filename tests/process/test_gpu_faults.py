@@ -148,15 +148,45 @@ def test_the_next_attempt_waits_until_memory_is_free(machine: Machine) -> None:
     assert min(exit_["time_s"] - exit_["duration_s"] for exit_ in second["exits"]) >= freed_at
 
 
-@pytest.mark.slow
-def test_where_each_node_has_a_launcher_a_refused_node_does_not_join(machine: Machine) -> None:
+# Each node has a launcher.
+
+
+@pytest.fixture
+def meeting() -> tuple[str, ...]:
+    """Options of nodes that meet at an endpoint."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        endpoint = f"127.0.0.1:{server.getsockname()[1]}"
-    options = ("--nnodes", "1:2", "--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint)
+        return ("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{server.getsockname()[1]}")
+
+
+@pytest.fixture
+def sick(machine: Machine) -> dict[str, str]:
+    """Variables of a node with a GPU that is refused."""
+    machine.says(ROW_LOST, name="sick")
+    return {"FAKE_NVML": str(machine.folder / "sick")}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("is_server_sick", [False, True])
+def test_a_job_of_fixed_size_ends_at_once_without_a_refused_node(
+    machine: Machine, meeting: tuple[str, ...], sick: dict[str, str], is_server_sick: bool
+) -> None:
+    first = machine.start("--nnodes", "2", *meeting, **(sick if is_server_sick else {}))
+    first.wait_for("telling the other nodes" if is_server_sick else "waiting at .* for 1 more node")
+    second = machine.start("--nnodes", "2", *meeting, **({} if is_server_sick else sick))
+    for done in (second.finish(), first.finish()):
+        assert done.returncode == HARDWARE, done.err
+        assert "the hardware is not sound: " in done.err
+        assert "GPU 1 (GPU-0000-1), local rank 1: a row of its memory could not be remapped" in done.err
+
+
+@pytest.mark.slow
+def test_where_each_node_has_a_launcher_a_refused_node_does_not_join(
+    machine: Machine, meeting: tuple[str, ...], sick: dict[str, str]
+) -> None:
+    options = ("--nnodes", "1:2", *meeting)
     first = machine.start(*options, "--rdzv-conf", "last_call_timeout=3")
     first.wait_for("1 of up to 2 nodes are here")
-    machine.says(ROW_LOST, name="sick")
-    second = machine.run(*options, FAKE_NVML=str(machine.folder / "sick"))
+    second = machine.run(*options, **sick)
     assert second.returncode == HARDWARE, second.err
     done = first.finish()
     assert done.returncode == 0, done.err

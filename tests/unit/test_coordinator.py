@@ -12,6 +12,7 @@ from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     NodeJoined,
     NodeLeft,
+    NodeRefused,
     NodeStops,
     NoFreePlace,
     RoundFormed,
@@ -650,3 +651,46 @@ def test_the_last_round_waits_for_nobody():
     coordinator.receive(SetParticipants((5, 2), departing=(2,)))
     told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
+
+
+# A node whose hardware is not sound takes no part.
+
+SICK = "the hardware is not sound: host1: a row is lost"
+OVER = RoundVerdict(0, attempt_follows=False, failed=True, reason=SICK, leaves=SICK)
+
+
+def test_a_job_of_fixed_size_does_not_start_without_a_refused_node_and_all_are_told():
+    coordinator = Coordinator(0, 4, 4, 0)
+    for index in (0, 2):
+        coordinator.receive(join(index))
+    assert coordinator.receive(NodeRefused(1, SICK)) == [Outgoing(0, OVER), Outgoing(2, OVER)]
+    assert coordinator.receive(NodeLeft(2)) == [], "another one is still to come"
+    assert coordinator.receive(join(3)) == [Outgoing(3, OVER)]
+    assert coordinator.receive(NodeLeft(3)) == [Outgoing(0, AllNodesLeft())]
+
+
+def test_the_node_that_serves_comes_after_the_refused_one():
+    coordinator = Coordinator(0, 2, 2, 0)
+    assert coordinator.receive(NodeRefused(1, SICK)) == []
+    assert coordinator.receive(join(0)) == [Outgoing(0, OVER), Outgoing(0, AllNodesLeft())]
+
+
+def test_two_refused_nodes_are_not_waited_for():
+    coordinator = Coordinator(0, 3, 3, 0)
+    coordinator.receive(join(0))
+    assert coordinator.receive(NodeRefused(1, SICK)) == [Outgoing(0, OVER)]
+    assert coordinator.receive(NodeRefused(2, "another")) == [Outgoing(0, AllNodesLeft())]
+
+
+@pytest.mark.parametrize(("refused", "is_over"), [(1, False), (0, True)])
+def test_an_elastic_job_needs_only_the_node_that_serves(refused: int, is_over: bool):
+    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator.receive(join(2))
+    assert bool(coordinator.receive(NodeRefused(refused, SICK))) == is_over
+
+
+def test_a_refused_node_that_is_not_needed_any_more_changes_nothing():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    assert coordinator.receive(NodeRefused(2, SICK)) == []
+    assert records(coordinator.receive(NodeStops(1, 0)), StopRound)

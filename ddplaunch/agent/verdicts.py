@@ -1,0 +1,30 @@
+"""What the coordinator's verdict on a round makes of this node's result. Used by the agent. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.rendezvous import RoundVerdict
+    from ddplaunch.protocol.results import AttemptResult, Outcome
+
+
+def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
+    """``result`` with the verdict of all nodes; ``is_stopping``: somebody stops this node."""
+    was_stopped = result.outcome == "stopped" and (is_stopping or verdict.attempt_follows)
+    # If a node leaves, the round has not failed as a whole: no restart is counted.
+    own_counts = was_stopped or bool(verdict.leaves and verdict.attempt_follows)
+    return replace(
+        result,
+        outcome=result.outcome if own_counts else outcome(verdict),
+        attempt_follows=verdict.attempt_follows,
+        reason=result.reason or verdict.reason,
+        cause=verdict.cause,
+        node_leaves=verdict.leaves,
+    )
+
+
+def outcome(verdict: RoundVerdict) -> Outcome:
+    """The outcome of the round as a whole."""
+    return "stopped" if verdict.stopped else "failed" if verdict.failed else "succeeded"

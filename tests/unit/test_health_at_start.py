@@ -1,0 +1,73 @@
+"""The agent's look at its node before the first attempt: how long it waits, and whom it tells of a refusal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+
+from ddplaunch.agent import gpus_of_job
+from ddplaunch.agent.gpus_of_job import GpusAnswered
+from ddplaunch.agent.health_watch import HealthWatch
+from ddplaunch.agent.workers.placement import Placement
+from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.protocol.health import NodeHealth
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.system import nvml
+from ddplaunch.system.gpu_health import GpuHealth, GpusRead
+from tests.support.configs import rendezvous_config
+
+LOST = GpuHealth(index=0, uuid="GPU-0", error="GPU is lost")
+PLACEMENT = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), None, {})
+
+
+class Node:
+    """A node whose driver is not there: the test says what it answers."""
+
+    def __init__(self, *, answers: tuple[GpuHealth, ...] = ()) -> None:
+        self.sent: list[object] = []
+        self.told: list[str] = []
+        self.waits: list[bool] = []
+        spec = AgentSpec(
+            run_id="run",
+            host="gpu3",
+            program=Program("script", "x.py", (), "python"),
+            same_python=True,
+            rendezvous=rendezvous_config(),
+        )
+        self.watch = HealthWatch(spec, self.sent.append, self.sent.append)
+        self._answers = answers
+
+    def check(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
+        rendezvous = SimpleNamespace(refuse=self.told.append)
+        return self.watch.check(PLACEMENT, self._wait, is_stopping, rendezvous)  # type: ignore[arg-type]
+
+    def _wait(self, done: Callable[[], bool], deadline: float) -> bool:
+        if self._answers:
+            self.watch.handle_event(GpusAnswered(GpusRead(self._answers, is_first=True)))
+        self.waits.append(done())
+        assert deadline - time.monotonic() < 4
+        return done()
+
+
+@pytest.fixture(autouse=True)
+def driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(nvml, "is_installed", lambda: True)
+    monkeypatch.setattr(gpus_of_job.GpuWatch, "start", lambda _: SimpleNamespace(close=lambda: None, pid=1))
+
+
+def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer() -> None:
+    node = Node()
+    assert not node.check(lambda: True)
+    assert (node.waits, node.sent) == ([True, True], [])
+
+
+def test_a_refused_node_tells_the_others_before_it_ends() -> None:
+    node = Node(answers=(LOST,))
+    with pytest.raises(LaunchError, match="the hardware is not sound: gpu3: GPU 0") as raised:
+        node.check()
+    assert raised.value.exit_code == HARDWARE
+    assert node.told == [raised.value.message]
+    assert isinstance(node.sent[-1], NodeHealth)
