@@ -325,8 +325,8 @@ class Agent:
                 self._on_launcher_lost(event)
             case SignalReceived(signum=signum):
                 self._on_signal(signum)
-            case Ping():
-                self._outbox.send(Pong())
+            case Ping(time_s=time_s):
+                self._outbox.send(Pong(time_s, time.time()))
             case OutputResumed() | WorkersSampled() | ExamineWorkers() | AbortHungAttempt() if self._activity_watch:
                 self._failure = self._activity_watch.handle_event(event) or self._failure
             case SampleCollectives() | CollectivesRead() if self._collectives:

@@ -71,7 +71,7 @@ class HealthWatch:
             placement: says which GPUs are the job's.
             wait: that of the agent.
             is_stopping: the run is being stopped: there is no need to wait.
-            rendezvous: is told if the node must not be used.
+            rendezvous: is told what the node has, or that it must not be used.
 
         Raises:
             LaunchError: it must not be used, and its launcher has no other node.
@@ -83,6 +83,7 @@ class HealthWatch:
             return False
         report = self._node_health()
         self._send(report)
+        rendezvous.describe(report.hardware)
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
             return False

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder, verdicts
 from ddplaunch.agent.events import FromMember, LauncherLost
+from ddplaunch.agent.hardware_report import HardwareReport
 from ddplaunch.agent.rendezvous_client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.protocol import first_failure
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous import AgentCallbacks
-    from ddplaunch.config import RendezvousConfig
+    from ddplaunch.protocol.health import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -87,6 +88,7 @@ class MultiNodeRendezvous:
         self._round: Round | None = None
         self._next_attempt = 0
         self._shares_host = self._is_complete = False
+        self._hardware = HardwareReport()
         self._stopped_attempt = -1
         self._verdict: RoundVerdict | None = None
         self._all_left = False
@@ -149,10 +151,16 @@ class MultiNodeRendezvous:
             names = (place,) if self._shares_host else (spec.host, place)
             spec = node_folder.moved(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(spec.node_dir))
+        if report := self._hardware.of(self._round.attempt, spec.host):
+            self.report_activity(report)
         return replace(spec, run_id=ready.run_id)
+
+    def describe(self, hardware: NodeHardware) -> None:
+        self._hardware.hardware = hardware
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
+        self._hardware.on_join()
         client.send(NodeJoined(client.index or 0, host, size, client.server_address, self._next_attempt))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
@@ -178,8 +186,9 @@ class MultiNodeRendezvous:
         config = self._next_config
         if config is None or self._launcher_assigns_rendezvous:
             return
+        is_fixed = config.min_nodes == config.max_nodes
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
-            client = self._connect(time.monotonic() + _TELL_S, is_wanted=lambda client: _is_needed(client, config))
+            client = self._connect(time.monotonic() + _TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
             if client and client.index is not None:
                 client.send(NodeRefused(client.index, reason))
                 self._await_others(client)
@@ -345,6 +354,7 @@ class MultiNodeRendezvous:
                 client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
+                self._hardware.on_formed(record)
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundVerdict():
@@ -384,8 +394,3 @@ class MultiNodeRendezvous:
     def _send_notice(self, text: str) -> None:
         """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
         self._callbacks.send(Notice(text, 1 if self._launcher_assigns_rendezvous else 0))
-
-
-def _is_needed(client: RendezvousClient, config: RendezvousConfig) -> bool:
-    """Whether the other nodes cannot start a job without the node of ``client``."""
-    return client.is_server or config.min_nodes == config.max_nodes

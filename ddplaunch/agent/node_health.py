@@ -6,7 +6,6 @@ Must import nothing of GPUs: most machines have none, and a start waits for this
 from __future__ import annotations
 
 import os
-import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.health import MAX_FINDINGS, MAX_GPUS, MAX_PORTS, Finding, GpuIdentity, NodeHardware, NodeHealth
@@ -30,7 +29,7 @@ def node_health(
         cpus=len(os.sched_getaffinity(0)),
         ports=tuple(active[:MAX_PORTS]),
     )
-    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing, time_s=time.time())
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)
 
 
 def _identity(gpu: GpuHealth) -> GpuIdentity:

@@ -23,6 +23,7 @@ from ddplaunch.system.network import listen
 if TYPE_CHECKING:
     import socket
 
+    from ddplaunch.protocol.health import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
@@ -40,6 +41,9 @@ class Rendezvous(Protocol):
         Raises:
             LaunchError: this node cannot join the other nodes.
         """
+
+    def describe(self, hardware: NodeHardware) -> None:
+        """What this node has, for the comparison with other nodes, if its launcher does not compare them."""
 
     def refuse(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
@@ -130,6 +134,8 @@ class SingleNodeRendezvous:
             has_store=has_store,
         )
         return round_, listener
+
+    def describe(self, hardware: NodeHardware) -> None: ...
 
     def refuse(self, reason: str) -> None: ...
 

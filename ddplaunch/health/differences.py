@@ -39,10 +39,13 @@ def _counted(names: Counter[str]) -> str:
     return ", ".join(f"{count} x {name}" for name, count in sorted(names.items()))
 
 
-def between(nodes: Mapping[str, NodeHardware]) -> list[str]:
-    """A sentence for each thing that differs, by host; what a node does not tell is no difference."""
+def between(nodes: Mapping[str, NodeHardware], newcomer: str = "") -> list[str]:
+    """A sentence for each thing that differs, by host; what a node does not tell is no difference.
+
+    ``newcomer``: only what this host has and most others have not.
+    """
     compared = (*_COMPARED, *_memory(nodes))
-    return [text for what, value in compared if (text := _difference(what, nodes, value))]
+    return [text for what, value in compared if (text := _difference(what, nodes, value, newcomer))]
 
 
 def _memory(nodes: Mapping[str, NodeHardware]) -> tuple[tuple[str, Callable[[NodeHardware], str]], ...]:
@@ -52,16 +55,26 @@ def _memory(nodes: Mapping[str, NodeHardware]) -> tuple[tuple[str, Callable[[Nod
     return (("memory", lambda node: size(node.memory_bytes) if node.memory_bytes else ""),)
 
 
-def _difference(what: str, nodes: Mapping[str, NodeHardware], value: Callable[[NodeHardware], str]) -> str:
+def _difference(
+    what: str, nodes: Mapping[str, NodeHardware], value: Callable[[NodeHardware], str], newcomer: str
+) -> str:
     hosts: dict[str, list[str]] = {}
     for host, node in nodes.items():
         if found := value(node):
             hosts.setdefault(found, []).append(host)
     if len(hosts) < 2:
         return ""
-    usual, *others = sorted(hosts, key=lambda found: (-len(hosts[found]), found))
+    counts = {found: len(set(names) - {newcomer}) for found, names in hosts.items()}
+    usual, *others = sorted(hosts, key=lambda found: (-counts[found], newcomer not in hosts[found], found))
+    if newcomer and not any(newcomer in hosts[found] for found in others):
+        return ""
     parts = [f"{found} on {fold(hosts[found])}"[:_MAX_HOSTS] for found in (*others, usual)]
     return f"the nodes differ in {what}: {', '.join(parts)}"
+
+
+def certain_offset(least_s: float, most_s: float) -> float:
+    """How far a clock is ahead at least, if that is between the two; below 0: behind."""
+    return max(least_s, 0.0) + min(most_s, 0.0)
 
 
 def clock_text(host: str, offset_s: float) -> str:

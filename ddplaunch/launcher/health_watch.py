@@ -11,9 +11,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
-from ddplaunch.health import differences, wording
-from ddplaunch.protocol.health import Finding, HealthFound, NodeHealth
-from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.health import wording
+from ddplaunch.launcher.node_comparison import NodeComparison
+from ddplaunch.protocol.health import Finding, HardwareOfNode, HealthFound, NodeHealth
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
 from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.text import plural
 
@@ -38,15 +39,15 @@ class HealthWatch:
     def __init__(
         self, config: LaunchConfig, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
     ) -> None:
+        self._is_on = config.health != "off"
         # Where agents find by themselves that their node must not be used, their launcher has no other.
         self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
         self._nodes, self._shutdown, self._show = nodes, shutdown, show
         self._reports: dict[int, NodeHealth] = {}
-        self._clock_offsets: dict[int, float] = {}
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self._decide_by = _NEVER
-        self._is_compared = False
+        self._comparison = NodeComparison(show)
         self._kept: list[HealthFinding] = []
 
     def findings(self) -> tuple[HealthFinding, ...]:
@@ -64,17 +65,23 @@ class HealthWatch:
                 self._on_findings(index, findings)
             case NodeHealth() if index not in self._reports:
                 self._on_report(index, participants, event)
+            case Pong(ping_time_s=sent_s, time_s=time_s) if self._is_on and time_s:
+                host = self._nodes.all[index].host
+                self._comparison.on_clock(index, host, time_s - time.time(), time_s - sent_s)
+            case ReportOfNode(node_index=node, participants=others, report=HardwareOfNode() as report):
+                self._comparison.on_hardware(node, report.host, report.hardware, others)
+                self._comparison.on_clock(node, report.host, report.clock_ahead_s, report.clock_ahead_s)
 
     def _on_report(self, index: int, participants: Sequence[int], report: NodeHealth) -> None:
-        self._reports[index], self._clock_offsets[index] = report, report.time_s - time.time()
+        self._reports[index] = report
         wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
         self._keep(index, wrong)
         if wrong and self._replaces:
             self._refused[index] = wording.refusal(wrong, self._nodes.all[index].host)
             self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
         self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
-        if not self._is_compared and self._reports.keys() >= set(participants):
-            self._compare(participants)
+        if self._replaces:  # Else the launcher has one node.
+            self._comparison.on_hardware(index, self._nodes.all[index].host, report.hardware, participants)
 
     def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
         self._keep(index, findings)
@@ -87,16 +94,6 @@ class HealthWatch:
         for finding in findings:
             if len(self._kept) < _MAX_KEPT:
                 self._kept.append(_kept(finding, host, first_rank))
-
-    def _compare(self, participants: Sequence[int]) -> None:
-        """Once all nodes have reported: what differs between them."""
-        self._is_compared = True
-        hosts = {index: self._nodes.all[index].host for index in participants}
-        for index, host in hosts.items():
-            if text := differences.clock_text(host, self._clock_offsets[index]):
-                self._show(text, Level.ALWAYS)
-        for text in differences.between({host: self._reports[index].hardware for index, host in hosts.items()}):
-            self._show(text, Level.ALWAYS)
 
     # Nodes that must not be used.
 

@@ -5,6 +5,7 @@ Runs in the launcher, in the main thread. It reports an unresponsive node; ``Run
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.launcher_agent import Ping
@@ -107,6 +108,7 @@ class Pings:
                     self._on_unresponsive(node)
 
     def _ping(self, nodes: Iterable[Node], lost_after_s: float) -> None:
+        ping = Ping(lost_after_s, time.time())
         for node in nodes:
             self._unanswered[node.index] = self._unanswered.get(node.index, 0) + 1
-            node.handle.send(Ping(lost_after_s))
+            node.handle.send(ping)

@@ -1,7 +1,7 @@
 """What an agent finds out about the hardware of its node, for the launcher.
 
-An agent sends one NodeHealth before its first attempt, and a HealthFound for each later finding. No behaviour belongs
-here: ``health`` has the rules.
+An agent sends one NodeHealth before its first attempt, and a HealthFound for each later finding; HardwareOfNode takes
+the way over the rendezvous. No behaviour belongs here: ``health`` has the rules.
 """
 
 from __future__ import annotations
@@ -81,13 +81,27 @@ class NodeHealth:
     Attributes:
         findings: by severity, then by GPU.
         missing: why GPUs could not be looked at; empty if they were, or if the node has none.
-        time_s: this node's wall clock when the record was sent, in seconds since the epoch.
     """
 
     findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)] = ()
     hardware: NodeHardware = NodeHardware()
     missing: OneLine = ""
-    time_s: Seconds = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class HardwareOfNode:
+    """Agent to the launcher that watches the job, once, where each node has its own launcher: for the comparison.
+
+    Attributes:
+        attempt: the node's first.
+        clock_ahead_s: its wall clock is at least so far ahead of that of the node that serves the rendezvous; below 0:
+            behind; 0: nothing is certain.
+    """
+
+    attempt: Count
+    host: OneLine
+    hardware: NodeHardware
+    clock_ahead_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

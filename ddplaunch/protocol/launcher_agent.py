@@ -15,7 +15,7 @@ from ddplaunch.protocol import log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
-from ddplaunch.protocol.health import HealthFound, NodeHealth
+from ddplaunch.protocol.health import HardwareOfNode, HealthFound, NodeHealth
 from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
@@ -49,10 +49,12 @@ class JoinRendezvous:
 class Ping:
     """Launcher to agent, periodically, on other machines and on a partitioned node of a dry run; answered by Pong.
 
-    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost.
+    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s`` is the launcher's
+    wall clock.
     """
 
     lost_after_s: float
+    time_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)
@@ -270,7 +272,7 @@ class WorkersExamined:
     all_nodes_at: OneLine = ""
 
 
-Report = WorkerActivity | WorkersExamined | CollectivesSampled
+Report = WorkerActivity | WorkersExamined | CollectivesSampled | HardwareOfNode
 """What an agent reports to the launcher that watches the job, for as long as an attempt lasts."""
 
 
@@ -304,7 +306,15 @@ class AgentSignalled:
 
 @dataclass(frozen=True)
 class Pong:
-    """Agent to launcher, in answer to Ping, from the agent's main loop."""
+    """Agent to launcher, in answer to Ping, from the agent's main loop.
+
+    Attributes:
+        ping_time_s: that of the Ping.
+        time_s: the node's wall clock; 0: not told.
+    """
+
+    ping_time_s: Seconds = 0.0
+    time_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

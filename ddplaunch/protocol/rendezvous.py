@@ -150,11 +150,17 @@ class ListenForWorkersStore:
 class RoundFormed:
     """Coordinator to every node of a round: start the workers.
 
-    ``shares_host``: another node of the round has a host of the same name.
+    Attributes:
+        shares_host: another node of the round has a host of the same name.
+        joined_time_s: the wall clock of the coordinator's node when this node's NodeJoined had arrived; 0: not told,
+            because a launcher compares the clocks of all nodes.
+        time_s: that clock when this record was sent.
     """
 
     round: Round
     shares_host: bool = False
+    joined_time_s: Seconds = 0.0
+    time_s: Seconds = 0.0
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -30,6 +30,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeLeft,
     RecordsRejected,
     RendezvousLost,
+    RoundFormed,
 )
 from ddplaunch.protocol.results import SetParticipants
 from ddplaunch.rendezvous.connect import (
@@ -134,6 +135,7 @@ class Member:
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
         self._hosts: dict[int, str] = {}
+        self._joined_times_s: dict[int, float] = {}
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._iterations = 0
         self._awaited, self._gap = 1, (0, 0.0)
@@ -185,6 +187,7 @@ class Member:
         if isinstance(record, NodeJoined):
             self._heartbeats[record.node_index] = (-1, time.monotonic())
             self._hosts[record.node_index] = record.host
+            self._joined_times_s[record.node_index] = time.time()
         elif isinstance(record, NodeLeft):
             self._heartbeats.pop(record.node_index, None)
             if not self._launcher_assigns_rendezvous:
@@ -192,11 +195,18 @@ class Member:
         elif isinstance(record, SetParticipants):  # Missing heartbeats of removed nodes are not a loss.
             for index in set(coordinator.assigned) - set(record.participants):
                 self._heartbeats.pop(index, None)
-        self._send_to_nodes(coordinator.receive(record))
+        self._send_to_nodes([self._with_times(sent) for sent in coordinator.receive(record)])
         if not coordinator.has_enough:
             self._last_call = _NEVER
         elif self._last_call == _NEVER:
             self._last_call = time.monotonic() + self._last_call_s
+
+    def _with_times(self, sent: Outgoing) -> Outgoing:
+        """For the node's comparison of its clock with that of this one. It is only shown: no decision depends on it."""
+        formed, joined_s = sent.record, self._joined_times_s.get(sent.node_index, 0.0)
+        if not isinstance(formed, RoundFormed) or self._launcher_assigns_rendezvous:
+            return sent
+        return Outgoing(sent.node_index, replace(formed, joined_time_s=joined_s, time_s=time.time()))
 
     def _send_to_coordinator(self, record: object) -> None:
         key = f"{self._prefix}/in/{self._store.add(self._inbox_count_key, 1)}"

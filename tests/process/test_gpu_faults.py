@@ -26,6 +26,13 @@ if os.environ.get("FAIL") == rank and not failed.exists():
 """
 
 
+NAMED = """
+import os, socket
+if "HOST" in os.environ:
+    socket.gethostname = lambda: os.environ["HOST"]
+"""
+
+
 class Machine:
     """A machine with two GPUs. Jobs have one worker for each."""
 
@@ -177,6 +184,25 @@ def test_a_job_of_fixed_size_ends_at_once_without_a_refused_node(
         assert done.returncode == HARDWARE, done.err
         assert "the hardware is not sound: " in done.err
         assert "GPU 1 (GPU-0000-1), local rank 1: a row of its memory could not be remapped" in done.err
+
+
+@pytest.mark.slow
+def test_the_launcher_of_the_node_that_serves_tells_how_the_nodes_differ(
+    machine: Machine, meeting: tuple[str, ...]
+) -> None:
+    (machine.folder / "sitecustomize.py").write_text(NAMED)
+    nodes = {}
+    for host, limit_mw in (("gpu1", 700_000), ("gpu2", 500_000)):
+        machine.says(*(f"{gpu} limit {limit_mw}" for gpu in (0, 1)), name=host)
+        environ = {"FAKE_NVML": str(machine.folder / host), "HOST": host, "PYTHONPATH": str(machine.folder)}
+        nodes[host] = machine.start("--nnodes", "2", *meeting, **environ)
+        if host == "gpu1":
+            nodes[host].wait_for("waiting at .* for 1 more node")
+    done = {host: node.finish() for host, node in nodes.items()}
+    assert [each.returncode for each in done.values()] == [0, 0], done
+    assert "the nodes differ in power limit: 700 W on gpu1, 500 W on gpu2" in done["gpu1"].err
+    assert "differ" not in done["gpu2"].err
+    assert not any("the clock of" in each.err for each in done.values())
 
 
 @pytest.mark.slow

@@ -41,7 +41,7 @@ class Node:
         self._answers = answers
 
     def check(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
-        rendezvous = SimpleNamespace(refuse=self.told.append)
+        rendezvous = SimpleNamespace(refuse=self.told.append, describe=lambda _: None)
         return self.watch.check(PLACEMENT, self._wait, is_stopping, rendezvous)  # type: ignore[arg-type]
 
     def _wait(self, done: Callable[[], bool], deadline: float) -> bool:

@@ -111,6 +111,12 @@ def test_equal_nodes_do_not_differ() -> None:
     assert differences.between({"a": node(), "b": NodeHardware()}) == [], "what is not known is no difference"
 
 
+def test_of_a_newcomer_only_what_is_unusual_is_told() -> None:
+    nodes = {"a": node(), "b": node(cpus=32), "c": node(cpus=32, driver="550.9")}
+    assert differences.between(nodes, "b") == [], "of its two others, one has as many"
+    assert differences.between(nodes, "c") == ["the nodes differ in driver: 550.9 on c, 570.1 on a,b"]
+
+
 @pytest.mark.parametrize(
     ("odd", "text"),
     [
@@ -127,6 +133,14 @@ def test_equal_nodes_do_not_differ() -> None:
 def test_the_odd_node_comes_first(odd: NodeHardware, text: str) -> None:
     (found,) = differences.between({"a": node(), "b": node(), "c": odd})
     assert found.replace("a,b", "[ab]") == text
+
+
+@pytest.mark.parametrize(
+    ("least_s", "most_s", "certain_s"),
+    [(6.0, 9.0, 6.0), (-9.0, -6.0, -6.0), (-600.0, 0.1, 0.0), (-1.0, 20.0, 0.0), (0.0, 0.0, 0.0)],
+)
+def test_only_what_is_certain_of_a_clock_counts(least_s: float, most_s: float, certain_s: float) -> None:
+    assert differences.certain_offset(least_s, most_s) == certain_s
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.protocol.health import Finding, HealthFound, NodeHardware, NodeHealth
-from ddplaunch.protocol.launcher_agent import AttemptStarted, StopWorkers
+from ddplaunch.protocol.health import Finding, HardwareOfNode, HealthFound, NodeHardware, NodeHealth
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import FakeTransport
 
@@ -36,8 +36,8 @@ class Job:
         config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
         self.watch = HealthWatch(config, self.nodes, shutdown, show)  # type: ignore[arg-type]
 
-    def report(self, index: int, *findings: Finding, ago_s: float = 0.0, **values: int) -> None:
-        health = NodeHealth(findings=findings, hardware=NodeHardware(**values), time_s=time.time() - ago_s)
+    def report(self, index: int, *findings: Finding, **values: int) -> None:
+        health = NodeHealth(findings=findings, hardware=NodeHardware(**values))
         self.watch.on_event(index, self.nodes.participants, health)
 
     def decide(self, after_s: float = 0.0) -> None:
@@ -121,13 +121,45 @@ def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
     assert job.watch.findings()[0].ranks == (6,)
 
 
-def test_differences_and_wrong_clocks_are_shown_once() -> None:
-    job = Job((3, 3), "a", "b", "c")
+def test_differences_are_shown_once_and_a_node_that_comes_later_is_compared_too() -> None:
+    job = Job((3, 3), "a", "b", "c", "d", "e")
     job.report(0, cpus=8)
-    job.report(1, cpus=8, ago_s=60)
+    job.report(1, cpus=8)
     job.report(2, cpus=4)
     job.report(2, cpus=2)
-    assert job.said == [
-        "the clock of b is 1 min behind this machine's",
-        "the nodes differ in CPUs: 4 on c, 8 on a,b",
+    assert job.said == ["the nodes differ in CPUs: 4 on c, 8 on a,b"]
+    for lost, spare, cpus in ((2, 3, 8), (1, 4, 16)):
+        job.nodes.replace(job.nodes.all[lost])
+        job.report(spare, cpus=cpus)
+    assert job.said[1:] == [
+        "d replaces c",
+        "e replaces b",
+        "the nodes differ in CPUs: 16 on e, 8 on a,d",
     ]
+
+
+def test_a_clock_is_wrong_only_if_that_is_certain_however_long_a_pong_has_taken() -> None:
+    job, now = Job((2, 2), "a", "b"), time.time()
+    for sent_s, clock_s in ((now - 60, now - 50), (now, 0.0), (now - 0.1, now - 0.1), (now - 0.1, now - 60)):
+        job.watch.on_event(0, [0, 1], Pong(sent_s, clock_s))
+    assert job.said == [], "the third answer was exact: the clock may be set later"
+    job.watch.on_event(1, [0, 1], Pong(now - 0.1, now + 65))
+    assert len(job.said) == 1
+    assert job.said[0].startswith("the clock of b is 1 min 4 s ahead"), job.said
+
+
+def test_where_each_node_has_a_launcher_the_records_come_over_the_rendezvous() -> None:
+    job = Job((1, 1), "a")
+    for index, host, cpus, ahead_s in ((0, "a", 8, 0.0), (3, "b", 4, -7.0)):
+        report = HardwareOfNode(attempt=0, host=host, hardware=NodeHardware(cpus=cpus), clock_ahead_s=ahead_s)
+        job.watch.on_event(0, [0], ReportOfNode(index, (0, 3), report))
+    assert job.said == [
+        "the nodes differ in CPUs: 8 on a, 4 on b",
+        "the clock of b is 7 s behind this machine's",
+    ]
+
+
+def test_with_health_off_no_clock_is_looked_at() -> None:
+    job = Job((1, 1), "a", policy="off")
+    job.watch.on_event(0, [0], Pong(time.time(), 1.0))
+    assert job.said == []
