@@ -13,7 +13,6 @@ import signal
 import time
 from dataclasses import replace
 from functools import partial
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_details, rendezvous_choice
@@ -30,12 +29,11 @@ from ddplaunch.agent.events import (
 from ddplaunch.agent.health_watch import HealthWatch
 from ddplaunch.agent.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous import AgentCallbacks
-from ddplaunch.agent.workers import node_evidence, start_plan
+from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
-from ddplaunch.agent.workers.failure_evidence import FailureEvidence
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
@@ -64,6 +62,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.workers.failure_evidence import FailureEvidence
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.launcher_agent import Report
@@ -156,9 +155,7 @@ class Agent:
         self._failure = None
         group = WorkerGroup(self._spec, round_, self._outbox)
         # NCCL's RAS answers for all nodes: one question is enough.
-        ras_address = "" if round_.first_rank else self._placement.ras_address
-        devices = frozenset(chain.from_iterable(self._placement.devices)) if self._placement.devices else None
-        ask_node = partial(node_evidence.gather, self._spec.host, ras_address, devices)
+        ask_node = partial(self._placement.ask_node, self._spec.host, asks_nccl=not round_.first_rank)
         routes = Routes(self._report, self._outbox.send, self._mailbox.post)
         watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, routes)
         self._group, self._activity_watch = group, watch
@@ -171,10 +168,10 @@ class Agent:
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
         self._health.on_workers_ending(any_failed=group.any_failed)
-        failure_evidence = FailureEvidence(group, self._examiner, self._mailbox.post)
+        failure_evidence = self._failure_evidence(group)
         if self._stop_order:
             watch.examine_before_stop(self._wait)
-        elif not self._failure and not group.all_ended:
+        elif failure_evidence and not group.all_ended:
             failure_evidence.take(self._wait)
         self._stop_workers(group)
         self._sweep(group)
@@ -183,17 +180,23 @@ class Agent:
         exits = exits if self._is_stopping() else self._health.blame(exits, self._wait)
         failure = self._final_failure(out_of_memory)
         reason = failure.reason if failure else self._own_stop_reason or ""
-        outcome, duration_s = self._outcome(failure, exits), time.monotonic() - started_at
         result = AttemptResult(
             attempt=round_.attempt,
-            outcome=outcome,
+            outcome=self._outcome(failure, exits),
             exits=exits,
-            duration_s=duration_s,
+            duration_s=time.monotonic() - started_at,
             reason=reason,
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
-        return result, () if self._failure or self._stop_order else failure_evidence.of_workers(exits)
+        return result, failure_evidence.of_workers(exits) if failure_evidence and not self._stop_order else ()
+
+    def _failure_evidence(self, group: WorkerGroup) -> FailureEvidence | None:
+        if self._failure or (group.all_ended and not group.any_failed):
+            return None
+        from ddplaunch.agent.workers.failure_evidence import FailureEvidence  # A job that succeeds does without.
+
+        return FailureEvidence(group, self._examiner, self._mailbox.post)
 
     def _is_stopping(self) -> bool:
         return self._stop_order is not None

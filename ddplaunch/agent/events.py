@@ -6,11 +6,19 @@ Threads and signal handlers of the agent post them, its main thread handles them
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.folder_probe import FolderState
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.agent.workers.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
+
+    Wait = Callable[[Callable[[], bool], Callable[[], float]], bool]
+    """Handles events until a condition holds (True), or until a deadline, which may change."""
 
 
 @dataclass(frozen=True)

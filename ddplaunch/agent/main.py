@@ -23,13 +23,14 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.function_call import RETURN_FILE
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
-from ddplaunch.protocol.queries import InspectNode, ListRuns
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import SignalReceived
 
 if TYPE_CHECKING:
     from typing import BinaryIO
+
+    from ddplaunch.protocol.queries import InspectNode, ListRuns
 
 _LAST_RECORD_S = 3.0
 """Time limit of the last write to a launcher that does not read."""
@@ -83,7 +84,7 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
     agent: Agent | None = None
     host = "this node"
     try:
-        received = wire.read_record(stream, (AgentSpec, SweepRun, ListRuns, InspectNode))
+        received = wire.read_record(stream, (AgentSpec, SweepRun), _queries)
         signal.alarm(0)  # Set by remote_start, for an agent whose launcher is cut off before the first record.
         if received is None:
             return ()
@@ -107,10 +108,18 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
     return agent.close() if agent else ()
 
 
+def _queries() -> tuple[type, ...]:
+    from ddplaunch.protocol.queries import InspectNode, ListRuns  # An agent of a run does not load them.
+
+    return ListRuns, InspectNode
+
+
 def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
     if isinstance(order, SweepRun):
         return _sweep_run(order)
-    if isinstance(order, ListRuns):
+    from ddplaunch.protocol import queries
+
+    if isinstance(order, queries.ListRuns):
         from ddplaunch.agent import run_finder
 
         return run_finder.serve(stream, outbox)

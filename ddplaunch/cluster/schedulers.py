@@ -7,7 +7,6 @@ scheduler's facts and the user's options: ``cli.scheduler_options`` does.
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -79,6 +78,8 @@ def candidate_ports(token: str, first: int = PORTS[0], last: int = PORTS[1], cou
     for salt in itertools.count():
         if len(ports) >= min(count, last - first + 1):
             break
+        import hashlib  # Loads OpenSSL.
+
         digest = hashlib.sha256(f"{token} {salt}".encode()).digest()
         ports[first + int.from_bytes(digest[:8], "big") % (last - first + 1)] = None
     return tuple(ports)

@@ -51,6 +51,10 @@ class RankState(str, enum.Enum):
     """It does nothing, for another reason: a lock, a sleep, a connection."""
 
 
+ACTIVE = {RankState.MOVING, RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}
+"""States of a rank that does something, or may."""
+
+
 class JobState(str, enum.Enum):
     """What the ranks of a job do together."""
 

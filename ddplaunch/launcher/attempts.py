@@ -9,7 +9,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.hangs.explanation import explain_failure
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.results import AttemptResult, Outcome
@@ -107,11 +106,14 @@ class Attempts:
 
 
 def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
+    if not evidence or result.outcome != "failed":
+        return replace(result, collectives=())
+    from ddplaunch.hangs.explanation import explain_failure
+
     failures = first_failure.failures(result.exits)
     causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
     failed = [exit_.rank for exit_ in failures]
-    sentences = explain_failure(evidence, failed, causes) if evidence and result.outcome == "failed" else ()
-    return replace(result, collectives=sentences)
+    return replace(result, collectives=explain_failure(evidence, failed, causes))
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:

@@ -12,10 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.hangs.explanation import explain
-from ddplaunch.hangs.gpus import with_gpus
 from ddplaunch.hangs.rank_state import JobState
-from ddplaunch.launcher.display import hang_files
 from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
@@ -37,6 +34,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.messages import UserMessages
 
 _NEVER = float("inf")
+_LOAD_S = 1.0
+"""What explains a hang is imported after this time: a short run does without, and a file system that hangs later has no
+effect."""
+
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
 _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
@@ -69,6 +70,7 @@ class HangWatch:
         """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
         self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
         self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
         self._activity: dict[int, tuple[float, WorkerActivity]] = {}
@@ -162,6 +164,12 @@ class HangWatch:
 
     def run_due(self, now: float) -> float:
         """Begin or end an examination if it is time. Returns when to call again."""
+        if now >= self._load_at:
+            _load()
+            self._load_at = _NEVER
+        return min(self._load_at, self._examine_if_due(now))
+
+    def _examine_if_due(self, now: float) -> float:
         if self._examination:
             if now >= self._examination.deadline:
                 self._conclude(self._examination, now)
@@ -185,7 +193,7 @@ class HangWatch:
     def _conclude(self, examination: _Examination, now: float) -> None:
         self._examination = None
         self._not_before = now + min(max(examination.quiet_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S)
-        found = with_gpus(explain(examination.ranks), examination.nodes)
+        found = _explained(examination.ranks, examination.nodes)
         if examination.missing:  # An agent that does not answer may have workers that move.
             return
         timeouts, is_stuck = self._timeouts, found.job_state is JobState.STUCK
@@ -225,14 +233,30 @@ class HangWatch:
             self._messages.show(f"  {sentence}", Level.ALWAYS)
 
     def _write(self, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> Path | None:
+        from ddplaunch.launcher.display import hang_files
+
         folder = self._folder()
         return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
 
     def show_stopped(self) -> None:
         """At the end of the run: where the workers were, if it was stopped when it had been quiet for long."""
-        found = with_gpus(explain(self._ranks_at_stop), self._nodes_at_stop)
-        if self._ranks_at_stop and found.job_state is not JobState.MOVING:
+        if not self._ranks_at_stop:
+            return
+        found = _explained(self._ranks_at_stop, self._nodes_at_stop)
+        if found.job_state is not JobState.MOVING:
             path = self._write(self._ranks_at_stop, self._nodes_at_stop, found)
             self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
             for sentence in found.sentences:
                 self._messages.show(f"  {sentence}", Level.NORMAL)
+
+
+def _load() -> None:
+    from ddplaunch.hangs import explanation, gpus  # noqa: F401
+    from ddplaunch.launcher.display import hang_files  # noqa: F401
+
+
+def _explained(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> Explanation:
+    from ddplaunch.hangs.explanation import explain
+    from ddplaunch.hangs.gpus import with_gpus
+
+    return with_gpus(explain(ranks), nodes)

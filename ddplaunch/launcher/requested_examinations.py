@@ -9,10 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddplaunch.hangs.explanation import explain
-from ddplaunch.hangs.gpus import with_gpus
 from ddplaunch.launcher.control_socket import ControlRequest
-from ddplaunch.launcher.display import examination_page, hang_files
 from ddplaunch.protocol.control import RequestRefused, RunExamined
 from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
@@ -148,6 +145,10 @@ class RequestedExaminations:
             request.answer(answer)
 
     def _answer(self, examination: _Examination) -> RunExamined:
+        from ddplaunch.hangs.explanation import explain
+        from ddplaunch.hangs.gpus import with_gpus
+        from ddplaunch.launcher.display import examination_page, hang_files
+
         ranks, nodes, folder = examination.ranks, examination.nodes, self._folder()
         found = with_gpus(explain(ranks), nodes)
         path = hang_files.write(folder, examination.attempt, ranks, nodes, found) if folder and ranks else None

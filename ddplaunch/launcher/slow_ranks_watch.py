@@ -16,9 +16,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.hangs import call_times, slow_ranks
-from ddplaunch.hangs.slow_ranks import ClockLimits, LatenessCounts, Window
-from ddplaunch.hangs.slow_reason import reason
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 
@@ -26,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.hangs.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
     from ddplaunch.protocol.collectives import RankLoad
     from ddplaunch.protocol.results import RankLateness
 
@@ -85,8 +83,9 @@ class SlowRanksWatch:
         self._sample: _Sample | None = None
         self._newest: dict[str, int] = {}
         self._loads: list[RankLoad] = []
-        self._total = LatenessCounts()
-        self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts(of_hosts=True)
+        self._total: LatenessCounts | None = None  # Until there is a process group: many jobs have none.
+        self._recent: LatenessCounts
+        self._recent_hosts: LatenessCounts
         self._suspects: tuple[int, ...] = ()
         self._warnings: dict[int, str] = {}
         self._host_warnings: dict[str, str] = {}
@@ -123,6 +122,9 @@ class SlowRanksWatch:
         self._forget()
 
     def _forget(self) -> None:
+        from ddplaunch.hangs.slow_ranks import LatenessCounts
+
+        self._total = self._total or LatenessCounts()
         self._recent, self._recent_hosts = LatenessCounts(), LatenessCounts(of_hosts=True)
 
     def run_due(self, now: float) -> float:
@@ -141,6 +143,8 @@ class SlowRanksWatch:
         cost_s = max(answer.cost_s for answer in sample.answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
         self._loads = [load for answer in sample.answers for load in answer.loads]
+        from ddplaunch.hangs import call_times, slow_ranks
+
         attempt, newest, post = self._attempt, dict(self._newest), self._post
 
         def run() -> None:
@@ -154,7 +158,10 @@ class SlowRanksWatch:
 
     def on_judged(self, event: SampleJudged) -> None:
         """Count a sample, and warn if there is enough to tell which rank is slow."""
-        self._total.add(event.window)
+        from ddplaunch.hangs import slow_ranks
+
+        if self._total:
+            self._total.add(event.window)
         if event.attempt != self._attempt or event.number != self._number:
             return
         self._newest.update(event.window.newest)
@@ -173,15 +180,21 @@ class SlowRanksWatch:
                 self._warn_of_host(slow_host, hosts, alike)
 
     def _warn(self, rank: int, lateness: Sequence[RankLateness]) -> None:
-        text = slow_ranks.warning(lateness, reason(rank, self._loads))
+        from ddplaunch.hangs.slow_ranks import warning
+        from ddplaunch.hangs.slow_reason import reason
+
+        text = warning(lateness, reason(rank, self._loads))
         if text and rank not in self._warnings:
             self._warnings[rank] = text
             self._show(text, Level.NORMAL)
 
     def _warn_of_host(self, slow: RankLateness, lateness: Sequence[RankLateness], alike: set[int]) -> None:
         """``alike`` are the other ranks of the host, which have the same reason."""
+        from ddplaunch.hangs.slow_ranks import host_warning
+        from ddplaunch.hangs.slow_reason import reason
+
         loads = [load for load in self._loads if load.rank not in alike]
-        text = slow_ranks.host_warning(lateness, reason(slow.rank, loads))
+        text = host_warning(lateness, reason(slow.rank, loads))
         if text and slow.host not in self._host_warnings:
             self._host_warnings[slow.host] = text
             self._show(text, Level.NORMAL)
@@ -192,5 +205,5 @@ class SlowRanksWatch:
         """The figures of the whole run, the most expensive rank first."""
         return tuple(
             replace(each, warning=self._warnings.get(each.rank) or self._host_warnings.get(each.host, ""))
-            for each in self._total.lateness()
+            for each in (self._total.lateness() if self._total else ())
         )

@@ -16,7 +16,6 @@ from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode, HealthFound, NodeHealth
-from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
@@ -377,11 +376,6 @@ FROM_AGENT = (
     AttemptEnded,
     NodeLostRendezvous,
     FaultInjected,
-    RunsFound,
-    RunsExamined,
-    NodeReport,
-    ConnectResults,
-    NodeTime,
     Output,
     Pong,
     Notice,
@@ -396,3 +390,10 @@ FROM_AGENT = (
     AgentEnded,
     *log_transfer.FROM_AGENT,
 )
+
+
+def answers_to_queries() -> tuple[type, ...]:
+    """More records that the launcher accepts; those of an agent without workers, which a run does not load."""
+    from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
+
+    return RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime

@@ -18,6 +18,8 @@ from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.log_transfer import LogChunk
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddplaunch.protocol.field_types import Limit
 
 MAX_LINE_BYTES = 32 << 20
@@ -50,8 +52,12 @@ def encode(record: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode("ascii") + b"\n"
 
 
-def decode(line: bytes, allowed: tuple[type, ...]) -> Any:
-    """The record in ``line``.
+def _no_types() -> tuple[type, ...]:
+    return ()
+
+
+def decode(line: bytes, allowed: tuple[type, ...], rare: Callable[[], tuple[type, ...]] = _no_types) -> Any:
+    """The record in ``line``. ``rare`` returns more types that are allowed: it is called only for other records.
 
     Raises:
         ProtocolError: not JSON, not one of ``allowed``, or a field missing, unknown, of another type or outside of its
@@ -59,7 +65,8 @@ def decode(line: bytes, allowed: tuple[type, ...]) -> Any:
     """
     try:
         body = json.loads(line)
-        record_type = {cls.__name__: cls for cls in allowed}[body.pop("record")]
+        name, types_by_name = body.pop("record"), {cls.__name__: cls for cls in allowed}
+        record_type = types_by_name.get(name) or {cls.__name__: cls for cls in rare()}[name]
         return _build(record_type, body)
     except ProtocolError:
         raise
@@ -81,8 +88,10 @@ def from_json(record_type: type[T], body: object) -> T:
         raise ProtocolError(f"no {record_type.__name__}: {_excerpt(body)}") from error
 
 
-def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes] | None:
-    """Block for the next record and its bytes, if it has some; None at the end of the stream.
+def read_record(
+    stream: BinaryIO, allowed: tuple[type, ...], rare: Callable[[], tuple[type, ...]] = _no_types
+) -> tuple[Any, bytes] | None:
+    """Block for the next record and its bytes, if it has some; None at the end of the stream. Types as in ``decode``.
 
     Raises:
         ProtocolError: invalid input, as in ``decode``, or a limit is exceeded.
@@ -94,7 +103,7 @@ def read_record(stream: BinaryIO, allowed: tuple[type, ...]) -> tuple[Any, bytes
     if not line.endswith(b"\n"):
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
-    record = decode(line, allowed)
+    record = decode(line, allowed, rare)
     return record, _payload(stream, record.nbytes) if isinstance(record, (Output, LogChunk)) else b""
 
 

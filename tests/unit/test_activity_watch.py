@@ -133,7 +133,7 @@ def test_a_worker_that_computes_is_quiet_but_not_still(monkeypatch: pytest.Monke
     def compute() -> None:
         watched.cpu_s += 5
 
-    watched.run(nothing, compute, compute, compute)
+    watched.run(nothing, nothing, compute, compute, compute)
     last = activities(watched)[-2]
     assert last.quiet_s > 20
     assert last.still_s == 0

@@ -155,3 +155,15 @@ def test_a_process_loads_only_what_it_needs() -> None:
     assert not loaded_by("ddplaunch.launcher.run") & {*HOMES}
     assert not loaded_by("ddplaunch.agent.main") & {"click", "paramiko", "torch"}
     assert not loaded_by("ddplaunch.worker.bootstrap", "ddplaunch.worker.exit") & {*HOMES}
+
+
+def test_a_run_is_started_without_what_only_some_runs_need() -> None:
+    """What explains hangs and failures, and queries, is imported on use, or a second after the start."""
+    code = "import sys, ddplaunch.agent.main, ddplaunch.cli.main, ddplaunch.launcher.run; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
+    loaded = set(done.stdout.split())
+    assert "ddplaunch.launcher.hang_watch" in loaded
+    on_use = "ddplaunch.protocol.queries ddplaunch.agent.workers.sampler ddplaunch.agent.workers.failure_evidence"
+    not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
+    assert not loaded & not_needed
+    assert {name for name in loaded if name.startswith("ddplaunch.hangs.")} <= {"ddplaunch.hangs.rank_state"}

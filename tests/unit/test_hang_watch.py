@@ -41,6 +41,8 @@ class Watched:
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**timeouts))
         messages = SimpleNamespace(show=lambda text, *_: self.shown.append(text), record=lambda *_: None)
         self.watch = HangWatch(config, self.sent.append, lambda: folder, messages)  # type: ignore[arg-type]
+        self.now += 1
+        self.watch.run_due(self.now)
 
     def quiet(self, quiet_s: float, still_s: float | None = None, nodes: tuple[int, ...] = (0, 1)) -> float:
         """Both nodes report; returns when the watch wants to be called again."""

@@ -3,7 +3,8 @@
 Runs in the agent, main thread only; pump threads post OutputResumed, and a sampling thread posts WorkersSampled. Must
 not decide that the job hangs: the launcher decides, from the reports of all nodes.
 
-Cost: nothing while workers write output. After ``_FIRST_SAMPLE_S`` without any, one sample, then a few a minute.
+Cost: nothing while workers write output. After ``_FIRST_SAMPLE_S`` without any, one sample, then a few a minute. What
+samples need is imported after ``_LOAD_S``: a short run does without, and a file system that hangs later has no effect.
 """
 
 from __future__ import annotations
@@ -15,27 +16,26 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
-from ddplaunch.agent.workers import evidence, node_evidence, sampler
 from ddplaunch.agent.workers.examiner import ANSWER_S
-from ddplaunch.hangs.rank_state import RankState, rank_state
 from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddplaunch.agent.events import Wait
     from ddplaunch.agent.workers.examiner import Examiner
     from ddplaunch.agent.workers.sampler import Sample
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.hangs.rank_state import RankState
     from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
     from ddplaunch.timeouts import TimeoutConfig
-
-    Wait = Callable[[Callable[[], bool], Callable[[], float]], bool]
 
 _NEVER = float("inf")
 _SUSPENDED_S = 2.0
 """If a timer fires this much too late, this process was suspended meanwhile."""
 
+_LOAD_S = 1.0
 _FIRST_SAMPLE_S = 10.0
 _MAX_PERIOD_S = 30.0
 _MIN_PERIOD_S = 0.5
@@ -43,11 +43,12 @@ _STACKS_APART_S = 2.0
 _QUIET_AT_STOP_S = 10.0
 """After so long a job may seem to hang to the user who stops it."""
 
+_NODE_S = 6.0
+"""How long NCCL and the GPUs may take to answer in an examination."""
+
 _STOP_EXAMINATION_S, _STOP_NODE_S, _STOP_ANSWER_S = 0.5, 0.4, 0.15
 """How long a stop waits for the examination, and that for NCCL and the GPUs, and for a worker's answer to each of two
 questions."""
-
-_ACTIVE = {RankState.MOVING, RankState.BUSY, RankState.DEBUGGED, RankState.UNKNOWN}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class ActivityWatch:
     def watch(self, wait: Wait, done: Callable[[], bool]) -> None:
         """``wait`` until ``done``. If the job hangs, also collect the workers' Python stacks."""
         self._restart_clocks(time.monotonic())
-        self._deadline = time.monotonic() + self._first_sample_s
+        self._deadline = time.monotonic() + min(_LOAD_S, self._first_sample_s)
         while not wait(done, lambda: min(self._deadline, self._second_stacks_at)):
             self._on_deadline(time.monotonic())
         self._is_finished = True
@@ -205,6 +206,7 @@ class ActivityWatch:
         if self._examining:
             self._deadline = _NEVER
             return
+        _load()
         if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
             self._restart_clocks(now)
         for stream in self._group.streams:  # Set before the check: output that arrives during it is also posted.
@@ -222,23 +224,23 @@ class ActivityWatch:
             return
         self._is_sampling, self._is_sampling_all = True, reads_all
         pids, earlier, attempt = self._group.pids_by_local_rank(), self._samples, self._group.attempt
-        node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (node_evidence.LIMIT_S, ANSWER_S)
-        node: list[NodeEvidence] = []
-        ask_node = threading.Thread(target=lambda: node.append(self._node_evidence(node_s)), name="node", daemon=True)
+        node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (_NODE_S, ANSWER_S)
 
         def run() -> None:
+            from ddplaunch.agent.workers import node_evidence, sampler
+
             sampled = WorkersSampled(attempt, {})
             try:
-                if reads_all:
-                    ask_node.start()
+                node = node_evidence.started("node", None, lambda: self._node_evidence(node_s) if reads_all else None)
                 samples = sampler.take(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
-                if reads_all:
-                    ask_node.join()
-                sampled = WorkersSampled(attempt, samples, *node)
+                sampled = WorkersSampled(attempt, samples, node(time.monotonic() + node_s))
             finally:
                 self._post(sampled)
 
-        threading.Thread(target=run, name="sampler", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="sampler", daemon=True).start()
+        except RuntimeError:  # No room for a thread: as if nothing were known of the workers.
+            self._post(WorkersSampled(attempt, {}))
 
     def _on_sampled(self, event: WorkersSampled) -> None:
         self._is_sampling = False
@@ -260,17 +262,22 @@ class ActivityWatch:
 
     def _move_clocks(self, now: float, previous: Mapping[int, Sample]) -> Mapping[int, Sample]:
         """Returns the samples with which the new ones are to be compared."""
+        from ddplaunch.hangs.rank_state import ACTIVE, RankState
+
         choices = [(earlier, self._states(earlier)) for earlier in (previous, self._active_samples)]
-        earlier, states = next((choice for choice in choices if choice[1] & _ACTIVE), choices[0])
+        earlier, states = next((choice for choice in choices if choice[1] & ACTIVE), choices[0])
         if RankState.MOVING in states:
             self._progress_at = now
-        if states & _ACTIVE - {RankState.MOVING}:
+        if states & ACTIVE - {RankState.MOVING}:
             self._busy_at = now
-        if states & _ACTIVE:
+        if states & ACTIVE:
             self._active_samples = self._samples
         return earlier
 
     def _states(self, earlier: Mapping[int, Sample]) -> set[RankState]:
+        from ddplaunch.agent.workers import evidence
+        from ddplaunch.hangs.rank_state import rank_state
+
         return {rank_state(each) for each in evidence.of_group(self._group, self._samples, earlier)}
 
     def _quiet_and_still_s(self, now: float) -> tuple[float, float]:
@@ -302,6 +309,8 @@ class ActivityWatch:
     def _answer(
         self, orders: Sequence[ExamineWorkers], earlier: Mapping[int, Sample], node: NodeEvidence | None
     ) -> None:
+        from ddplaunch.agent.workers import evidence
+
         ranks = tuple(evidence.of_group(self._group, self._samples, earlier, with_stacks=True)) if orders else ()
         for order in orders:
             self._send_examination(order, ranks, node)
@@ -317,3 +326,9 @@ class ActivityWatch:
     ) -> None:
         send = self._to_own_launcher if order.all_nodes_at else self._send
         send(WorkersExamined(order.attempt, order.number, ranks, node, order.all_nodes_at))
+
+
+def _load() -> None:
+    """Import, once, what samples, examinations and the end of a failed attempt need."""
+    from ddplaunch.agent.workers import evidence, failure_evidence, node_evidence, sampler  # noqa: F401
+    from ddplaunch.hangs import call_times, rank_state  # noqa: F401

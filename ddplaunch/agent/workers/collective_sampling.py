@@ -13,11 +13,8 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.events import CollectivesRead
-from ddplaunch.agent.workers import sampler
-from ddplaunch.hangs import call_times, flight_record
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
-from ddplaunch.system import process_activity
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -83,9 +80,15 @@ class CollectiveSampling:
             by_local_rank = self._group.pids_by_local_rank()
             pids = {rank: by_local_rank[local] for rank, local in local_ranks.items() if local in by_local_rank}
             suspects = {rank: local_ranks[rank] for rank in event.suspects if rank in pids}
-            threading.Thread(target=self._read, args=(event, pids, suspects), name="collectives", daemon=True).start()
+            self._start(event, pids, suspects)
             return CollectivesSampled(event.attempt, event.number, self._group.host, clock_ns=time.time_ns())
         return None
+
+    def _start(self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]) -> None:
+        try:
+            threading.Thread(target=self._read, args=(order, pids, suspects), name="collectives", daemon=True).start()
+        except RuntimeError:  # No room for a thread: as if no worker had answered.
+            self._post(CollectivesRead(CollectivesSampled(order.attempt, order.number, self._group.host)))
 
     # In the thread.
 
@@ -99,6 +102,8 @@ class CollectiveSampling:
     def _sampled(
         self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]
     ) -> CollectivesSampled:
+        from ddplaunch.agent.workers import sampler
+
         before = self._examiner.ask(pids.values(), examination.STATUS)
         answers = self._examiner.ask(pids.values(), examination.RECORD)
         costs = (sampler.cpu_s(answer) - sampler.cpu_s(before[pid]) for pid, answer in answers.items() if pid in before)
@@ -115,6 +120,8 @@ class CollectiveSampling:
         )
 
     def _times(self, rank: int, answer: Answer) -> Iterator[PackedTimes]:
+        from ddplaunch.hangs import call_times, flight_record
+
         try:
             found = flight_record.parse_times(answer.record, rank, self._group.host, self._newest)
         except ValueError:  # Another torch, or a record that is cut: an examination tells why.
@@ -122,6 +129,8 @@ class CollectiveSampling:
         yield from map(call_times.pack, found)
 
     def _load_of_each(self, pids: Mapping[int, int], throttled: Mapping[int, str]) -> Iterator[RankLoad]:
+        from ddplaunch.system import process_activity
+
         for rank, pid in pids.items():
             now, earlier = _Load(time.monotonic(), pid, process_activity.read(pid)), self._loads.get(rank)
             self._loads[rank] = now

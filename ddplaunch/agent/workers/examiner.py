@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import select
 import socket
 import threading
@@ -101,7 +100,7 @@ class Examiner:
         self._lock, self._turn = threading.Lock(), threading.Lock()
         if is_needed:
             with contextlib.suppress(OSError):
-                self._open(f"ddplaunch.{secrets.token_hex(8)}")
+                self._open(f"ddplaunch.{os.urandom(8).hex()}")
 
     def _open(self, name: str) -> None:
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ddplaunch.agent.workers.activity_watch import Wait
+    from ddplaunch.agent.events import Wait
     from ddplaunch.agent.workers.examiner import Examiner
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
@@ -69,7 +69,10 @@ class FailureEvidence:
             found.append(self._examiner.ask(pids.values(), examination.RECORD, limit_s))
             self._post(WorkersAsked())
 
-        threading.Thread(target=ask, name="failure", daemon=True).start()
+        try:
+            threading.Thread(target=ask, name="failure", daemon=True).start()
+        except RuntimeError:  # No room for a thread: the stop does not wait.
+            return
         end_s = time.monotonic() + limit_s
         wait(lambda: bool(found) or self._group.all_ended, lambda: end_s)
         by_pid = found[0] if found else {}

@@ -20,16 +20,13 @@ if TYPE_CHECKING:
 
     from ddplaunch.system.nvml import GpuActivity
 
-LIMIT_S = 6.0
 _MARGIN_S = 0.5
 """Both sources end by themselves before the limit, unless the name in NCCL_RAS_ADDR must be looked up."""
 
 _Found = TypeVar("_Found")
 
 
-def gather(
-    host: str, ras_address: str, devices: Collection[str] | None = None, limit_s: float = LIMIT_S
-) -> NodeEvidence:
+def gather(host: str, ras_address: str, devices: Collection[str] | None, limit_s: float) -> NodeEvidence:
     """The evidence of this node, named ``host``, within ``limit_s`` seconds; raises nothing.
 
     Args:
@@ -40,19 +37,25 @@ def gather(
     """
     deadline = time.monotonic() + limit_s
     own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
-    late = f"no answer within {limit_s:g} s"
+    late = f"no answer within {limit_s:g} s, or no room for a thread that asks"
     no_gpus: tuple[tuple[Gpu, ...], str] = ((), late)
-    ras = _started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))
-    gpus = _started("nvml", no_gpus, lambda: _gpus(devices, min(nvml.LIMIT_S, own_limit_s)))
+    ras = started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))
+    gpus = started("nvml", no_gpus, lambda: _gpus(devices, min(nvml.LIMIT_S, own_limit_s)))
     (text, ras_missing), (found, gpus_missing) = ras(deadline), gpus(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
 
 
-def _started(name: str, otherwise: _Found, find: Callable[[], _Found]) -> Callable[[float], _Found]:
-    """Call ``find`` in a thread. The result waits until a deadline for what it returns, and is ``otherwise`` after."""
+def started(name: str, otherwise: _Found, find: Callable[[], _Found]) -> Callable[[float], _Found]:
+    """Call ``find`` in a thread. The result waits until a deadline for what it returns, and is ``otherwise`` after.
+
+    It is also ``otherwise`` where there is no room for a thread.
+    """
     found: list[_Found] = []
     thread = threading.Thread(target=lambda: found.append(find()), name=name, daemon=True)
-    thread.start()
+    try:
+        thread.start()
+    except RuntimeError:
+        return lambda _: otherwise
 
     def result(deadline: float) -> _Found:
         thread.join(max(0.0, deadline - time.monotonic()))

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers import node_evidence
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.worker import Worker
+    from ddplaunch.protocol.hang_evidence import NodeEvidence
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.protocol.start_method import StartPlan
@@ -46,7 +47,18 @@ class Placement:
     def throttled(self, local_rank: int) -> str:
         """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
         names = self.devices_of(local_rank)
-        return node_evidence.throttled(names[0]) if names and not self.fake_gpus else ""
+        if not names or self.fake_gpus:
+            return ""
+        from ddplaunch.agent.workers import node_evidence
+
+        return node_evidence.throttled(names[0])
+
+    def ask_node(self, host: str, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
+        """Ask NCCL, for the job of all nodes, and the GPUs of the workers; blocks for up to ``limit_s`` seconds."""
+        from ddplaunch.agent.workers import node_evidence  # Not at the start of the agent.
+
+        devices = frozenset(chain.from_iterable(self.devices)) if self.devices else None
+        return node_evidence.gather(host, self.ras_address if asks_nccl else "", devices, limit_s)
 
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
         """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""

@@ -9,7 +9,6 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.hangs import slow_ranks
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.protocol import first_failure
@@ -180,6 +179,8 @@ class UserMessages:
         else:
             self._show_end(result)
         if result.collectives:
+            from ddplaunch.hangs import slow_ranks
+
             self.show(slow_ranks.summary(result.collectives), Level.VERBOSE)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
@@ -218,6 +219,8 @@ def collectives_table(result: RunResult) -> list[str]:
     """Lines of report.txt: the ranks for which the others waited the most."""
     if not result.collectives:
         return []
+    from ddplaunch.hangs import slow_ranks
+
     lines = slow_ranks.lateness_table(result.collectives)
     return [
         "",
