@@ -120,6 +120,7 @@ class OutputConfig:
         duplicate_stderr_filters: stderr lines that contain one of these texts are copied to ``filtered_stderr.log``.
         line_prefix: template of a console line's prefix: torchrun's macros, ${host}, ${time}; None: ``LINE_PREFIX``.
         events: ``console`` writes torchrun's events as JSON lines.
+        samples: agents take usage samples, which the launcher writes to the run folder.
         verbosity: -1 quiet, 0 normal, 1 verbose.
     """
 
@@ -134,6 +135,7 @@ class OutputConfig:
     duplicate_stderr_filters: tuple[str, ...] = ()
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
+    samples: bool = True
     verbosity: int = 0
 
 

@@ -1,8 +1,7 @@
 """The agent of one node: starts, watches and stops its workers, and reports their exits to the launcher.
 
 Runs in the agent's process. Only the main thread changes state and starts, signals and reaps processes; it waits only
-in ``Mailbox.get``. Blocking calls run in daemon threads that post events. Must not decide anything for other nodes (see
-``rendezvous``).
+in ``Mailbox.get``. Blocking calls run in daemon threads that post events. Must not decide anything for other nodes.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -29,11 +27,12 @@ from ddplaunch.agent.events import (
 from ddplaunch.agent.health_watch import HealthWatch
 from ddplaunch.agent.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous import AgentCallbacks
+from ddplaunch.agent.usage_watch import UsageWatch
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.examiner import Examiner
-from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
+from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory, with_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
@@ -85,6 +84,7 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         self._health = HealthWatch(spec, outbox.send, mailbox.post)
+        self._usage = UsageWatch(spec, outbox, self._health.gpus)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
@@ -141,9 +141,8 @@ class Agent:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
-        self._examiner.close()
-        self._health.close()
-        self._rendezvous.close()
+        for part in (self._examiner, self._health, self._rendezvous):
+            part.close()
         return self._forkserver.close()
 
     # One attempt.
@@ -164,6 +163,7 @@ class Agent:
             self._collectives = CollectiveSampling(group, round_, self._examiner, throttled, self._mailbox.post)
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
+        self._usage.begin(group)
         watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
@@ -174,6 +174,7 @@ class Agent:
         elif failure_evidence and not group.all_ended:
             failure_evidence.take(self._wait)
         self._stop_workers(group)
+        self._usage.end()
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
@@ -213,10 +214,7 @@ class Agent:
         if self._unkillable_pids:
             pids = ", ".join(map(str, self._unkillable_pids))
             return AttemptFailure(f"pids {pids} on {self._spec.host} cannot be killed")
-        failure = self._failure
-        if failure and failure.returncode == -signal.SIGKILL and out_of_memory != "no":
-            return replace(failure, reason=f"{failure.reason}, {first_failure.KILLED_FOR_MEMORY[out_of_memory]}")
-        return failure
+        return self._failure and with_memory(self._failure, out_of_memory)
 
     def _outcome(self, failure: AttemptFailure | None, exits: tuple[WorkerExit, ...]) -> Outcome:
         if failure or first_failure.first_failure(exits):
@@ -305,10 +303,11 @@ class Agent:
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while not done():
-            event = self._mailbox.get(deadline() if callable(deadline) else deadline)
-            if event is None:
+            event = self._mailbox.get(min(deadline() if callable(deadline) else deadline, self._usage.due))
+            if event is not None:
+                self._handle_event(event)
+            elif not self._usage.run_due():
                 return False
-            self._handle_event(event)
         return True
 
     def _handle_event(self, event: object) -> None:

@@ -14,7 +14,17 @@ from ddplaunch.agent.events import HealthEvent
 from ddplaunch.health import gpu_rules, port_rules, verdict
 from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.system import devices, kernel_log, nvml
-from ddplaunch.system.gpu_health import Answer, GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuWatch, MemoryRead
+from ddplaunch.system.gpu_health import (
+    Answer,
+    GpuEvent,
+    GpuEvents,
+    GpuHealth,
+    GpusRead,
+    GpuUsage,
+    GpuWatch,
+    MemoryRead,
+    UsageRead,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -58,7 +68,10 @@ class GpusOfJob:
         """Start to read the GPUs. ``send`` and ``post`` are as in ``HealthWatch``."""
         self._spec, self._send = spec, send
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
-        self._watch = GpuWatch.start(lambda answer: post(GpusAnswered(answer)))
+        self._post = post
+        self._usage: dict[int, GpuUsage] = {}
+        self._is_usage_asked = False
+        self._watch = GpuWatch.start(self._on_answer_in_thread)
         self._gpus: dict[int, GpuHealth] = {}
         self._ports: tuple[IbPort, ...] | None = None
         self._faults: list[tuple[float, Finding]] = []
@@ -85,6 +98,13 @@ class GpusOfJob:
         """Handle an answer of the watch."""
         if isinstance(event, GpusAnswered):
             self._on_answer(event.answer)
+
+    def _on_answer_in_thread(self, answer: Answer) -> None:
+        """Also called in the thread of the watch. Usage is only kept: it must not wake the main thread."""
+        if isinstance(answer, UsageRead):
+            self._usage, self._is_usage_asked = {gpu.index: gpu for gpu in answer.gpus}, False
+        else:
+            self._post(GpusAnswered(answer))
 
     def _on_answer(self, answer: Answer) -> None:
         match answer:
@@ -201,6 +221,33 @@ class GpusOfJob:
         self.memory = None
         if self._watch:
             self._watch.ask_memory()
+
+    # Usage.
+
+    @property
+    def health(self) -> tuple[GpuHealth, ...]:
+        """The newest reading of the job's GPUs."""
+        return tuple(self._gpus.values())
+
+    def row_of_worker(self, local_rank: int) -> int | None:
+        """Position in ``health`` of the GPU that a worker probably uses; of several, the first."""
+        if self.placement is None:
+            return None
+        of_each = [self.placement.devices_of(rank) for rank in range(self.placement.local_world_size)]
+        names = of_each[local_rank]
+        if len(of_each) > 1 and len(set(of_each)) == 1:  # All workers see all GPUs.
+            names = names[local_rank : local_rank + 1]
+        found = (row for row, gpu in enumerate(self.health) if names and is_named(names[0], gpu.index, gpu.uuid))
+        return next(found, None)
+
+    def next_usage(self) -> dict[int, GpuUsage]:
+        """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer."""
+        if self._is_usage_asked:  # The last question still waits.
+            return {}
+        if self._watch:
+            self._is_usage_asked = True
+            self._watch.ask_usage()
+        return self._usage
 
     @property
     def pids(self) -> tuple[int, ...]:

@@ -143,6 +143,11 @@ class HealthWatch:
             await_free_memory(self._gpus, self._spec.host, wait, is_stopping, self._send)
 
     @property
+    def gpus(self) -> GpusOfJob | None:
+        """The GPUs of the job; None on a machine without GPUs, and where none are looked at."""
+        return self._gpus
+
+    @property
     def pids(self) -> tuple[int, ...]:
         """Processes of the watch, which a sweep of this agent's descendants must leave alone."""
         return self._gpus.pids if self._gpus else ()

@@ -29,6 +29,7 @@ _QUEUE_BYTES = 16 << 20
 _ENTRY_BYTES = 512
 """Memory of a queue entry besides its data, so that the limit also holds for millions of short entries."""
 
+_MAX_UNREAD = 8
 _FULL_WAIT_S = 0.1
 _DRAIN_STEP_S = 0.1
 _WRITE_BYTES = 16 << 10
@@ -60,6 +61,13 @@ class Outbox:
         with self._changed:
             self._records.append(wire.encode(record))
             self._changed.notify_all()
+
+    def send_if_read(self, record: object) -> bool:
+        """Queue a record that can wait; False, without queueing it, if the launcher does not read the earlier ones."""
+        if len(self._records) >= _MAX_UNREAD:
+            return False
+        self.send(record)
+        return True
 
     def send_output(self, header: Output, data: bytes) -> bool:
         """Queue output behind its header; False if it was dropped because the launcher reads too slowly.

@@ -129,6 +129,7 @@ def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputCon
         duplicate_stderr_filters=values.parse_needles(options["duplicate_stderr_filters"]),
         line_prefix=_line_prefix(environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None, options["timestamps"]),
         events="console" if options["event_log_handler"] == "console" else "null",
+        samples=not options["no_samples"],
         verbosity=options["verbose"] - options["quiet"],
     )
 

@@ -215,6 +215,11 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "At the end copy the log files of all nodes to this machine. Default: the last lines of failed workers.",
             pet=False,
         ),
+        flag(
+            "--no-samples",
+            "Do not read every 2 s what workers, GPUs and nodes use. Default: read it, into samples/ of the run.",
+            pet=False,
+        ),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
         flag("-v --verbose", "Show more messages.", pet=False),
         flag("-q --quiet", "Show only errors and the failure page.", pet=False),

@@ -388,6 +388,7 @@ class Run:
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         self._logs.close()
+        self._watches.usage.close()
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)

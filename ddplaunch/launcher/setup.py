@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import WorkerConfig
     from ddplaunch.protocol.launcher_agent import Output
+    from ddplaunch.protocol.usage import UsageSampling
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
 
@@ -190,6 +191,7 @@ def agent_spec(
         fake_gpus=FakeGpuConfig(compile_on_cpu=config.compile_on_cpu) if config.dry_run else None,
         task=config.task,
         health=config.health,
+        usage=usage_sampling(config, has_folder=bool(node_dir)),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
@@ -214,7 +216,19 @@ def agent_spec_of_run(
         path = str(node_dir) if node_dir else None
         return agent_spec(config, run_id, index, hosts[index], node_dir=path, inherited_fds=inherited_fds)
     spec = agent_spec(config, run_id, index, hosts[index], node_dir=None)
-    return replace(spec, run_dir_name=folder.name if folder else run_id, sends_logs=bool(copied_files(config)))
+    return replace(
+        spec,
+        run_dir_name=folder.name if folder else run_id,
+        sends_logs=bool(copied_files(config)),
+        usage=usage_sampling(config, has_folder=bool(folder)),
+    )
+
+
+def usage_sampling(config: LaunchConfig, *, has_folder: bool) -> UsageSampling:
+    """Which usage samples agents send: none where nobody could read them."""
+    if not config.output.samples or not has_folder:
+        return "off"
+    return "all" if config.transport == "local" else "mean"
 
 
 def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:

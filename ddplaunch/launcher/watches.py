@@ -16,6 +16,7 @@ from ddplaunch.launcher.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timed
+from ddplaunch.launcher.usage_watch import UsageWatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -56,7 +57,9 @@ class Watches:
         self.health = HealthWatch(config, nodes, shutdown, messages.show)
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
-        self.all: tuple[Watch, ...] = (events, self.hangs, self._requests, self.slow_ranks, self.health, self._slurm)
+        self.usage = UsageWatch(config, nodes, folder)
+        advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
+        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.usage)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""

@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol import log_transfer
+from ddplaunch.protocol import log_transfer, usage
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
@@ -388,6 +388,7 @@ FROM_AGENT = (
     AgentSignalled,
     AgentFailed,
     AgentEnded,
+    *usage.FROM_AGENT,
     *log_transfer.FROM_AGENT,
 )
 

@@ -10,6 +10,7 @@ from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.protocol.usage import UsageSampling
 from ddplaunch.timeouts import TimeoutConfig
 
 
@@ -51,6 +52,7 @@ class AgentSpec:
         fake_gpus: simulated GPUs; None on a real node.
         task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
         health: what follows if the hardware of the node is not sound.
+        usage: which usage samples the agent sends.
     """
 
     run_id: str
@@ -75,6 +77,7 @@ class AgentSpec:
     fake_gpus: FakeGpuConfig | None = None
     task: ScheduledTask | None = None
     health: HealthPolicy = "refuse"
+    usage: UsageSampling = "off"
 
 
 # Agent to forkserver.

@@ -29,6 +29,11 @@ def health(root: str = "/") -> list[dict[str, Any]]:
     return _each(_health, root)
 
 
+def usage(root: str = "/") -> list[dict[str, Any]]:
+    """For each GPU the values that ``gpu_health.GpuUsage`` has, as far as the driver tells them."""
+    return _each(_usage, root)
+
+
 def _each(read: Callable[[Path, dict[str, Any]], None], root: str) -> list[dict[str, Any]]:
     found = []
     for index, address in enumerate(devices.gpu_pci_addresses(root)):
@@ -41,6 +46,17 @@ def _each(read: Callable[[Path, dict[str, Any]], None], root: str) -> list[dict[
 def _memory(device: Path, gpu: dict[str, Any]) -> None:
     gpu["memory_bytes"] = _number(device / "mem_info_vram_total", gpu)
     gpu["used_bytes"] = _number(device / "mem_info_vram_used", gpu)
+
+
+def _usage(device: Path, gpu: dict[str, Any]) -> None:
+    power, hot = _sensor(device, "power1_average", gpu), _sensor(device, "temp1_input", gpu)
+    power = _sensor(device, "power1_input", gpu) if power is None else power
+    gpu.update(
+        utilization=_number(device / "gpu_busy_percent", gpu),
+        used_bytes=_number(device / "mem_info_vram_used", gpu),
+        power_mw=None if power is None else power // 1000,
+        temperature_c=None if hot is None else hot // 1000,
+    )
 
 
 def _health(device: Path, gpu: dict[str, Any]) -> None:

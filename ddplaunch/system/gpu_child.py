@@ -7,6 +7,7 @@ ends; ``amd:ROOT``, the same for AMD's GPUs, by the files below ROOT.
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import queue
@@ -62,6 +63,7 @@ class _Source(NamedTuple):
 
     health: Callable[[], list[dict[str, Any]]]
     memory: Callable[[], list[dict[str, Any]]]
+    usage: Callable[[], list[dict[str, Any]]]
     events: Callable[[], Events] | None = None
     root: str = "/"
 
@@ -77,13 +79,17 @@ def _nvidia() -> _Source:
     from ddplaunch.system import nvml_values as values
 
     nvml = _binding()
-    return _Source(lambda: values.health(nvml), lambda: values.memory(nvml), lambda: values.Events(nvml))
+    health, memory, usage = (functools.partial(read, nvml) for read in (values.health, values.memory, values.usage))
+    return _Source(health, memory, usage, lambda: values.Events(nvml))
 
 
 def _amd(root: str) -> _Source:
     from ddplaunch.system import amd_gpus
 
-    return _Source(lambda: amd_gpus.health(root), lambda: amd_gpus.memory(root), root=root)
+    health, memory, usage = (
+        functools.partial(read, root) for read in (amd_gpus.health, amd_gpus.memory, amd_gpus.usage)
+    )
+    return _Source(health, memory, usage, root=root)
 
 
 class _Watch:
@@ -120,10 +126,19 @@ class _Watch:
         try:
             if question == "memory":
                 _say(memory=self._source.memory())
+            elif question == "usage":
+                _say(usage=self._usage())
             else:
                 self._read(is_wanted=question == "health")
         except Exception as error:  # As in main().
             _say(error=_text(error))
+
+    def _usage(self) -> list[dict[str, Any]]:
+        """Nothing if it cannot be read: the next reading of the health tells why."""
+        try:
+            return self._source.usage()
+        except Exception:  # As in main().
+            return []
 
     def _read(self, is_wanted: bool) -> None:
         """Says what the GPUs are like if that is wanted or has changed, else only that NVML has answered."""

@@ -117,6 +117,23 @@ class GpuMemory:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GpuUsage:
+    """What one GPU does now. None: not known.
+
+    Attributes:
+        utilization: percent of the last period (up to a second) in which a kernel ran.
+        clock_reasons: the bits nvmlClocksEventReasons.
+    """
+
+    index: int
+    utilization: int | None = None
+    used_bytes: int | None = None
+    power_mw: int | None = None
+    temperature_c: int | None = None
+    clock_reasons: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
 class GpuEvent:
     """Something that NVML has told when it happened; ``xid`` is the number of an Xid error, else 0."""
 
@@ -151,13 +168,20 @@ class MemoryRead:
 
 
 @dataclass(frozen=True)
+class UsageRead:
+    """The answer to ``ask_usage``; without GPUs if they cannot be read, which a GpusRead has told."""
+
+    gpus: tuple[GpuUsage, ...]
+
+
+@dataclass(frozen=True)
 class GpuEvents:
     """What has just happened. A new recovery action, or a GPU that is lost, also changes a reading, which follows."""
 
     events: tuple[GpuEvent, ...]
 
 
-Answer = GpusRead | MemoryRead | GpuEvents
+Answer = GpusRead | MemoryRead | UsageRead | GpuEvents
 
 
 class GpuWatch:
@@ -202,6 +226,10 @@ class GpuWatch:
     def ask_memory(self) -> None:
         """A MemoryRead follows. It does not while NVML blocks: the caller waits with a bound."""
         self._ask("memory", MemoryRead)
+
+    def ask_usage(self) -> None:
+        """A UsageRead follows. It does not while NVML blocks: the caller must not ask again before it has come."""
+        self._ask("usage", lambda gpus, _: UsageRead(gpus))
 
     def ask_health(self) -> None:
         """A GpusRead follows, also if nothing has changed. It does not while NVML blocks."""
@@ -287,6 +315,8 @@ def _answer(line: bytes, who: str = "NVML") -> Answer | None:
             return GpusRead(gpus, "" if gpus else nvml.NO_GPUS, ports=ports)
         if "memory" in said:
             return MemoryRead(tuple(_checked(GpuMemory, gpu) for gpu in said["memory"]))
+        if "usage" in said:
+            return UsageRead(tuple(_checked(GpuUsage, gpu) for gpu in said["usage"]))
         if "events" in said:
             return GpuEvents(tuple(_checked(GpuEvent, event) for event in said["events"]))
         return GpusRead((), f"{who}: {quote(str(said['error']))}") if "error" in said else None
@@ -294,7 +324,7 @@ def _answer(line: bytes, who: str = "NVML") -> Answer | None:
         return GpusRead((), nvml.UNREADABLE)
 
 
-_T = TypeVar("_T", GpuHealth, GpuMemory, GpuEvent, IbPort)
+_T = TypeVar("_T", GpuHealth, GpuMemory, GpuUsage, GpuEvent, IbPort)
 
 
 def _checked(kind: type[_T], said: dict[str, Any]) -> _T:

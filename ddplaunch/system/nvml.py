@@ -98,7 +98,7 @@ def _built(answer: dict[str, Any]) -> GpuActivity:
         memory_utilization=_percent(answer.get("memory_utilization")),
         power_w=_watts(answer.get("power_mw")),
         power_limit_w=_watts(answer.get("power_limit_mw")),
-        throttled=_throttled(answer.get("clock_reasons")),
+        throttled=throttled(answer.get("clock_reasons")),
         error=_line(answer.get("error")),
     )
 
@@ -115,7 +115,7 @@ def _watts(milliwatts: int | None) -> float | None:
     return None if milliwatts is None else int(milliwatts) / 1000
 
 
-def _throttled(reasons: int | None) -> str:
+def throttled(reasons: int | None) -> str:
     """The texts of NVML's bit mask of clocks event reasons."""
     return ", ".join(text for bit, text in _THROTTLED.items() if int(reasons or 0) & bit)
 

@@ -48,6 +48,11 @@ def memory(nvml: Any) -> list[Values]:
     return _each(nvml, _memory)
 
 
+def usage(nvml: Any) -> list[Values]:
+    """For each GPU the values that ``gpu_health.GpuUsage`` has."""
+    return _each(nvml, _usage)
+
+
 def _each(nvml: Any, read: Callable[[Any, Values, Any], None]) -> list[Values]:
     """What ``read`` adds to each GPU's index; what the GPU or the driver does not support is left out."""
     return [_one(nvml, read, index) for index in range(nvml.nvmlDeviceGetCount())]
@@ -129,11 +134,26 @@ def _versions(nvml: Any, found: Values, handle: Any) -> None:
     )
 
 
-def _memory(nvml: Any, found: Values, handle: Any) -> None:
+def _usage(nvml: Any, found: Values, handle: Any) -> None:
+    utilization = _asked(nvml, found, "nvmlDeviceGetUtilizationRates", handle)
+    found.update(
+        utilization=getattr(utilization, "gpu", None),
+        used_bytes=getattr(_memory_info(nvml, found, handle), "used", None),
+        power_mw=_asked(nvml, found, "nvmlDeviceGetPowerUsage", handle),
+        temperature_c=_asked(nvml, found, "nvmlDeviceGetTemperature", handle, 0),  # NVML_TEMPERATURE_GPU.
+        clock_reasons=_asked(nvml, found, "nvmlDeviceGetCurrentClocksThrottleReasons", handle),
+    )
+
+
+def _memory_info(nvml: Any, found: Values, handle: Any) -> Any:
     """Version 2 of the call leaves out what the driver reserves, which is over 512 MB on large GPUs."""
     version = getattr(nvml, "nvmlMemory_v2", None)
     memory = _asked(nvml, found, "nvmlDeviceGetMemoryInfo", handle, version)
-    memory = memory or _asked(nvml, found, "nvmlDeviceGetMemoryInfo", handle)
+    return memory or _asked(nvml, found, "nvmlDeviceGetMemoryInfo", handle)
+
+
+def _memory(nvml: Any, found: Values, handle: Any) -> None:
+    memory = _memory_info(nvml, found, handle)
     found.update(
         memory_bytes=getattr(memory, "total", None),
         used_bytes=getattr(memory, "used", None),

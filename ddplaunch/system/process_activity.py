@@ -107,9 +107,17 @@ def _cpu_s(pid: int) -> float:
 
 
 def _io_bytes(pid: int) -> int:
-    counters = dict(line.split(b": ") for line in procfs.read(f"/proc/{pid}/io").splitlines())
+    return sum(read_and_written(procfs.read(f"/proc/{pid}/io")) or ())
+
+
+def read_and_written(io: bytes) -> tuple[int, int] | None:
+    """Bytes read and written, as ``ProcessActivity.io_bytes`` counts them, of the text of /proc/PID/io."""
+    counters = dict(line.split(b": ") for line in io.splitlines())
+    if b"rchar" not in counters:
+        return None
     pairs = ((b"rchar", b"read_bytes"), (b"wchar", b"write_bytes"))  # Of system calls, and of the storage.
-    return sum(max(int(counters.get(name, 0)) for name in pair) for pair in pairs)
+    read, written = (max(int(counters.get(name, 0)) for name in pair) for pair in pairs)
+    return read, written
 
 
 def _run_queue_wait_s(pid: int) -> float:

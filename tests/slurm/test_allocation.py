@@ -6,11 +6,13 @@ import os
 import re
 import shlex
 import signal
+import sys
 from pathlib import Path
 
 import pytest
 
 from tests.process.test_nodes_meet import SUM, WAIT
+from tests.process.test_samples import ENOUGH_S, WORK, lines
 from tests.slurm.test_srun import job_of, sums
 from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import PROGRAMS, ROOT, TIMEOUT_S, Running, command
@@ -37,6 +39,15 @@ def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
     assert sums(done.out) == [(f"node0{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
     assert re.search(r"SLURM job \d+: 2 nodes \(node\[01-02\]\), not in a step of srun", done.err)
     assert "warning" not in done.err
+
+
+def test_usage_samples_of_all_nodes_come_to_the_launcher(slurm: Slurm):
+    work = ("--no-python", sys.executable, "-S", "-c", WORK, ENOUGH_S)
+    done = salloc(slurm, "-N2", "--nproc-per-node", "1", *work).finish()
+    assert done.returncode == 0, done.err
+    found = [lines(done, node) for node in (0, 1)]
+    assert [head["host"] for head, _, _ in found] == ["node01", "node02"]
+    assert [len(samples) for _, _, samples in found] == [1, 1]
 
 
 def test_a_rank_that_fails_ends_the_job_with_one_page_and_its_code(slurm: Slurm, tmp_path: Path):

@@ -134,6 +134,12 @@ int nvmlDeviceGetPowerUsage(Device *device, unsigned *milliwatts) {
     return OK;
 }
 
+int nvmlDeviceGetTemperature(Device *device, int sensor, unsigned *celsius) {
+    (void)sensor;
+    ANSWER_OF(device);
+    return numbers(device, "temperature", celsius, NULL, NULL, NULL);
+}
+
 int nvmlDeviceGetCurrentClocksThrottleReasons(Device *device, u64 *reasons) {
     ANSWER_OF(device);
     *reasons = number(device, "clocks");

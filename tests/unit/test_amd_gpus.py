@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.health import gpu_rules
 from ddplaunch.system import amd_gpus, nvml
-from ddplaunch.system.gpu_health import GpuHealth, GpuMemory, GpusRead, MemoryRead
+from ddplaunch.system.gpu_health import GpuHealth, GpuMemory, GpusRead, GpuUsage, MemoryRead
 from ddplaunch.system.infiniband import IbPort
 from tests.support.gpus import watches
 
@@ -142,3 +142,15 @@ def test_a_gpu_that_the_driver_has_lost_is_an_error(
     monkeypatch.setattr(amd_gpus.devices, "gpu_pci_addresses", lambda root: ("0000:23:00.0",))
     monkeypatch.setattr(Path, "read_text", gone)
     assert amd_gpus.health(str(tmp_path))[0]["error"].endswith("No such device")
+
+
+@pytest.mark.parametrize("power", ["power1_average", "power1_input"])
+def test_usage_is_read_from_the_drivers_files(device: Path, tmp_path: Path, power: str) -> None:
+    """Newer drivers name the file of the power otherwise."""
+    for name, text in {"gpu_busy_percent": "88", f"hwmon/hwmon3/{power}": "512000000"}.items():
+        _write(device / name, text)
+    _write(device / "hwmon/hwmon3/temp1_input", "61000")
+    (found,) = amd_gpus.usage(str(tmp_path))
+    assert GpuUsage(**found) == GpuUsage(
+        index=0, utilization=88, used_bytes=297795584, power_mw=512_000, temperature_c=61
+    )

@@ -113,6 +113,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "log_dir": ("logs", "log_dir", "logs"),
     "keep_runs": ("7", "keep_runs", 7),
     "collect_logs": (None, "collect_logs", True),
+    "no_samples": (None, "samples", False),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
     "tee": ("0:2", "tee", Streams(by_local_rank=((0, 2),))),

@@ -11,7 +11,17 @@ import pytest
 
 from ddplaunch.health import gpu_rules
 from ddplaunch.system import gpu_health, gpu_history, nvml
-from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpuMemory, GpusRead, GpuWatch, MemoryRead
+from ddplaunch.system.gpu_health import (
+    GpuEvent,
+    GpuEvents,
+    GpuHealth,
+    GpuMemory,
+    GpusRead,
+    GpuUsage,
+    GpuWatch,
+    MemoryRead,
+    UsageRead,
+)
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
 
@@ -277,3 +287,24 @@ def test_what_the_child_says_cannot_steer_the_terminal() -> None:
     answer = gpu_health._answer(b'{"gpus": [{"index": 0, "name": "\\u001b[31mred"}]}')
     assert isinstance(answer, GpusRead)
     assert answer.gpus[0].name == r"\x1b[31mred"
+
+
+def test_usage_is_read_when_it_is_asked_for(driver: Says, watch: Any) -> None:
+    driver("gpus 2", *fake_nvml.gpu(0, 91, 40, 412_500), "0 total 80", "0 used 60", "0 clocks 64", "0 temperature 71")
+    watched = watch()
+    watched.next(GpusRead)
+    watched.watch.ask_usage()
+    first, second = watched.next(UsageRead).gpus
+    assert first == GpuUsage(
+        index=0, utilization=91, used_bytes=60, power_mw=412_500, temperature_c=71, clock_reasons=64
+    )
+    assert (second.index, second.used_bytes, second.temperature_c) == (1, None, None)
+
+
+def test_usage_of_a_driver_that_fails_is_empty(driver: Says, watch: Any) -> None:
+    driver("gpus 1")
+    watched = watch()
+    watched.next(GpusRead)
+    driver("gpus 1", "error nvmlDeviceGetCount_v2 999")
+    watched.watch.ask_usage()
+    assert watched.next(UsageRead).gpus == ()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +14,7 @@ from ddplaunch.protocol.health import HealthFound
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system import nvml
-from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead
+from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuUsage, UsageRead
 from ddplaunch.system.infiniband import IbPort
 from ddplaunch.system.kernel_log import LoggedXid
 
@@ -112,3 +113,25 @@ def test_without_nvml_the_kernels_log_is_read(gpus: GpusOfJob, monkeypatch: pyte
     assert blamed(gpus) == "", "NVML has answered"
     gpus.handle_event(GpusAnswered(GpusRead((), nvml.silence(15))))
     assert blamed(gpus) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
+
+
+def test_usage_is_kept_without_waking_the_agent(gpus: GpusOfJob, sent: list[object]) -> None:
+    """The next question follows when the last one is answered: a driver that hangs gets no more of them."""
+    asked: list[bool] = []
+    gpus._watch = SimpleNamespace(ask_usage=lambda: asked.append(True))  # type: ignore[assignment]
+    assert (gpus.next_usage(), gpus.next_usage(), asked) == ({}, {}, [True])
+    usage = GpuUsage(index=1, utilization=97)
+    gpus._on_answer_in_thread(UsageRead((usage,)))
+    assert (gpus.next_usage(), asked, sent) == ({1: usage}, [True, True], [])
+
+
+@pytest.mark.parametrize(
+    ("devices", "rows"),
+    [((("1",), ("0",)), [1, 0]), ((("0", "1"), ("0", "1")), [0, 1]), ((("0", "1"), ("7",)), [0, None])],
+)
+def test_a_worker_has_the_row_of_its_first_gpu(
+    gpus: GpusOfJob, devices: tuple[tuple[str, ...], ...], rows: list[int | None]
+) -> None:
+    gpus.placement = Placement(2, "CUDA_VISIBLE_DEVICES", devices, None, {})
+    gpus.handle_event(GpusAnswered(GpusRead(GPUS)))
+    assert [gpus.row_of_worker(rank) for rank in (0, 1)] == rows

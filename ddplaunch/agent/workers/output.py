@@ -134,6 +134,7 @@ class Stream:
         copy: file for the lines that contain one of ``filters``, each after ``copy_prefix``.
         tail: the last bytes.
         written_s: time of the last bytes (``time.monotonic()``).
+        lines: number of whole lines.
         on_next_output: called once, at the next bytes; any thread may set it.
     """
 
@@ -145,6 +146,7 @@ class Stream:
     copy_prefix: bytes = b""
     tail: bytes = b""
     written_s: float = 0.0
+    lines: int = 0
     on_next_output: Callable[[], None] | None = None
     _lost_lines: int = field(default=0, init=False)
     _is_within_line: bool = field(default=False, init=False)
@@ -154,6 +156,7 @@ class Stream:
     def write(self, data: bytes) -> None:
         """Write ``data`` to the log file, then whole lines to the console."""
         self.written_s = time.monotonic()
+        self.lines += data.count(b"\n")
         if self.on_next_output:
             on_output, self.on_next_output = self.on_next_output, None
             on_output()

@@ -1,0 +1,250 @@
+"""Usage samples: their mean, what an agent reads and sends, and the clock of the launcher."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent import usage_watch
+from ddplaunch.agent.launcher_channel import Outbox
+from ddplaunch.agent.usage_sampler import DiskUse, UsageSampler
+from ddplaunch.agent.usage_watch import UsageWatch
+from ddplaunch.agent.workers.worker import Worker
+from ddplaunch.launcher.usage_watch import Clock
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import FROM_AGENT
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.protocol.usage import MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
+from ddplaunch.system.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
+from tests.support.processes import wait_until
+from tests.support.usage import sample
+
+SPEC = AgentSpec(run_id="r1", host="gpu3", program=Program("script", "t.py", (), ""), same_python=True, usage="all")
+
+
+# Records.
+
+
+def test_a_mean_weighs_by_time_and_keeps_peaks() -> None:
+    merged = mean([sample(2.0, 2.0, 10.0), sample(8.0, 6.0, 30.0)])
+    assert (merged.at_s, merged.span_s) == (8.0, 8.0)
+    assert (merged.node.cpu, merged.workers.cpu) == (25.0, (25.0, 25.0))
+    assert (merged.node.mem, merged.workers.rss, merged.workers.quiet) == (30.0, (30.0, 30.0), (30.0, 30.0))
+
+
+def test_a_mean_is_of_what_is_known() -> None:
+    """A worker that has ended, a GPU that was silent, a list that is shorter."""
+    first = replace(
+        sample(2.0), workers=WorkersUsage(cpu=(4.0, 2.0)), gpus=GpusUsage(util=(50.0,), throttle=("power brake",))
+    )
+    second = replace(
+        sample(4.0), workers=WorkersUsage(cpu=(None,)), gpus=GpusUsage(util=(None, 10.0), throttle=(None,))
+    )
+    merged = mean([first, second])
+    assert merged.workers.cpu == (4.0, 2.0)
+    assert merged.gpus == GpusUsage(util=(50.0, 10.0), throttle=("power brake",))
+
+
+@pytest.mark.parametrize("bad", ["-1", "NaN", "1e400", '"x"', "true"])
+def test_records_are_checked_when_decoded(bad: str) -> None:
+    line = wire.encode(UsageSampled(0, (sample(value=7.5),)))
+    assert wire.decode(line, FROM_AGENT) == UsageSampled(0, (sample(value=7.5),))
+    with pytest.raises(wire.ProtocolError):
+        wire.decode(line.replace(b"7.5", bad.encode()), FROM_AGENT)
+
+
+def test_too_many_samples_are_refused() -> None:
+    line = wire.encode(UsageSampled(0, (sample(),) * (MAX_SAMPLES + 1)))
+    with pytest.raises(wire.ProtocolError):
+        wire.decode(line, FROM_AGENT)
+
+
+# What the agent reads.
+
+
+@pytest.fixture
+def worker() -> Iterator[Worker]:
+    """A worker without output that sleeps, with a child that burns its CPU and writes 1 MB."""
+    child = "import os,time\nos.write(os.open('/dev/null', os.O_WRONLY), bytes(1 << 20))\nwhile True: pass"
+    script = f"import subprocess,sys\nsubprocess.run([sys.executable, '-S', '-c', {child!r}])"
+    process = subprocess.Popen([os.sys.executable, "-S", "-c", script], start_new_session=True)
+    yield Worker(5, 0, None, pid=process.pid, started_at=time.monotonic())
+    os.killpg(process.pid, 9)
+    process.wait()
+
+
+def test_a_sample_has_the_worker_and_its_children(worker: Worker) -> None:
+    sampler = UsageSampler([worker], None, DiskUse("/"))
+    files = ProcessFiles(worker.pid)
+
+    def is_busy() -> bool:
+        own = files.own()
+        return bool(own) and files.tree(own).children_cpu_s > 0.05
+
+    wait_until(is_busy)
+    own = sampler.sample(time.monotonic())
+    (found,) = sampler.with_children([own])
+    assert own.workers.cpu[0] is not None
+    assert found.workers.cpu[0] > own.workers.cpu[0] + 1
+    assert found.workers.wr[0] > 0
+    assert found.workers.rss[0] > 1 << 20
+    assert found.workers.lines == found.workers.quiet == (None,), "its output is not ours"
+    assert 0 <= found.node.cpu <= 100
+    assert found.node.mem > 1 << 20
+    assert found.gpus is None
+    sampler.close()
+    files.close()
+
+
+def test_a_worker_that_has_ended_is_unknown() -> None:
+    process = subprocess.Popen(["true"])
+    sampler = UsageSampler([Worker(0, 0, None, pid=process.pid)], None, DiskUse(None))
+    process.wait()
+    (found,) = sampler.with_children([sampler.sample(time.monotonic())])
+    assert (found.workers.cpu, found.workers.rss, found.workers.rd) == ((None,), (None,), (None,))
+    assert found.node.disk is None
+    sampler.close()
+
+
+def test_lines_and_silence_are_counted() -> None:
+    now = time.monotonic()
+    streams = [SimpleNamespace(lines=3, written_s=now - 7.0), SimpleNamespace(lines=1, written_s=0.0)]
+    pumps: Any = [SimpleNamespace(stream=stream) for stream in streams]
+    worker = Worker(0, 0, None, pid=os.getpid(), started_at=now - 100, pumps=pumps)
+    sampler = UsageSampler([worker], None, DiskUse(None))
+    streams[1].lines = 5
+    found = sampler.sample(sampler._at + 2.0)
+    assert found.workers.lines == (2.0,)
+    assert found.workers.quiet[0] == pytest.approx(9.0, abs=0.5)
+    sampler.close()
+
+
+def test_a_disk_that_does_not_answer_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    disk = DiskUse("/")
+    disk.percent(0.0)
+    wait_until(lambda: disk.percent(1.0) is not None)
+    disk._thread = SimpleNamespace(is_alive=lambda: True)  # type: ignore[assignment]
+    assert disk.percent(5.0) is not None
+    assert disk.percent(31.0) is None
+
+
+def test_only_adapters_count_and_without_one_all_but_loopback() -> None:
+    lines = (
+        "Inter-|  Receive",
+        " face |bytes",
+        "  lo: 5 0 0 0 0 0 0 0 5",
+        "eth0: 100 1 0 0 0 0 0 0 7 0",
+        "br0:50 1 0 0 0 0 0 0 9",
+    )
+    text = "\n".join(lines).encode()
+    assert network_bytes(text, frozenset({b"eth0"})) == (100, 7)
+    assert network_bytes(text, frozenset()) == (150, 16)
+    assert network_bytes(b"", frozenset()) == (None, None)
+
+
+def test_memory_in_use_is_what_is_not_available() -> None:
+    assert used_memory(b"MemTotal:  100 kB\nMemFree: 1 kB\nMemAvailable:  40 kB\n") == 60 * 1024
+    assert used_memory(b"MemTotal:  100 kB\n") is None
+
+
+def test_a_kept_file_is_read_whole(tmp_path: Path) -> None:
+    (tmp_path / "long").write_bytes(bytes(range(256)) * 40)
+    file = KeptFile(str(tmp_path / "long"))
+    assert (len(file.read()), file.read_all()) == (4096, bytes(range(256)) * 40)
+    file.close()
+    assert KeptFile(str(tmp_path / "none")).read_all() == b""
+
+
+# What the agent sends.
+
+
+class Sampled:
+    """A UsageWatch of one worker, this process, with a launcher that reads or not, at a time that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(usage_watch.time, "monotonic", lambda: self.now)
+        self.sent: list[Any] = []
+        self.reads = True
+        outbox: Any = SimpleNamespace(send=self.sent.append, send_if_read=self._send_if_read)
+        self.watch = UsageWatch(replace(SPEC, usage=how), outbox, None)
+        self.group: Any = SimpleNamespace(workers=[Worker(3, 0, None, pid=os.getpid())], attempt=2, all_ended=False)
+
+    def _send_if_read(self, record: object) -> bool:
+        if self.reads:
+            self.sent.append(wire.decode(wire.encode(record), FROM_AGENT))
+        return self.reads
+
+    def go_on(self, seconds: float) -> None:
+        end = self.now + seconds
+        while self.watch.due <= end:
+            self.now = self.watch.due
+            assert self.watch.run_due()
+        self.now = end
+        assert not self.watch.run_due()
+
+
+def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch, "all")
+    sampled.watch.begin(sampled.group)
+    sampled.go_on(25)
+    sampled.watch.end()
+    started, *records = sampled.sent
+    assert isinstance(started, UsageStarted)
+    assert (started.attempt, started.ranks, started.gpus) == (2, (3,), ())
+    assert [len(record.samples) for record in records] == [5, 5, 2]
+    assert sampled.watch.due == float("inf")
+
+
+def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch, "mean")
+    sampled.watch.begin(sampled.group)
+    sampled.go_on(20)
+    assert [[round(each.span_s) for each in record.samples] for record in sampled.sent[1:]] == [[10], [10]]
+
+
+def test_a_launcher_that_does_not_read_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch, "all")
+    sampled.watch.begin(sampled.group)
+    sampled.reads = False
+    sampled.go_on(1200)
+    assert len(sampled.watch._waiting) < MAX_SAMPLES
+    sampled.reads = True
+    sampled.go_on(10)
+    (record,) = sampled.sent[1:]
+    assert sum(each.span_s for each in record.samples) == pytest.approx(1210, abs=3)
+
+
+def test_the_outbox_takes_no_sample_behind_records_that_nobody_reads() -> None:
+    reader, writer = os.pipe()
+    outbox = Outbox(writer)
+    accepted = 0
+    while outbox.send_if_read(UsageSampled(0, (sample(),) * MAX_SAMPLES)):
+        accepted += 1
+        assert accepted < 100
+    os.close(reader)
+
+
+def test_nothing_is_read_if_no_one_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch, "off")
+    sampled.watch.begin(sampled.group)
+    assert (sampled.watch.due, sampled.sent) == (float("inf"), [])
+
+
+# Clocks.
+
+
+def test_the_fastest_record_sets_the_clock() -> None:
+    clock = Clock(is_ours=False)
+    assert clock.ours(100.0, 1003.0) == 1003.0  # It took long: 3 s, as turns out later.
+    assert clock.ours(110.0, 1010.5) == pytest.approx(1010.5)
+    assert clock.ours(120.0, 1060.0) == pytest.approx(1020.5, abs=0.1), "the launcher was stopped"
+    assert Clock(is_ours=True).ours(100.0, 1003.0) == 100.0

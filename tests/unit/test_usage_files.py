@@ -1,0 +1,153 @@
+"""The files of usage samples: their format, their size, and disks that take no more."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.launcher import usage_files
+from ddplaunch.launcher.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
+from ddplaunch.launcher.usage_watch import UsageWatch
+from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted, UsedGpu
+from tests.support.configs import launch_config
+from tests.support.usage import sample
+
+NOW = 1_800_000_000.0
+
+
+@pytest.mark.parametrize(
+    ("value", "digits", "text"),
+    [
+        (0.0, 3, "0"),
+        (99.96, 3, "100"),
+        (1234.0, 3, "1230"),
+        (12_345_678_901.0, 4, "1.235e10"),
+        (20_000_000.0, 3, "2e7"),
+        (0.000012, 3, "1.2e-5"),
+    ],
+)
+def test_numbers_are_short_and_json(value: float, digits: int, text: str) -> None:
+    assert number(value, digits) == text
+    assert json.loads(text) == pytest.approx(value, rel=0.01)
+
+
+def test_a_line_has_the_names_of_the_format() -> None:
+    line = json.loads(row(0, NOW, sample(gpus=1)).line)
+    assert (line["t"], line["s"], line.keys()) == (NOW, 2.0, {"t", "s", "n", "w", "g"})
+    assert line["n"].keys() == {"cpu", "mem", "disk", "rx", "tx"}
+    assert line["w"].keys() == {"cpu", "rss", "rd", "wr", "quiet", "lines"}
+    assert line["g"] == {"util": [1], "mem": [1], "power": [1], "temp": [1], "throttle": [None]}
+    assert "g" not in json.loads(row(0, NOW, sample()).line)
+
+
+def rows(start: float, count: int, step: float = 2.0, attempt: int = 0) -> list[Row]:
+    return [row(attempt, start + step * at, sample(span_s=step)) for at in range(1, count + 1)]
+
+
+def test_older_samples_are_fewer_and_cover_the_same_time() -> None:
+    found = thinned(rows(NOW - 7200, 3600), NOW)
+    assert sum(each.s for each in found) == 7200
+    assert {each.s for each in found if each.t > NOW - 170} == {2.0}
+    assert all(each.s == 30.0 for each in found if NOW - 2900 < each.t < NOW - 220)
+    assert all(each.s == 600.0 for each in found if NOW - 6500 < each.t < NOW - 4300)
+    assert thinned(found, NOW) == found
+    assert [each.t for each in found] == sorted(each.t for each in found)
+
+
+def test_attempts_are_not_mixed() -> None:
+    both = [*rows(NOW - 610, 2), *rows(NOW - 606, 2, attempt=1)]
+    assert [(each.attempt, each.s) for each in thinned(both, NOW)] == [(0, 4.0), (1, 4.0)]
+
+
+def test_a_reason_stays_when_samples_are_merged() -> None:
+    throttled = sample(gpus=1)
+    hot = row(0, NOW - 600, throttled.__class__(**{**vars(throttled), "gpus": GpusUsage(throttle=("x" * 500,))}))
+    (merged,) = thinned([hot, row(0, NOW - 599, throttled)], NOW)
+    assert json.loads(merged.line)["g"]["throttle"] == ["x" * 80]
+
+
+def test_512_ranks_take_less_than_20_mb_after_a_day() -> None:
+    """Of 64 nodes with 8 workers and 8 GPUs each; one stands for all. The last hours of the day are enough."""
+    values = random.Random(1)
+    file = NodeFile("node_0.jsonl")
+    for at in range(0, 7200, 2):
+        value = sample(value=values.random() * 1e5, workers=8, gpus=8)
+        file.rows.append(row(0, NOW + at, value))
+        if at % 120 == 0:
+            file.rows = thinned(file.rows, NOW + at)
+    rest = 22 * 6 * len(file.rows[0].line)
+    assert 64 * (len(file.text()) + rest) < 20e6
+
+
+def test_a_file_is_appended_to_and_then_whole_again(tmp_path: Path) -> None:
+    file = NodeFile("node_3.jsonl", head='{"schema":1}')
+    file.add([Row(0, NOW, 0.0, '{"attempt":0}')], is_start=True)
+    file.flush(tmp_path, NOW)
+    file.add(rows(NOW, 3), is_start=False)
+    file.flush(tmp_path, NOW + 10)
+    path = tmp_path / "samples/node_3.jsonl"
+    first = path.read_text().splitlines()
+    assert first[:2] == ['{"schema":1}', '{"attempt":0}']
+    assert len(first) == 5
+    file.flush(tmp_path, NOW + 1000)
+    assert len(path.read_text().splitlines()) == 3
+    assert oct(path.stat().st_mode & 0o777) == "0o600"
+
+
+def test_a_full_disk_costs_samples_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file.add(rows(NOW, 1), is_start=False)
+    file.flush(tmp_path, NOW)
+    file.add(rows(NOW + 2, 1), is_start=False)
+    write = os.write
+    monkeypatch.setattr(usage_files.os, "write", lambda fd, data: write(fd, data[:20]))
+    file.flush(tmp_path, NOW + 10)
+    monkeypatch.undo()
+    path = tmp_path / "samples/node_0.jsonl"
+    assert not path.read_text().endswith("\n")
+    file.flush(tmp_path, NOW + 20)
+    assert [json.loads(line).get("t") for line in path.read_text().splitlines()] == [None, NOW + 2, NOW + 4]
+
+
+def test_a_folder_that_moves_gets_a_whole_file(tmp_path: Path) -> None:
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file.add(rows(NOW, 1), is_start=False)
+    file.flush(tmp_path, NOW)
+    file.add(rows(NOW + 2, 1), is_start=False)
+    (tmp_path / "moved").mkdir()
+    file.flush(tmp_path / "moved", NOW + 10)
+    assert len((tmp_path / "moved/samples/node_0.jsonl").read_text().splitlines()) == 3
+
+
+def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
+    files = UsageFiles(lambda: tmp_path / "none")
+    files.put(0, rows(NOW, 1), "{}")
+    files.close()
+    assert not any(tmp_path.iterdir())
+
+
+def test_records_of_agents_become_lines(tmp_path: Path) -> None:
+    nodes: Any = type("Nodes", (), {"all": [None, type("Node", (), {"host": "gpu1"})]})
+    watch = UsageWatch(launch_config(script="x.py"), nodes, lambda: tmp_path)
+    gpu = UsedGpu(6, "GPU-6", "H100", 80)
+    watch.on_event(1, (0, 1), UsageSampled(0, (sample(),)))
+    watch.on_event(1, (0, 1), UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))
+    watch.on_event(1, (0, 1), UsageSampled(1, (sample(),)))
+    watch.on_event(1, (0, 1), UsageSampled(0, (sample(2.0, workers=1, gpus=1),)))
+    watch.close()
+    head, start, only = map(json.loads, (tmp_path / "samples/node_1.jsonl").read_text().splitlines())
+    assert head == {
+        "schema": 1,
+        "node": 1,
+        "host": "gpu1",
+        "cpus": 4,
+        "memory": 0,
+        "gpus": [{"index": 6, "uuid": "GPU-6", "name": "H100", "memory": 80}],
+    }
+    assert (start["attempt"], start["ranks"], start["gpu"]) == (0, [8], [0])
+    assert only["w"]["cpu"] == [1]
