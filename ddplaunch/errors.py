@@ -16,6 +16,9 @@ NEEDS_GPU = 85
 PROCESSES_LEFT = 86
 HUNG = 87
 HARDWARE = 88
+NO_REPORT = 89
+"""Of --attach and --wait: the run's launcher was killed, so that nobody knows the run's exit code."""
+
 GAVE_UP = 93
 """The script wants no restart; of a worker and of the run. NVIDIA's resiliency extension has the same code."""
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import socket
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +24,7 @@ from ddplaunch.protocol.control import (
     RunExamined,
 )
 from ddplaunch.protocol.queries import LauncherAnswer, RunsExamined
-from ddplaunch.system import linux, process_activity, run_folder
+from ddplaunch.system import process_activity, run_folder, unix_socket
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -104,15 +103,6 @@ def _request(path: str, pid: int, request: ExamineRun, deadline: float) -> RunEx
     Raises:
         OSError, wire.ProtocolError: there is none, or it is invalid.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
-        connection.settimeout(max(0.001, deadline - time.monotonic()))
-        connection.connect(path)
-        if linux.peer_credentials(connection)[0] != pid:
-            raise ConnectionError("another process serves it")
-        connection.sendall(wire.encode(request))
-        with connection.makefile("rb") as stream:
-            line = stream.readline(MAX_ANSWER_BYTES)
-    if not line.endswith(b"\n"):
-        raise ConnectionError("the launcher has closed the connection")
+    line = unix_socket.ask(path, pid, wire.encode(request), deadline, MAX_ANSWER_BYTES)
     answer: RunExamined | RequestRefused = wire.decode(line, FROM_LAUNCHER)
     return answer

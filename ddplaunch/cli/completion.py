@@ -60,6 +60,13 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
     return _matching(sorted({*known.values()} - {known[own]}), incomplete)
 
 
+def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    """Complete to ``last`` or to the id of a run with a folder in the default folder."""
+    from ddplaunch.commands import run_folders
+
+    return _matching(("last", *run_folders.known_ids()), incomplete)
+
+
 def _own_pids() -> Iterator[int]:
     """The processes of this user. Root may read the environment of others, too."""
     from ddplaunch.system import procfs
@@ -93,6 +100,7 @@ BY_OPTION = {
     **dict.fromkeys(("--hostfile", "--env-file", "--remote-python", "--ssh-identity", "--ssh-config"), files),
     "--chdir": folders,
     **dict.fromkeys(("--kill", "--stacks"), run_ids),
+    **dict.fromkeys(("--attach", "--wait"), runs),
     "--logs-specs": words("default"),
 }
 """How the value of an option is completed, where the option's type does not say it."""

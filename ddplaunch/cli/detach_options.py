@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.cli.parser import flag
+from ddplaunch.cli.parser import Option, flag
 
 DETACH_OPTIONS = (
     flag(
@@ -10,4 +10,11 @@ DETACH_OPTIONS = (
         "Start the run, print its run id and return; the run goes on without this terminal and shell.",
         pet=False,
     ),
+    Option(
+        "--attach",
+        "RUN_ID",
+        "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",
+        pet=False,
+    ),
+    Option("--wait", "RUN_ID", "Wait for the end of a run and exit with its exit code.", pet=False),
 )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch.cli import completion
+from ddplaunch.cli import coming_back, completion
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
@@ -27,7 +27,7 @@ from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_tex
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 INTERRUPTED = 130
 PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -52,7 +52,8 @@ AFTER_OPTIONS = {
         (
             "80-89",
             "ddplaunch's own: 80 a bug, 81 --check warns, 82 not ready to run, 83 no rendezvous, 84 node lost, "
-            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout), 88 hardware",
+            "85 needs a GPU, 86 processes left, 87 hung (--hang-timeout, --busy-timeout), 88 hardware, "
+            "89 unknown to --wait",
         ),
         ("93", "the script gave up: no restart (ddplaunch.give_up)"),
         ("128+N", "stopped by signal N, the run (130: Ctrl-C, 143: SIGTERM) or the worker that failed first"),
@@ -101,10 +102,15 @@ def _dispatch(
     plan: bool, json: bool, check: bool, ps: bool, kill: str | None, stacks: str | None, **options: Any
 ) -> LaunchConfig | DetachedRun | int:
     """The configuration of the run; or run another command, and return its exit code."""
-    is_detached = options.pop("detach")
+    is_detached, is_quiet = options.pop("detach"), bool(options["quiet"])
+    coming = coming_back.popped(options)
     of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
     others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
     files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
+    if coming:
+        given = {**others, **files, "--forget": options.pop("forget") is not None, "--check": check}
+        report: Callable[[str], None] = (lambda _: None) if is_quiet else _print
+        return coming_back.run(coming, [name for name, is_given in given.items() if is_given], options, report)
     if (forgotten := options.pop("forget")) is not None:
         return _forget(forgotten, {**others, **files, "--check": check}, options)
     if any(files.values()):

@@ -17,7 +17,21 @@ from ddplaunch.launcher import launch as launcher
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import FunctionResult, RunResult
 
-_COMMANDS = ("plan", "json", "check", "deep", "ps", "all", "nodes", "forget", "stacks", "kill", "detach")
+_COMMANDS = (
+    "plan",
+    "json",
+    "check",
+    "deep",
+    "ps",
+    "all",
+    "nodes",
+    "forget",
+    "stacks",
+    "kill",
+    "detach",
+    "attach",
+    "wait",
+)
 """Options of other commands than a run."""
 
 _NOT_FOR_FUNCTIONS = ("module", "no_python", "run_path", "pass_local_rank", "use_env")

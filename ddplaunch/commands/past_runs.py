@@ -7,7 +7,6 @@ what cannot be read is unknown, and never stops the listing.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import math
 import os
 import shlex
@@ -19,11 +18,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.commands import past_runs_page as page
+from ddplaunch.commands import run_folders
 from ddplaunch.commands.past_runs_page import PastRun
-from ddplaunch.config import NO_LOGS
 from ddplaunch.launcher.display import console_log
 from ddplaunch.protocol import first_failure
-from ddplaunch.system import run_folder, run_json, run_tags
+from ddplaunch.system import run_folder, run_json
 from ddplaunch.system.run_folder import LOCK
 
 if TYPE_CHECKING:
@@ -39,18 +38,13 @@ def list_all(
 
     ``show`` prints the table, ``report`` a message. Lines are cut after ``columns``; None: they are not cut.
     """
-    bases = _bases(log_dir)
+    bases = run_folders.bases(log_dir)
     runs = sorted(map(_of_launchers, _folders(bases)), key=lambda run: (run.start_s, run.run_id), reverse=True)
     if runs:
         show(page.run_table(runs, columns))
     else:
         where = " or ".join(map(str, bases)) or "a home folder: there is none"
         report(f"no run folder of yours in {where}")
-
-
-def _bases(log_dir: str | None) -> list[Path]:
-    given = Path(log_dir).absolute() if log_dir and log_dir != NO_LOGS else None
-    return list(dict.fromkeys(filter(None, (run_folder.base_at_home(os.environ), given))))
 
 
 def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:
@@ -141,27 +135,9 @@ def _result(folder: Path, started: _Json | None, report: _Json | None) -> str:
         return page.DAMAGED
     if started is None:  # Of an older version, damaged, or the logs of a node whose launcher is elsewhere.
         return page.NO_REPORT
-    if _is_locked(folder) or _has_launcher(started):
+    if run_folders.is_running(folder, started):
         return page.RUNNING
     return page.KILLED if started.get("host") == socket.gethostname() else page.NO_REPORT
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a launcher holds the folder's lock; false also where the file system has no locks."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
-        with os.fdopen(fd, "rb"):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
-    return False
-
-
-def _has_launcher(started: _Json) -> bool:
-    pid = started.get("pid")
-    is_here = started.get("host") == socket.gethostname() and type(pid) is int and pid > 0
-    return is_here and run_json.text(started, "run_tag") in run_tags.launcher_memfds(int(pid or 0))
 
 
 def _cause(report: _Json) -> str:

@@ -1,4 +1,4 @@
-"""The control socket of a run: other processes of this user ask its launcher, as ``--stacks`` does.
+"""The control socket of a run: other processes of this user ask its launcher, as ``--stacks`` and ``--attach`` do.
 
 Runs in the launcher: one daemon thread accepts, and one for each client reads its request, posts it to the launcher's
 mailbox and sends the answer. A client that sends garbage, hangs or dies costs its own thread some seconds, and nothing
@@ -19,7 +19,15 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.control import ANSWER_S, MAX_REQUEST_BYTES, SOCKET, TO_LAUNCHER, ExamineRun, RequestRefused
+from ddplaunch.protocol.control import (
+    ANSWER_S,
+    MAX_REQUEST_BYTES,
+    SOCKET,
+    TO_LAUNCHER,
+    ExamineRun,
+    RequestRefused,
+    StopRun,
+)
 from ddplaunch.system import linux
 
 if TYPE_CHECKING:
@@ -37,7 +45,7 @@ _RETRY_S = 1.0
 class ControlRequest:
     """A client's request. ``answer`` takes the one record that it gets; it may be called in any thread."""
 
-    request: ExamineRun
+    request: ExamineRun | StopRun
     answer: Callable[[object], None]
 
 
@@ -54,7 +62,10 @@ def served(
             try:
                 stack.callback(ControlSocket(folder, post).close)
             except (OSError, RuntimeError) as error:  # RuntimeError: the limit of threads.
-                show(f"--stacks will not work with this run: {folder / SOCKET}: {error}", Level.VERBOSE)
+                show(
+                    f"--stacks will not work with this run, and --attach cannot stop it: {folder / SOCKET}: {error}",
+                    Level.VERBOSE,
+                )
         yield
 
 

@@ -123,9 +123,10 @@ def _after_start(
         os.write(2, _end_of(folder / console_log.FILE))
         return code
     show(run_id)
+    where = f" --log-dir {config.output.log_dir}" if config.output.log_dir else ""
     if code is None:
         report(f"the run goes on without this terminal{_limit(config)}; its output: {folder / console_log.FILE}")
-        report(f"to end it: ddplaunch --kill {run_id}")
+        report(f"to come back: ddplaunch --attach {run_id}{where}; to end it: ddplaunch --kill {run_id}")
     else:
         report(f"the run has succeeded already; its output: {folder / console_log.FILE}")
     return 0

@@ -91,7 +91,7 @@ class Run:
         self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
         self._events = RunEvents(folder, run_id, lambda index: self._nodes.all[index].host)
         self._show, self._messages.record = self._messages.show, self._events.message
-        self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config.script), folder)
+        self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
         self._attempts = Attempts()
         output = self._events.noting_first(console.output)
         transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
@@ -252,6 +252,7 @@ class Run:
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
             self._injector.check(tuple(by_host.values()))
+            self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
             if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
                 self._show_ready()

@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.config import LINE_PREFIX
 from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions
@@ -24,9 +25,10 @@ from ddplaunch.text import iso_time
 from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from pathlib import Path
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.protocol.results import RunResult
 
@@ -45,6 +47,8 @@ class RunFacts:
         start: time of the start, by this machine's clock: ISO 8601 with zone.
         host: name of this machine.
         pid: of this process.
+        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
+        on_terminal: streams of a lone worker that are only on this process's terminal, and in no file.
     """
 
     run_id: str
@@ -55,19 +59,22 @@ class RunFacts:
     start: str
     host: str
     pid: int
+    line_prefix: str = ""
+    on_terminal: tuple[str, ...] = ()
 
 
-def of_this_process(run_id: str, run_tag: str, script: str) -> RunFacts:
+def of_this_process(run_id: str, run_tag: str, config: LaunchConfig) -> RunFacts:
     """The facts of a run that this process starts now."""
     return RunFacts(
         run_id=run_id,
         run_tag=run_tag,
-        script=script,
+        script=config.script,
         command=_command_line(),
         cwd=_cwd(),
         start=iso_time(time.time()),
         host=socket.gethostname(),
         pid=os.getpid(),
+        line_prefix=LINE_PREFIX if config.output.line_prefix is None else config.output.line_prefix,
     )
 
 
@@ -88,6 +95,18 @@ def with_run_id(facts: RunFacts, run_id: str, folder: Path | None) -> RunFacts:
     if agreed != facts:
         write(agreed, folder)
     return agreed
+
+
+def with_workers(
+    facts: RunFacts, by_host: Mapping[str, int], inherited: Collection[str], folder: Path | None
+) -> RunFacts:
+    """``facts`` of a run of so many workers, the only one of which has ``inherited`` these streams.
+
+    Written at once if output is on the terminal only.
+    """
+    on_terminal = tuple(name for name in ("stdout", "stderr") if name in inherited)
+    is_alone = sum(by_host.values()) == 1
+    return write(replace(facts, on_terminal=on_terminal), folder) if on_terminal and is_alone else facts
 
 
 def completed(result: RunResult, facts: RunFacts, nodes: Sequence[Node]) -> RunResult:

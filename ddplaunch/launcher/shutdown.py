@@ -75,6 +75,11 @@ class Shutdown:
         elif not (requeues and signum in self.signals) and not self._logs.on_signal(signum):
             self._stop_by_signal(signum, "; the job is requeued afterwards" if requeues else "")
 
+    def on_stop_request(self) -> None:
+        """Another process of the user stops the run: as SIGTERM, also where that does not stop it."""
+        if not self._logs.on_signal(signal.SIGTERM):
+            self._stop_by_signal(signal.SIGTERM, "")
+
     def _stop_by_signal(self, signum: int, remark: str) -> None:
         self.signals.append(signum)
         count = min(len(self.signals), 3)

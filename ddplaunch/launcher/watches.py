@@ -17,6 +17,7 @@ from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timed
 from ddplaunch.launcher.usage_watch import UsageWatch
+from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -51,7 +52,7 @@ class Watches:
         post: Callable[[object], None],
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
-        self._nodes = nodes
+        self._nodes, self._shutdown, self._run_tag = nodes, shutdown, run_tag
         self.hangs = HangWatch(config, nodes.send, folder, messages)
         self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)
         self.health = HealthWatch(config, nodes, shutdown, messages.show)
@@ -73,5 +74,14 @@ class Watches:
                 self.slow_ranks.on_judged(event)
             case SlurmAnswered():
                 self._slurm.on_answer(event)
+            case ControlRequest(request=StopRun()):
+                self._on_stop_request(event)
             case ControlRequest():
                 self._requests.on_request(event)
+
+    def _on_stop_request(self, request: ControlRequest) -> None:
+        if request.request.run_tag != self._run_tag:
+            request.answer(RequestRefused("another run of this process"))
+        else:
+            request.answer(RunStops())
+            self._shutdown.on_stop_request()

@@ -54,11 +54,26 @@ class RunExamined:
 
 
 @dataclass(frozen=True)
+class StopRun:
+    """Client to launcher: stop the run, as SIGTERM does; answered by RunStops or RequestRefused.
+
+    ``run_tag``: as for ExamineRun.
+    """
+
+    run_tag: OneLine
+
+
+@dataclass(frozen=True)
+class RunStops:
+    """Launcher to client, in answer to StopRun: the workers are being stopped."""
+
+
+@dataclass(frozen=True)
 class RequestRefused:
     """Launcher to client: why there is no other answer."""
 
     reason: OneLine
 
 
-TO_LAUNCHER = (ExamineRun,)
-FROM_LAUNCHER = (RunExamined, RequestRefused)
+TO_LAUNCHER = (ExamineRun, StopRun)
+FROM_LAUNCHER = (RunExamined, RunStops, RequestRefused)

@@ -42,12 +42,12 @@ def text(body: dict[str, Any], key: str) -> str:
     return value if isinstance(value, str) else ""
 
 
-def of_launcher(pid: int) -> Iterator[dict[str, Any]]:
-    """The run.json of every run whose lock process ``pid`` holds; none if its descriptors may not be read."""
+def of_launcher(pid: int) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Folder and run.json of every run whose lock process ``pid`` holds; none if its descriptors may not be read."""
     folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
         for fd in os.listdir(folder):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"{folder}/{fd}")
                 if target.endswith(f"/{LOCK}") and (body := read(Path(target).with_name(RUN))):
-                    yield body
+                    yield Path(target).parent, body

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from ddplaunch.system import procfs, run_tags
+from ddplaunch.system import procfs
+from tests.support.detached import folder_of, job, launcher_of, report_of, wait_for_log
 from tests.support.processes import ignores, is_alive, wait_until
 from tests.support.runs import Finished, command, environment, python, run
 
 USAGE, NODE_NOT_READY = 2, 82
-
-UNTIL = 'echo begins; while [ ! -e "$0" ]; do sleep 0.05; done; echo ends; exit 7'
-"""A shell program that ends with code 7 once the file of its first argument exists."""
 
 
 @pytest.fixture
@@ -31,38 +27,13 @@ def go(tmp_path: Path) -> Iterator[Path]:
     file.touch()
 
 
-def job(go: Path, *options: str) -> tuple[str, ...]:
-    return ("--detach", *options, "--no-python", "sh", "-c", UNTIL, str(go))
-
-
-def folder_of(run_id: str) -> Path:
-    return Path(os.environ["XDG_STATE_HOME"], "ddplaunch", run_id)
-
-
-def launcher_of(run_id: str) -> int:
-    pid = json.loads((folder_of(run_id) / "run.json").read_text())["pid"]
-    assert run_id in run_tags.launcher_memfds(pid)
-    return int(pid)
-
-
-def wait_for_log(run_id: str, text: str) -> None:
-    log = folder_of(run_id) / "console.log"
-    wait_until(lambda: log.exists() and text in log.read_text(), 30, f"no {text!r}")
-
-
-def report_of(run_id: str) -> dict[str, Any]:
-    report = folder_of(run_id) / "report.json"
-    wait_until(report.exists, 30)
-    return dict(json.loads(report.read_text()))
-
-
 def in_session(session: int) -> list[int]:
     return [pid for pid in procfs.pids() if (procfs.stat(pid) or [b""] * 4)[procfs.SESSION] == b"%d" % session]
 
 
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGHUP])
 def test_the_end_of_the_shell_and_its_session_does_not_touch_the_run(signum: int, go: Path) -> None:
-    words = [*command(), *job(go, "--nproc-per-node", "2")]
+    words = [*command(), "--detach", *job(go, "--nproc-per-node", "2")]
     shell = subprocess.Popen(
         ["sh", "-c", '"$@"; echo returned; exec sleep 1000', "sh", *words],
         env=environment(),
@@ -94,7 +65,7 @@ def test_the_end_of_the_shell_and_its_session_does_not_touch_the_run(signum: int
 def test_it_returns_within_a_second_and_keeps_nothing_of_the_shell(go: Path) -> None:
     inherited = os.pipe()
     started = time.monotonic()
-    returned = run(*job(go), pass_fds=inherited)
+    returned = run("--detach", *job(go), pass_fds=inherited)
     took_s = time.monotonic() - started
     for fd in inherited:
         os.close(fd)
@@ -118,8 +89,8 @@ def test_it_returns_within_a_second_and_keeps_nothing_of_the_shell(go: Path) -> 
 
 def test_what_runs_after_the_job_also_writes_to_its_console(go: Path) -> None:
     go.touch()
-    with_command = (*job(go, "--on-exit", "echo after; echo to stderr >&2", "-v"),)
-    [run_id] = detached_for(0.0, *with_command).out.split()
+    with_command = job(go, "--on-exit", "echo after; echo to stderr >&2", "-v")
+    [run_id] = detached_for(0.0, "--detach", *with_command).out.split()
     wait_for_log(run_id, "to stderr")
     log = (folder_of(run_id) / "console.log").read_text()
     assert log.index("ddplaunch: the job failed") < log.index("after\nto stderr\n")
@@ -136,7 +107,7 @@ def detached_for(look_s: float, *arguments: str) -> Finished:
 
 def test_a_run_that_fails_at_once_is_shown_with_its_exit_code(go: Path) -> None:
     go.touch()
-    ended = detached_for(60, *job(go))
+    ended = detached_for(60, "--detach", *job(go))
     assert ended.returncode == 7
     assert ended.out == ""
     assert "exit code 7" in ended.err

@@ -149,6 +149,7 @@ NO_EFFECT = {
     "avoid": "tests/unit/test_host_options.py",
     "stacks": "tests/process/test_stacks.py",
     "detach": "tests/process/test_detach.py",
+    **dict.fromkeys(("attach", "wait"), "tests/process/test_attach.py"),
     **dict.fromkeys(("check", "deep"), "tests/process/test_check.py"),
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),

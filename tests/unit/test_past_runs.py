@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands import past_runs, past_runs_page
+from ddplaunch import LaunchConfig
+from ddplaunch.commands import past_runs, past_runs_page, run_folders
 from ddplaunch.commands.past_runs_page import PastRun
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
@@ -50,7 +51,7 @@ def record(run_id: str, age_s: float = 60.0, **fields: Any) -> dict[str, Any]:
 
 
 def listed(log_dir: Path | None = None) -> list[PastRun]:
-    folders = past_runs._folders(past_runs._bases(str(log_dir) if log_dir else None))
+    folders = past_runs._folders(run_folders.bases(str(log_dir) if log_dir else None))
     return [past_runs._of_launchers(found) for found in folders]
 
 
@@ -74,7 +75,7 @@ def test_the_newest_is_first_and_the_given_folder_is_listed_too(base: Path, tmp_
 
 def test_a_run_goes_on_while_its_launcher_holds_the_lock(base: Path) -> None:
     folder = run_folder.create(base, "job7")
-    run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+    run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script="train.py")), folder)
     (folder / console_log.FILE).touch()
     os.utime(folder / console_log.FILE, (NOW_S + 9, NOW_S + 9))
     assert (listed()[0].result, listed()[0].duration_s) == ("running", pytest.approx(0, abs=0.01))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch import LaunchConfig
 from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import NodeDetails
@@ -19,7 +20,7 @@ from tests.support.fake_agents import FakeHandle
 
 
 def facts(script: str = "train.py") -> run_facts.RunFacts:
-    return run_facts.of_this_process("job7", "job7.0a1b2c", script)
+    return run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script=script))
 
 
 def test_they_are_a_whole_file_of_the_user_alone(tmp_path: Path) -> None:

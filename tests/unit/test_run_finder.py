@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddplaunch import LaunchConfig
 from ddplaunch.agent import run_finder
 from ddplaunch.commands import ps_page as page
 from ddplaunch.launcher import run_facts
@@ -89,7 +90,7 @@ def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -
     folder = run_folder.create(tmp_path, "job7")
     with run_folder.released(folder):
         assert list(run_json.of_launcher(os.getpid())) == []
-        run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", "train.py"), folder)
+        run_facts.write(run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script="train.py")), folder)
         assert run_finder._scripts_of_launcher(os.getpid())["job7.0a1b2c"] == "train.py"
     assert list(run_json.of_launcher(os.getpid())) == []
     assert list(run_json.of_launcher(1 << 30)) == []

@@ -49,8 +49,13 @@ class Style:
         }
         text = string.Template(self.template).safe_substitute(values)
         if text and self.colour[header.stream]:
-            text = f"\x1b[{_COLOURS[header.rank % len(_COLOURS)]}m{text}\x1b[0m"
+            text = f"\x1b[{colour_of(header.rank)}m{text}\x1b[0m"
         return text.encode("utf-8", "surrogateescape")
+
+
+def colour_of(rank: int) -> int:
+    """The colour of a rank's prefix: a number of ECMA-48's SGR."""
+    return _COLOURS[rank % len(_COLOURS)]
 
 
 def prefixed(data: bytes, prefix: bytes) -> bytes:

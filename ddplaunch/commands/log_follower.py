@@ -1,0 +1,102 @@
+"""Reads console.log, or another file, from its last lines on, while another process writes it.
+
+Runs in the process that the user started. It only reads the file: however slow or stopped this process is, the writer
+never waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+POLL_S = 0.05
+_READ_BYTES = 1 << 16
+_LAST_BYTES = 1 << 18
+"""The last lines are looked for in so many bytes."""
+
+
+class LogFollower:
+    """One file, which may not exist yet. When it grows too large, its writer renames it to ``NAME.1``.
+
+    Attributes:
+        has_gap: a part of the file was deleted before it was read.
+    """
+
+    def __init__(self, folder: Path, name: str) -> None:
+        self._path, self._earlier = folder / name, folder / f"{name}.1"
+        self._fd = -1
+        self.has_gap = False
+
+    def last_lines(self, count: int) -> bytes:
+        """The last ``count`` lines; ``read`` goes on behind them. Call it first."""
+        if not self._open(self._path):
+            return b""
+        size = os.fstat(self._fd).st_size
+        start = max(0, size - _LAST_BYTES)
+        data = os.pread(self._fd, size - start, start)
+        os.lseek(self._fd, start + len(data), os.SEEK_SET)
+        lines = data.splitlines(keepends=True)[-count:] if count else []
+        return b"".join(lines)
+
+    def read(self) -> bytes:
+        """What was written next, at most 64 kB of it; empty if there is nothing more yet."""
+        if self._fd < 0 and not self._open(self._path):
+            return b""
+        # In this order: what was written before a rename is read before the next file is opened.
+        next_path = self._next_path()
+        data = os.read(self._fd, _READ_BYTES)
+        if not data and next_path and self._open(next_path):
+            data = os.read(self._fd, _READ_BYTES)
+        return data
+
+    def skip(self, max_bytes: int) -> int:
+        """Leave out what is to be read, if it is more than ``max_bytes``, up to its last lines. Returns its length."""
+        if self._fd < 0:
+            return 0
+        position, size = os.lseek(self._fd, 0, os.SEEK_CUR), os.fstat(self._fd).st_size
+        if size - position <= max_bytes:
+            return 0
+        os.lseek(self._fd, size - _READ_BYTES, os.SEEK_SET)
+        kept = os.read(self._fd, _READ_BYTES)
+        begin = size - _READ_BYTES + kept.find(b"\n") + 1
+        os.lseek(self._fd, begin, os.SEEK_SET)
+        return begin - position
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def _next_path(self) -> Path | None:
+        """The file that follows the present one, if its writer has begun another."""
+        present = _identity(os.fstat(self._fd))
+        names = {path: _identity_of(path) for path in (self._path, self._earlier)}
+        if names[self._path] in (present, None):
+            return None
+        if names[self._earlier] == present or names[self._earlier] is None:
+            return self._path
+        self.has_gap = True  # Unless it is just the next one, which cannot be known.
+        return self._earlier
+
+    def _open(self, path: Path) -> bool:
+        with contextlib.suppress(OSError):
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            self.close()
+            self._fd = fd
+            return True
+        return False
+
+
+def _identity(status: os.stat_result) -> tuple[int, int]:
+    return status.st_dev, status.st_ino
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    with contextlib.suppress(OSError):
+        return _identity(os.stat(path))
+    return None

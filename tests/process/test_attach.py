@@ -1,0 +1,226 @@
+"""--attach and --wait: the console of a run in another terminal, its exit code, and that no viewer disturbs the run."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.launcher.display import console_log
+from tests.support.detached import UNTIL, folder_of, job, launcher_of, report_of, started
+from tests.support.processes import is_alive, wait_until
+from tests.support.runs import run, start
+from tests.support.screen import CTRL_C, Screen
+from tests.support.terminal import terminal
+
+USAGE, NODE_NOT_READY, NO_REPORT, LEFT = 2, 82, 89, 130
+
+
+@pytest.fixture
+def go(tmp_path: Path) -> Iterator[Path]:
+    """The file that lets the workers of ``job`` end; at the end of a test they do."""
+    file = tmp_path / "go"
+    yield file
+    file.touch()
+
+
+@pytest.fixture
+def screen() -> Iterator[Screen]:
+    screen = Screen()
+    yield screen
+    screen.close()
+
+
+def test_viewers_show_what_was_and_what_follows_and_exit_with_the_runs_code(go: Path, screen: Screen) -> None:
+    run_id = started(go, "--nproc-per-node", "2")
+    on_terminal = screen.start("--attach", run_id, env={"TERM": "xterm"})
+    in_pipe = start("--attach", run_id)
+    screen.wait_for(b"begins")
+    in_pipe.wait_for("begins", 2)
+    waiting = start("--wait", run_id[:-1])
+    go.touch()
+    assert [each.finish().returncode for each in (on_terminal, waiting)] == [7, 7]
+    finished = in_pipe.finish()
+    assert finished.returncode == 7
+    assert finished.out == (folder_of(run_id) / "console.log").read_text()
+    assert finished.err == f"ddplaunch: run {run_id}; Ctrl-C leaves it\n"
+    shown = screen.close()
+    assert b"\x1b[36m[" in shown
+    assert b":0] \x1b[0mbegins" in shown, "the prefix has the colour of its rank"
+    assert b"ddplaunch: the job failed" in shown
+
+
+def test_an_ended_run_is_shown_with_its_code(go: Path) -> None:
+    go.touch()
+    run_id = run("--detach", *job(go)).out.strip() or os.listdir(folder_of(""))[0]
+    report_of(run_id)
+    assert run("--wait", run_id).returncode == 7
+    ended = run("--attach", run_id[-6:])
+    assert ended.returncode == 7
+    assert ended.err.splitlines() == [
+        f"ddplaunch: run {run_id}; it has ended",
+        "ddplaunch: the run has ended with exit code 7",
+    ]
+    assert "every process of this run has ended" in ended.out
+    assert len(ended.out.splitlines()) <= 24
+
+
+def test_ctrl_c_leaves_and_says_how_to_come_back(go: Path, screen: Screen) -> None:
+    run_id = started(go)
+    viewer = screen.start("--attach", run_id)
+    screen.wait_for(b"begins")
+    screen.type(CTRL_C)
+    assert viewer.finish().returncode == LEFT
+    shown = screen.close().decode()
+    assert f"left; the run goes on. Back: ddplaunch --attach {run_id}; end it: ddplaunch --kill {run_id}" in shown
+    assert is_alive(launcher_of(run_id))
+
+
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 128 + signal.SIGTERM), (b"\n", LEFT), (CTRL_C, LEFT)])
+def test_ctrl_c_twice_asks_whether_to_stop_the_run(answer: bytes, code: int, go: Path, screen: Screen) -> None:
+    run_id = started(go)
+    viewer = screen.start("--attach", run_id)
+    screen.wait_for(b"begins")
+    screen.type(CTRL_C)
+    screen.wait_for(b"left; ")
+    screen.type(CTRL_C)
+    screen.wait_for(f"stop the run {run_id}? [y/N]".encode())
+    assert is_alive(launcher_of(run_id))
+    screen.type(answer)
+    assert viewer.finish().returncode == code
+    if code == LEFT:
+        assert is_alive(launcher_of(run_id))
+    else:
+        assert b"SIGTERM: stopping the workers" in screen.close()
+        assert report_of(run_id)["signal"] == "SIGTERM"
+
+
+def test_viewers_that_are_killed_or_stopped_at_any_moment_harm_nothing(go: Path) -> None:
+    run_id = started(go)
+    stopped = start("--attach", run_id)
+    stopped.wait_for("begins")
+    stopped.signal(signal.SIGSTOP)
+    killed = [start("--attach", run_id) for _ in range(6)]
+    for number, viewer in enumerate(killed):
+        time.sleep(0.05 * number)  # Each at another moment of its start.
+        viewer.signal(signal.SIGKILL)
+        assert viewer.finish().returncode == -signal.SIGKILL
+    assert is_alive(launcher_of(run_id))
+    go.touch()
+    assert report_of(run_id)["exit_code"] == 7
+    wait_until(lambda: run("--wait", run_id).returncode == 7)
+    stopped.signal(signal.SIGCONT)
+    finished = stopped.finish()
+    assert finished.returncode == 7
+    assert "ends" in finished.out
+
+
+def test_a_viewer_reads_on_in_the_next_file(go: Path, tmp_path: Path) -> None:
+    """A stopped viewer, too, gets every line in order, as long as the files are there."""
+    program = 'echo begins; while [ ! -e "$0" ]; do sleep 0.05; done; seq 1 300000; echo ends'
+    code = (
+        "import sys; from ddplaunch.launcher.display import console_log; from ddplaunch.cli.main import main; "
+        "console_log.MAX_BYTES = 1 << 20; main(sys.argv[1:])"
+    )
+    from tests.support.runs import python
+
+    log_dir = str(tmp_path / "runs")
+    detached = python("-c", code, "--detach", "--log-dir", log_dir, "--no-python", "sh", "-c", program, str(go))
+    run_id = detached.out.strip()
+    viewer = start("--attach", run_id, "--log-dir", log_dir)
+    viewer.wait_for("begins")
+    viewer.signal(signal.SIGSTOP)
+    go.touch()
+    folder = tmp_path / "runs" / run_id
+    wait_until(lambda: (folder / console_log.EARLIER).exists(), 30)
+    viewer.signal(signal.SIGCONT)
+    finished = viewer.finish()
+    assert finished.returncode == 0
+    lines = [line for line in finished.out.splitlines() if line.isdigit()]
+    if "lines not shown" not in finished.err + finished.out:
+        assert lines == [str(number) for number in range(1, 300001)]
+    else:
+        assert lines == sorted(set(lines), key=int)
+    assert "ends" in finished.out
+
+
+def test_a_run_in_the_foreground_can_be_attached_to_also_in_another_folder(go: Path, tmp_path: Path) -> None:
+    running = start("--rdzv-id", "job7", "--log-dir", tmp_path / "else", *job(go, "--nproc-per-node", "2"))
+    running.wait_for("begins", 2)
+    viewer = start("--attach", "job7")
+    viewer.wait_for("begins", 2)
+    assert run("--wait", "no-such").returncode == USAGE
+    go.touch()
+    assert viewer.finish().returncode == running.finish().returncode == 7
+
+
+def test_output_that_is_on_the_runs_terminal_only_is_said_to_be_missing(go: Path) -> None:
+    with terminal() as opened:
+        running = opened.start("--rdzv-id", "job7", *job(go))
+        running.wait_for("begins")
+        viewer = start("--attach", "job7")
+        viewer.wait_for("the stdout and stderr of its only worker is on its terminal only, not here")
+        go.touch()
+        assert viewer.finish().returncode == running.finish().returncode == 7
+
+
+def test_a_suspended_launcher_is_named(go: Path) -> None:
+    run_id = started(go)
+    launcher = launcher_of(run_id)
+    os.kill(launcher, signal.SIGSTOP)
+    viewer = start("--attach", run_id)
+    viewer.wait_for(f"`kill -CONT {launcher}` continues it")
+    os.kill(launcher, signal.SIGCONT)
+    go.touch()
+    assert viewer.finish().returncode == 7
+
+
+def test_the_code_of_a_killed_run_is_unknown(go: Path) -> None:
+    run_id = started(go)
+    viewer, waiting = start("--attach", run_id), start("--wait", run_id)
+    viewer.wait_for("begins")
+    os.kill(launcher_of(run_id), signal.SIGKILL)
+    for each in (viewer, waiting):
+        finished = each.finish()
+        assert finished.returncode == NO_REPORT
+        assert "the exit code is not known: its launcher was killed before it wrote a report" in finished.err
+    again = run("--wait", run_id)
+    assert again.returncode == NO_REPORT
+
+
+@pytest.mark.parametrize("option", ["--attach", "--wait"])
+def test_what_cannot_be_shown_is_an_error(option: str, go: Path) -> None:
+    unknown = run(option, "job7")
+    assert (unknown.returncode, unknown.out) == (USAGE, "")
+    assert f"{option} job7: no run of yours with this id in {folder_of('')}" in unknown.err
+    running = start("--log-dir", "/dev/null", "--rdzv-id", "job8", "--no-python", "sh", "-c", UNTIL, str(go))
+    running.wait_for("begins")
+    without = run(option, "job8")
+    assert (without.returncode, without.out) == (NODE_NOT_READY, "")
+    assert "this run keeps no files (--log-dir /dev/null)" in without.err
+    go.touch()
+    running.finish()
+    for words, text in (
+        ((option, "job7", "x.py"), "no script is run"),
+        ((option, "job7", "--ps"), f"{option} cannot be combined with --ps"),
+        ((option, "job7", "--hosts", "gpu1"), "reads files of this machine"),
+    ):
+        refused = run(*words)
+        assert refused.returncode == USAGE
+        assert text in refused.err
+
+
+def test_a_pipe_that_is_closed_ends_the_viewer_only(go: Path) -> None:
+    run_id = started(go)
+    reader, writer = os.pipe()
+    viewer = start("--attach", run_id, stdout=writer)
+    os.close(writer)
+    viewer.wait_for("Ctrl-C leaves it")
+    os.close(reader)
+    go.touch()
+    assert viewer.finish().returncode in (7, 128 + signal.SIGPIPE)
+    assert report_of(run_id)["exit_code"] == 7

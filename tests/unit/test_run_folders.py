@@ -1,0 +1,146 @@
+"""A run is found by its id, its tag, the beginning of its id, or as the last one, wherever its folder is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch import LaunchConfig, LaunchError, UsageError
+from ddplaunch.commands import run_folders
+from ddplaunch.commands.run_folders import find
+from ddplaunch.errors import NO_REPORT
+from ddplaunch.launcher import run_facts
+from ddplaunch.launcher.display import report_files
+from ddplaunch.protocol.results import RunResult
+from ddplaunch.system import run_folder, run_tags
+
+FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default folder; other runs of this machine are not seen."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.setattr(run_folders, "_live", lambda: iter(()))
+    return tmp_path / "ddplaunch"
+
+
+@pytest.fixture(autouse=True)
+def locks() -> Iterator[None]:
+    yield
+    for folder in tuple(run_folder._held):
+        with run_folder.released(folder):
+            pass
+
+
+def make(base: Path, run_id: str, made_s: int, *, code: int | None = 0, tag: str = "") -> Path:
+    """The folder of a run that was made at this time; without a code it goes on."""
+    folder = run_folder.create(base, run_id)
+    run_facts.write(run_facts.of_this_process(run_id, tag or run_id, LaunchConfig(script="x.py")), folder)
+    os.utime(folder / run_folder.LOCK, (made_s, made_s))
+    if code is not None:
+        report_files.write_report(RunResult(run_id, code, "failed" if code else "succeeded", 1.0), folder)
+        with run_folder.released(folder):
+            pass
+    return folder
+
+
+@pytest.mark.parametrize("text", [FIRST, "20261120", "aa0001", FIRST[:-1]])
+def test_a_run_is_found_by_its_id_or_a_part_that_no_other_has(text: str, base: Path) -> None:
+    make(base, FIRST, 1, code=3)
+    make(base, SECOND, 2)
+    found = find("--wait", text, None)
+    assert (found.run_id, found.name, found.exit_code()) == (FIRST, base / FIRST, 3)
+    assert not found.is_running()
+
+
+def test_the_last_run_is_the_one_that_was_started_last(base: Path, tmp_path: Path) -> None:
+    for run_id, made_s in (("b", 3), ("c", 2), ("a", 1)):
+        make(base, run_id, made_s)
+    assert find("--attach", "last", None).run_id == "b"
+    make(tmp_path / "else", "z", 4)
+    assert find("--attach", "last", None).run_id == "b"
+    assert find("--attach", "last", str(tmp_path / "else")).run_id == "z"
+
+
+def test_a_beginning_of_several_ids_is_refused(base: Path) -> None:
+    for number in range(7):
+        make(base, f"job{number}", number)
+    with pytest.raises(UsageError, match=r"--attach job: several runs begin so: job6, .*, job2 and 2 more"):
+        find("--attach", "job", None)
+
+
+def test_of_several_runs_with_one_id_a_live_one_is_meant_else_the_newest(base: Path) -> None:
+    make(base, "job7", 1, code=1, tag="job7.000001")
+    make(base, "job7", 2, code=2, tag="job7.000002")
+    make(base, "job70", 9, code=9)
+    assert find("--wait", "job7", None).exit_code() == 2
+    assert find("--wait", "job7.000001", None).exit_code() == 1
+    live = make(base, "job7", 0, code=None, tag="job7.000003")
+    found = find("--attach", "job7", None)
+    assert found.is_running()
+    assert found.name == live == base / "job7.3"
+    assert found.launcher_pid == os.getpid()
+
+
+def test_a_live_run_is_found_in_any_folder(base: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    make(base, "job70", 1)
+    folder = make(tmp_path / "else", "job7", 1, code=None)
+    live: list[tuple[str, str, Path | None]] = [("job7", "job7", folder), ("none.0a0b0c", "none", None)]
+    monkeypatch.setattr(run_folders, "_live", lambda: iter(live))
+    assert find("--attach", "job7", None).name == folder
+    for text in ("none", "none.0a0b0c"):
+        with pytest.raises(LaunchError, match="keeps no files"):
+            find("--attach", text, None)
+
+
+def test_a_live_launcher_and_its_folder_are_seen_in_proc(base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    folder = make(base, "job7", 1, code=None, tag="job7.0a0b0c")
+    with run_tags.launcher_memfd("job7.0a0b0c"):
+        assert ("job7.0a0b0c", "job7", folder) in list(run_folders._live())
+
+
+def test_of_a_run_with_a_launcher_per_node_the_live_one_of_this_machine_is_taken(base: Path) -> None:
+    folders = [make(base, f"job7.{host}", 1, code=None) for host in ("gpu1", "gpu2")]
+    moved = [run_folder.move_into_run(folder, "job7", "key", [folder.suffix[1:]]) for folder in folders]
+    assert [path.name for path in moved] == ["gpu1", "gpu2"]
+    found = find("--attach", "job7", None)
+    assert (found.name, found.launchers) == (base / "job7" / "gpu1", 2)
+    assert find("--attach", "job7/gpu2", None).name == base / "job7" / "gpu2"
+    with pytest.raises(UsageError, match="job7/gpu3: No such file"):
+        find("--attach", "job7/gpu3", None)
+
+
+def test_an_unknown_run_is_an_error_that_names_the_newest(base: Path) -> None:
+    with pytest.raises(UsageError, match="--wait last: no run of yours with this id"):
+        find("--wait", "last", None)
+    make(base, FIRST, 1)
+    with pytest.raises(UsageError) as error:
+        find("--wait", "other", None)
+    assert FIRST in error.value.hint
+
+
+@pytest.mark.parametrize("host", ["", "elsewhere"])
+def test_without_a_report_the_code_is_unknown(base: Path, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = make(base, FIRST, 1, code=None)
+    with run_folder.released(folder):
+        pass
+    if host:
+        monkeypatch.setattr(run_folders.socket, "gethostname", lambda: host)
+    found = find("--wait", FIRST, None)
+    problem = "not on this machine but on" if host else "was killed before it wrote a report"
+    with pytest.raises(LaunchError, match=problem) as error:
+        found.exit_code()
+    assert error.value.exit_code == NO_REPORT
+
+
+def test_damaged_files_are_unknown(base: Path) -> None:
+    folder = make(base, FIRST, 1)
+    (folder / "run.json").write_text("[1")
+    (folder / "report.json").write_text('{"exit_code": 256}')
+    with pytest.raises(LaunchError, match="the exit code is not known"):
+        find("--wait", FIRST, None).exit_code()
