@@ -1,4 +1,4 @@
-"""Dispatches the commands that come back to a run: ``--attach`` and ``--wait``.
+"""Dispatches the commands that come back to a run: ``--attach``, ``--logs`` and ``--wait``.
 
 Runs in the process that the user started.
 """
@@ -7,19 +7,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.cli import values
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_COMMANDS = ("attach", "wait")
+_COMMANDS = ("attach", "logs", "wait")
+_OF_LOGS = ("ranks", "attempt", "follow")
 
 
 def popped(options: dict[str, Any]) -> dict[str, str]:
-    """Take these commands out of ``options``; returns those that are given, with their run ids."""
-    values = {name: options.pop(name) for name in _COMMANDS}
-    return {name: value for name, value in values.items() if value is not None}
+    """Take these commands out of ``options``; returns those that are given, with their run ids.
+
+    Raises:
+        UsageError: an option of --logs without it.
+    """
+    run_ids = {name: options.pop(name) for name in _COMMANDS}
+    given = next((name for name in _OF_LOGS if options[name] not in (None, False)), "")
+    if given and run_ids["logs"] is None:
+        raise UsageError(f"--{given}: needs --logs", _HINTS.get(given, ""))
+    if run_ids["logs"] is None:
+        for name in _OF_LOGS:
+            del options[name]
+    return {name: value for name, value in run_ids.items() if value is not None}
+
+
+_HINTS = {"ranks": "--ranks-filter chooses the ranks whose lines the console shows."}
 
 
 def run(
@@ -34,9 +49,24 @@ def run(
     name, *more = commands
     _check(name, [*(f"--{each}" for each in more), *others], options)
     text, log_dir = commands[name], options["log_dir"]
+    if name == "logs":
+        return _logs(text, options, report)
     from ddplaunch.commands import attach
 
     return attach.wait(text, log_dir) if name == "wait" else attach.attach(text, log_dir, report)
+
+
+def _logs(run_id: str, options: Mapping[str, Any], report: Callable[[str], None]) -> int:
+    from ddplaunch.commands import logs
+
+    attempt = options["attempt"]
+    request = logs.LogsRequest(
+        run_id,
+        None if options["ranks"] is None else values.parse_ranks(options["ranks"], "--ranks"),
+        None if attempt is None else values.parse_whole(attempt, "--attempt"),
+        options["follow"],
+    )
+    return logs.logs(request, options["log_dir"], report)
 
 
 def _check(name: str, others: Sequence[str], options: Mapping[str, Any]) -> None:

@@ -16,5 +16,9 @@ DETACH_OPTIONS = (
         "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",
         pet=False,
     ),
+    Option("--logs", "RUN_ID", "Print the log files of a run's ranks.", pet=False),
+    Option("--ranks", "3,7", "With --logs: of these ranks. Default: all.", pet=False),
+    Option("--attempt", "N", "With --logs: of attempt N. Default: the last one.", pet=False),
+    flag("-f --follow", "With --logs: also print what follows, until the run ends.", pet=False),
     Option("--wait", "RUN_ID", "Wait for the end of a run and exit with its exit code.", pet=False),
 )

@@ -30,6 +30,10 @@ _COMMANDS = (
     "kill",
     "detach",
     "attach",
+    "logs",
+    "ranks",
+    "attempt",
+    "follow",
     "wait",
 )
 """Options of other commands than a run."""

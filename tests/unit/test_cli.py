@@ -150,6 +150,7 @@ NO_EFFECT = {
     "stacks": "tests/process/test_stacks.py",
     "detach": "tests/process/test_detach.py",
     **dict.fromkeys(("attach", "wait"), "tests/process/test_attach.py"),
+    **dict.fromkeys(("logs", "ranks", "attempt", "follow"), "tests/process/test_logs.py"),
     **dict.fromkeys(("check", "deep"), "tests/process/test_check.py"),
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),
     **dict.fromkeys(("cluster", "requeue_on"), "tests/unit/test_cluster_options.py"),

@@ -271,7 +271,9 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "MY_NAME"):
         monkeypatch.setenv(name, "x")
-    if {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--wait"} & {*words}:  # They act at once.
+    if {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--logs", "--wait"} & {
+        *words
+    }:  # They act at once.
         return
     shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
     assert shown == 0 if "--plan" in words else isinstance(shown, (LaunchConfig, main.DetachedRun))
