@@ -107,16 +107,8 @@ class Run:
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
-        self._watches = Watches(
-            config,
-            run_tag,
-            self._nodes,
-            self._shutdown,
-            self._messages,
-            self._events,
-            lambda: self._folder,
-            mailbox.post,
-        )
+        watched = (self._nodes, self._shutdown, self._messages, self._events)
+        self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
 
