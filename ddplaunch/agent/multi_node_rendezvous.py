@@ -52,7 +52,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import AttemptResult, SetParticipants
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants
 
 if TYPE_CHECKING:
     import socket
@@ -89,6 +89,7 @@ class MultiNodeRendezvous:
         self._next_attempt = 0
         self._shares_host = self._is_complete = False
         self._hardware = HardwareReport()
+        self._departs = ""
         self._stopped_attempt = -1
         self._verdict: RoundVerdict | None = None
         self._all_left = False
@@ -161,7 +162,8 @@ class MultiNodeRendezvous:
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
         self._hardware.on_join()
-        client.send(NodeJoined(client.index or 0, host, size, client.server_address, self._next_attempt))
+        index, address = client.index or 0, client.server_address
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
         """Report the end of a run in which this spare has never taken part.
@@ -331,10 +333,18 @@ class MultiNodeRendezvous:
                 # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
                 endpoint = self._client.endpoint if self._client else ""
                 self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
+            case NodeDeparts(reason=reason):
+                self._on_departs(reason)
             case SetParticipants() | OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
+
+    def _on_departs(self, reason: str) -> None:
+        """The coordinator learns of it with the next NodeJoined, or with another one if it has got one already."""
+        self._departs, client = reason, self._client
+        if client and client.index is not None and not self._round and not self._verdict:
+            self._join(client)
 
     def _handle_record(self, client: RendezvousClient, record: object) -> None:
         match record:
@@ -343,10 +353,12 @@ class MultiNodeRendezvous:
                 if not self._launcher_assigns_rendezvous:
                     self._callbacks.send(RunIdAgreed(record.run_id))
             case WaitingNodes():
-                self._on_waiting_nodes(client, record)
+                if text := client.on_waiting_nodes(record, is_alone=not self._launcher_assigns_rendezvous):
+                    self._send_notice(text)
             case NoFreePlace(hosts=hosts):
+                if not client.is_spare:
+                    self._callbacks.send(Notice(client.spare_message(hosts, self._departs)))
                 client.is_spare = True
-                self._callbacks.send(Notice(client.spare_message(hosts)))
             case RendezvousNotFound(reason=reason, limit_s=limit_s):
                 self._send_notice(client.search_message(reason, limit_s))
             case ListenForWorkersStore(attempt=attempt, address=address):
@@ -369,14 +381,6 @@ class MultiNodeRendezvous:
                 self._on_rejected(client, count)
             case RendezvousLost():
                 self._on_lost(client, record)
-
-    def _on_waiting_nodes(self, client: RendezvousClient, event: WaitingNodes) -> None:
-        client.waiting_nodes = event
-        # If one launcher has all nodes, the message of one node is enough.
-        if event.missing and (client.is_server or not self._launcher_assigns_rendezvous):
-            self._send_notice(client.waiting_message())
-        elif not event.missing and event.count < client.config.max_nodes and not self._launcher_assigns_rendezvous:
-            self._send_notice(client.last_call_message())
 
     def _on_rejected(self, client: RendezvousClient, count: int) -> None:
         if not client.rejected_count:

@@ -168,18 +168,29 @@ class RendezvousClient:
 
     # Messages to the user; those of errors have a hint.
 
-    def waiting_message(self) -> str:
+    def on_waiting_nodes(self, event: WaitingNodes, *, is_alone: bool) -> str:
+        """The message while nodes are waited for; empty if none is needed. ``is_alone``: the launcher has one node."""
+        self.waiting_nodes = event
+        # If one launcher has all nodes, the message of one node is enough.
+        if event.missing and (self.is_server or is_alone):
+            return self._waiting_message()
+        may_come = not event.missing and event.count < self.config.max_nodes
+        return self._last_call_message() if may_come and is_alone else ""
+
+    def _waiting_message(self) -> str:
         """The message while other nodes have not joined."""
         count = plural(self.waiting_nodes.missing, "more node")
         return f"waiting at {self.endpoint} for {count}; here: {self.waiting_nodes.hosts}"
 
-    def last_call_message(self) -> str:
+    def _last_call_message(self) -> str:
         """The message while there are enough nodes, and more could join."""
         here = f"{self.waiting_nodes.count} of up to {plural(self.config.max_nodes, 'node')} are here"
         return f"{here}; the workers start within {self.config.last_call_timeout_s:g} s, or once all have come"
 
-    def spare_message(self, hosts: tuple[str, ...]) -> str:
-        """The message when this node becomes a spare."""
+    def spare_message(self, hosts: tuple[str, ...], departs: str) -> str:
+        """The message when this node becomes a spare; ``departs``: because it is taken out of service."""
+        if departs:
+            return f"{self._host} is left: {departs}; it waits until the run ends, or needs it"
         return (
             f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
             f"{self._host} waits until a node is lost"

@@ -16,11 +16,11 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous, StopWorkers
 from ddplaunch.transport.failures import HostFailure, failures_table
-from ddplaunch.transport.handle import AgentHandle, ChannelClosed, Transport
+from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, Transport
 from ddplaunch.transport.remote_start import NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
@@ -138,6 +138,7 @@ class Nodes:
         self.all: list[Node] = []
         self.participants: list[int] = []
         self.rendezvous = RendezvousManager(rendezvous) if rendezvous else None
+        self._passed_over: set[int] = set()
         self._maybe_connecting: list[Node] = []
         self._maybe_unfinished: list[Node] = []
         self._failures: list[HostFailure] = []
@@ -179,19 +180,33 @@ class Nodes:
         Raises:
             LaunchError: an agent cannot be started.
         """
-        for _ in range(min(self._max_nodes, len(self._transport.node_names))):
+        for _ in range(min(self._max_nodes, len(self.hosts))):
             node = self._start_next()
             self.participants.append(node.index)
             yield node
 
     def _start_next(self) -> Node:
         index = len(self.all)
-        node = Node(index, self._transport.node_names[index], self._transport.start(index))
+        node = Node(index, self.hosts[index], self._transport.start(index))
         for nodes in (self.all, self._maybe_connecting, self._maybe_unfinished):
             nodes.append(node)
         if not self._transport.is_remote:
             self.on_agent_connected(node)
         return node
+
+    @property
+    def hosts(self) -> Sequence[str]:
+        """Display names of all nodes, the spares last."""
+        return self._transport.node_names
+
+    def pass_over(self, hosts: Collection[str]) -> None:
+        """No spare on one of these is started; replaces an earlier call."""
+        self._passed_over = {index for index in range(len(self.all), len(self.hosts)) if self.hosts[index] in hosts}
+
+    def _skip_passed_over(self) -> None:
+        while len(self.all) in self._passed_over:
+            index = len(self.all)
+            self.all.append(Node(index, self.hosts[index], NoAgent(), NodeState.DONE, unkillable_pids=()))
 
     def on_agent_connected(self, node: Node, facts: NodeFacts | None = None) -> None:
         """The agent accepts records: send its AgentSpec."""
@@ -271,7 +286,7 @@ class Nodes:
 
     def remaining_without(self, *nodes: Node) -> tuple[int, int]:
         """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
-        spares = len(self._transport.node_names) - len(self.all)
+        spares = len(set(range(len(self.all), len(self.hosts))) - self._passed_over)
         participants = set(self.participants) - {node.index for node in nodes}
         return len(participants) + spares, self._min_nodes
 
@@ -292,7 +307,8 @@ class Nodes:
             LaunchError: too few hosts can be used.
         """
         position = self.participants.index(node.index)
-        if len(self.all) < len(self._transport.node_names):
+        self._skip_passed_over()
+        if len(self.all) < len(self.hosts):
             self.participants[position : position + 1] = [self._start_next().index]
             self._show(f"{self.all[-1].host} replaces {node.host}", Level.NORMAL)
         else:

@@ -1,12 +1,14 @@
 """Nodes that SLURM drains, or whose maintenance is about to begin, are left after the present attempt.
 
-Runs in the launcher, in the main thread; only where this launcher starts the nodes of a SLURM job. SLURM is asked by
-``scontrol`` in a thread, once a minute while workers run: a restart never waits for it, and uses the last answer.
+Runs in the launcher, in the main thread. SLURM is asked by ``scontrol`` in a thread, once a minute while workers run: a
+restart never waits for it, and uses the last answer. Where each node has a launcher, each asks about its own node, and
+large jobs ask less often: all of them together up to ``_MAX_RATE`` times a second.
 """
 
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import threading
 import time
@@ -18,7 +20,9 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
 from ddplaunch.launcher import scontrol
-from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.protocol.launcher_agent import AttemptStarted, RunIdAgreed
+from ddplaunch.protocol.results import NodeDeparts
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -28,6 +32,8 @@ if TYPE_CHECKING:
 
 INTERVAL_S = 60.0
 _LIMIT_S = 2.0
+_MAX_RATE = 5.0
+_MAX_REASON = 500
 _NEVER = float("inf")
 
 
@@ -49,28 +55,32 @@ class SlurmWatch:
         show: Callable[[str, int], None],
     ) -> None:
         """``post`` appends an event to the mailbox, in any thread; ``show`` shows a message of a ``Level``."""
-        asks = config.slurm_job and config.launcher_assigns_rendezvous and not config.dry_run
+        self._is_alone = bool(config.rendezvous)
+        asks = config.slurm_job and (self._is_alone or config.launcher_assigns_rendezvous) and not config.dry_run
         self._is_on = bool(asks and shutil.which("scontrol"))
+        tasks = os.environ.get("SLURM_NTASKS", "") if self._is_alone else ""
+        self._spread_s = int(tasks) / _MAX_RATE if tasks.isdecimal() else 0.0
         self._nodes, self._post, self._show = nodes, post, show
         self._ask_at = _NEVER
         self._is_asking = False
         self._told: set[int] = set()
 
     def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
-        """The first attempt has started: SLURM is asked from now on."""
-        if self._is_on and self._ask_at == _NEVER and isinstance(event, AttemptStarted):
-            self._ask_at = time.monotonic()
+        """SLURM is asked from the first attempt on; by the launcher of one node, which may be a spare, before."""
+        begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
+        if self._is_on and self._ask_at == _NEVER and begins:
+            self._ask_at = time.monotonic() + random.uniform(0.0, self._spread_s)
 
     def run_due(self, now: float) -> float:
         """Ask SLURM if it is time. Returns when it is time again."""
         if now >= self._ask_at:
-            self._ask_at = now + INTERVAL_S
+            self._ask_at = now + max(INTERVAL_S, self._spread_s)
             if not self._is_asking:
                 self._ask()
         return self._ask_at
 
     def _ask(self) -> None:
-        names = [node.host for node in self._nodes.all if not set(node.host) & set(":@[]")]
+        names = [host for host in self._hosts if not set(host) & set(":@[]")]
         thread = threading.Thread(target=_answer, args=(names, self._post), name="scontrol", daemon=True)
         try:
             thread.start()
@@ -83,6 +93,10 @@ class SlurmWatch:
         self._is_asking = False
         if event.leaving is None:
             return
+        if self._is_alone:
+            self._on_own("; ".join(event.leaving[name] for name in matching(event.leaving, self._hosts).values()))
+            return
+        self._nodes.pass_over(matching(event.leaving, self._nodes.hosts))
         participants = [self._nodes.all[index] for index in self._nodes.participants]
         known = matching(event.leaving, [node.host for node in participants])
         reasons = [(node, event.leaving[known[node.host]]) for node in participants if node.host in known]
@@ -92,6 +106,21 @@ class SlurmWatch:
                 effect = "it is left after this attempt" if node.index in departing else "no other node can replace it"
                 self._show(f"{node.host}: {reason}; {effect}", Level.NORMAL)
         self._told = {node.index for node, _ in reasons}
+
+    @property
+    def _hosts(self) -> Sequence[str]:
+        """The nodes about which this launcher asks, spares included."""
+        return (os.environ.get("SLURMD_NODENAME", self._nodes.hosts[0]),) if self._is_alone else self._nodes.hosts
+
+    def _on_own(self, reason: str) -> None:
+        """Tell this node's agent, which tells the coordinator when it joins the next round."""
+        if bool(reason) == bool(self._told):
+            return
+        self._told = {0} if reason else set()
+        host = self._nodes.all[0].host
+        effect = f"{reason}; it is left after this attempt if the others suffice" if reason else "SLURM uses it again"
+        self._show(f"{host}: {effect}", Level.NORMAL)
+        self._nodes.send(NodeDeparts(quote(reason, _MAX_REASON)))
 
     def _announce(self, reasons: Sequence[tuple[Node, str]]) -> Mapping[int, str]:
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""

@@ -16,7 +16,7 @@ from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode, HealthFound, NodeHealth
-from ddplaunch.protocol.results import AttemptResult, SetParticipants, StreamName
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
@@ -48,8 +48,7 @@ class JoinRendezvous:
 class Ping:
     """Launcher to agent, periodically, on other machines and on a partitioned node of a dry run; answered by Pong.
 
-    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s`` is the launcher's
-    wall clock.
+    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s``: its wall clock.
     """
 
     lost_after_s: float
@@ -357,6 +356,7 @@ TO_AGENT = (
     Ping,
     JoinRendezvous,
     SetParticipants,
+    NodeDeparts,
     StopWorkers,
     PassSignal,
     ExamineWorkers,

@@ -30,6 +30,8 @@ class NodeJoined:
     Attributes:
         server_address: address at which it connected to the node that serves the rendezvous.
         attempt: the lowest round number that this node has not used in any rendezvous.
+        departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
+            not. Only where each node has its own launcher.
     """
 
     node_index: Count
@@ -37,6 +39,7 @@ class NodeJoined:
     local_world_size: Count
     server_address: OneLine = ""
     attempt: Count = 0
+    departs: OneLine = ""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,16 @@ class SetParticipants:
 
 
 @dataclass(frozen=True)
+class NodeDeparts:
+    """Launcher to agent, where each node has its own launcher: SLURM takes this node out of service, for ``reason``.
+
+    Empty: it does not any more.
+    """
+
+    reason: OneLine
+
+
+@dataclass(frozen=True)
 class WorkerError:
     """An exception that a worker wrote to its error file. ``time_s`` is the time of that write."""
 

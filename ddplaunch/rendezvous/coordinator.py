@@ -165,12 +165,13 @@ class Coordinator:
         if self.phase is Phase.WAITING:
             return self._form_if_complete()
         has_room = index in self.assigned if self.assigned else len(self.participants) < self.max_nodes
+        has_room = has_room and not record.departs
         if self.phase is Phase.RUNNING and has_room:
             self._reports.node_joined = True
             return self._stop(f"{record.host} joins")
         if not self.assigned and index not in self.participants:
             if not has_room:
-                return [Outgoing(index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))]
+                return [self._no_place(index)]
             if self.phase is Phase.STARTING:  # No worker has started: the node can still take part.
                 self.participants.append(index)
         return []
@@ -213,12 +214,22 @@ class Coordinator:
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
-        self.participants = (
-            list(self.assigned) or rank_assignment.in_rank_order(self.participants, self._waiting)[: self.max_nodes]
-        )
+        self.participants = list(self.assigned) or self._chosen()
         self.phase = Phase.STARTING
         self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.participants))
-        return [Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))]
+        departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
+        listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
+        return [listen, *map(self._no_place, departing)]
+
+    def _chosen(self) -> list[int]:
+        """The nodes of the next round where nodes join by themselves; of those that depart only as many as it needs."""
+        staying = [index for index, node in self._waiting.items() if not node.departs]
+        departing = sorted(self._waiting.keys() - staying, key=lambda index: (index not in self.participants, index))
+        needed = departing[: max(0, self.min_nodes - len(staying))]
+        return rank_assignment.in_rank_order(self.participants, [*staying, *needed])[: self.max_nodes]
+
+    def _no_place(self, node_index: int) -> Outgoing:
+        return Outgoing(node_index, NoFreePlace(tuple(self._hosts[other] for other in self.participants)))
 
     def _first_address(self) -> str:
         """Address at which most other nodes have connected to the first node.

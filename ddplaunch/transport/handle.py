@@ -102,6 +102,24 @@ class AgentHandle(abc.ABC):
         return True
 
 
+class NoAgent(AgentHandle):
+    """In place of the agent of a node that is never started."""
+
+    def __init__(self) -> None:
+        super().__init__("that was never started", lambda _: None, discard_output)
+
+    def send(self, record: object) -> None: ...
+
+    def end_input(self) -> None: ...
+
+    def wake(self) -> None: ...
+
+    def kill(self) -> None: ...
+
+    def close(self, timeout_s: float = 5.0) -> int | None:
+        return None
+
+
 class Transport(abc.ABC):
     """Starts the agents of one run on one kind of nodes: on this machine, over SSH, or by srun. Main thread only.
 

@@ -67,3 +67,22 @@ def test_a_node_before_its_maintenance_leaves_and_one_that_is_needed_stays(slurm
         assert ("[node02:0] runs 0 1 1" in done.out, "[node01:0] runs 0 2 1" in done.out) == (True, False)
     finally:
         slurm.run("scontrol", "delete", "ReservationName=m1")
+
+
+def test_where_each_node_has_a_launcher_a_drained_one_takes_part_no_more(slurm: Slurm, script: Path, tmp_path: Path):
+    drain = "scontrol update NodeName=node02 State=DRAIN Reason='bad disk'"
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--max-restarts", "1", script, tmp_path / "go")
+    line = f"srun {' '.join(map(str, command(*options)))}"
+    salloc_of_two = ["salloc", "-N2", "-w", "node01,node02", "sh", "-c", f"{drain}; {line}"]
+    running = slurm.start(salloc_of_two, env={"OMP_NUM_THREADS": "1"})
+    try:
+        running.wait_for("node02: SLURM drains it: bad disk; it is left after this attempt if the others suffice")
+        (tmp_path / "go").touch()
+        done = running.finish()
+        assert done.returncode == 0, done.err
+        assert "node02 is left: SLURM drains it: bad disk; it waits until the run ends" in done.err
+        assert "runs 0 2 0" in done.out
+        assert "runs 0 1 1" in done.out
+    finally:
+        slurm.run("scontrol", "update", "NodeName=node02", "State=RESUME")
+        wait_until(lambda: slurm.is_idle, TIMEOUT_S, "", ASK_S)

@@ -694,3 +694,56 @@ def test_a_refused_node_that_is_not_needed_any_more_changes_nothing():
     started(coordinator, 0, 1)
     assert coordinator.receive(NodeRefused(2, SICK)) == []
     assert records(coordinator.receive(NodeStops(1, 0)), StopRound)
+
+
+# A node that SLURM takes out of service takes part only if it is needed.
+
+
+def departing(index: int) -> NodeJoined:
+    return replace(join(index), departs="SLURM drains it")
+
+
+def failed_round(coordinator: Coordinator) -> None:
+    """The first of its nodes fails; all may go on."""
+    ended(coordinator, *(WorkersEnded(i, coordinator.attempt, failed=i == 0) for i in coordinator.participants))
+
+
+def test_a_node_that_departs_is_left_at_the_next_round_and_told():
+    coordinator = Coordinator(0, 1, 2, 5)
+    started(coordinator, 0, 1)
+    failed_round(coordinator)
+    assert coordinator.receive(departing(1)) == []
+    sent = coordinator.receive(join(0))
+    assert records(sent, NoFreePlace) == {1: NoFreePlace(("host0",))}
+    assert coordinator.participants == [0]
+    coordinator.receive(WorkersStoreListens(coordinator.attempt, "a", 1))
+    failed_round(coordinator)
+    assert records(coordinator.receive(join(0)), ListenForWorkersStore), "it still waits: nobody else is waited for"
+
+
+def test_a_spare_takes_its_place_also_if_it_serves_the_rendezvous():
+    coordinator = Coordinator(0, 2, 2, 5)
+    started(coordinator, 0, 1)
+    assert records(coordinator.receive(join(2)), NoFreePlace)
+    failed_round(coordinator)
+    coordinator.receive(departing(0))
+    coordinator.receive(join(1))
+    assert coordinator.participants == [2, 1]
+
+
+def test_it_takes_part_if_it_is_needed():
+    coordinator = Coordinator(0, 2, 2, 5)
+    started(coordinator, 0, 1)
+    failed_round(coordinator)
+    coordinator.receive(departing(1))
+    coordinator.receive(join(0))
+    assert coordinator.participants == [0, 1]
+
+
+def test_a_node_that_departs_does_not_stop_a_round_to_take_part():
+    coordinator = Coordinator(0, 1, 2, 5)
+    coordinator.receive(join(0))
+    coordinator.last_call_expired()
+    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    assert records(coordinator.receive(departing(1)), NoFreePlace)
+    assert records(coordinator.receive(join(1)), StopRound), "SLURM uses it again"

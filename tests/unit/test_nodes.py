@@ -12,7 +12,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
-from ddplaunch.protocol.results import AttemptResult, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.configs import launch_config, rendezvous_config
@@ -246,3 +246,39 @@ def test_nothing_leaves_after_the_last_attempt():
     nodes, _, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     ends(nodes, 1, follows=False)
     assert nodes.participants == [0, 1]
+
+
+def test_a_spare_that_slurm_drains_is_not_chosen():
+    nodes, _, watch = departing(2, "a", "b", "c", "d", leaving={"c": "SLURM drains it", **DRAINED})
+    assert nodes.remaining_without() == (3, 2)
+    ends(nodes, 1)
+    assert nodes.participants == [0, 3]
+    assert (nodes.all[2].host, nodes.all[2].state) == ("c", NodeState.DONE)
+    watch.on_answer(SlurmAnswered({}))
+    assert nodes.remaining_without() == (2, 2), "b and c are not used again"
+
+
+def test_a_spare_that_slurm_gives_back_may_be_chosen():
+    nodes, _, watch = departing(2, "a", "b", "c", leaving={"c": "SLURM drains it"})
+    assert nodes.remaining_without(nodes.all[0]) == (1, 2)
+    watch.on_answer(SlurmAnswered({}))
+    nodes.replace(nodes.all[0])
+    assert nodes.participants == [2, 1]
+
+
+@pytest.fixture
+def own_watch(monkeypatch: pytest.MonkeyPatch) -> SlurmWatch:
+    """The watch of a launcher that has one node, and meets the others at an endpoint."""
+    monkeypatch.setenv("SLURMD_NODENAME", "node02")
+    nodes, _ = started(1, 1, "node02.example.com")
+    connected(nodes, "2.13")
+    return SlurmWatch(launch_config(script="x.py", rendezvous=rendezvous_config()), nodes, lambda _: None, nodes._show)
+
+
+def test_where_each_node_has_a_launcher_its_agent_is_told_of_a_change(own_watch: SlurmWatch):
+    nodes = own_watch._nodes
+    maintained = {"node01": "its maintenance begins"}
+    for leaving in (maintained, {"node02": "SLURM drains it", **maintained}, {"node02": "SLURM drains it"}, {}, {}):
+        own_watch.on_answer(SlurmAnswered(leaving))
+    told = [sent for sent in nodes.all[0].handle.sent if isinstance(sent, NodeDeparts)]  # type: ignore[attr-defined]
+    assert told == [NodeDeparts("SLURM drains it"), NodeDeparts("")]
