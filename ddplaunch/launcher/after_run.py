@@ -12,11 +12,10 @@ from ddplaunch.launcher import on_exit, slurm_requeue
 from ddplaunch.launcher.display import failure_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.nodes import Node
     from ddplaunch.protocol.results import RunResult
 
 
@@ -30,16 +29,18 @@ def finish(
     config: LaunchConfig,
     result: RunResult,
     error: LaunchError | None,
-    lost: Sequence[Node],
+    lost: Mapping[str, str],
     messages: UserMessages,
     is_interrupted: Callable[[], bool],
 ) -> None:
-    """Do it, and close ``messages``. ``error`` is the reason of a failure other than a worker's."""
+    """Do it, and close ``messages``.
+
+    ``error`` is the reason of a failure other than a worker's; ``lost`` is as in ``node_memory.remember``.
+    """
     if lost or result.health or any(attempt.outcome == "failed" or attempt.cause for attempt in result.attempts):
         from ddplaunch.launcher import node_memory  # A run without a failure does not wait for the import.
 
-        reasons = {node.host: node.lost_reason for node in lost if node.lost_reason}
-        node_memory.remember(config, result, reasons, messages.show)
+        node_memory.remember(config, result, lost, messages.show)
     slurm_requeue.requeue(result, messages.show)
     messages.drain(result, is_interrupted)
     if config.on_exit:

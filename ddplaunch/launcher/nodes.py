@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous, StopWorkers
-from ddplaunch.transport.failures import HostFailure, failures_table
+from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, Transport
 from ddplaunch.transport.remote_start import NodeFacts
 
@@ -89,7 +89,8 @@ class Node:
         facts: facts about a remote host; None for a local node, and until the agent is connected.
         workers: number of workers; 0 until the agent is ready.
         details: what the workers use, for the report; None until the agent has sent it.
-        lost_reason: how the node was lost, if that was before the end of the run; else empty.
+        lost_reason: how the node was lost, if that was before the end of the run, or why its host was not reached; else
+            empty.
     """
 
     index: int
@@ -154,6 +155,11 @@ class Nodes:
     def lost(self) -> list[Node]:
         """The nodes whose agents are lost."""
         return [node for node in self.all if node.state.is_lost]
+
+    @property
+    def lost_reasons(self) -> dict[str, str]:
+        """By host: how a node was lost, or why its host was not reached."""
+        return {node.host: node.lost_reason for node in self.all if node.lost_reason}
 
     @property
     def all_finished(self) -> bool:
@@ -297,6 +303,8 @@ class Nodes:
             LaunchError: too few other hosts can be used.
         """
         self._failures.append(failure)
+        if failure.cause in UNREACHABLE:
+            node.lost_reason = f"{node.host} could not be reached: {failure.message}"
         node.state, node.unkillable_pids = NodeState.DONE, ()
         self.replace(node)
 

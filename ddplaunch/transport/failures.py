@@ -32,6 +32,9 @@ Cause = Literal[
     "agent",
 ]
 
+UNREACHABLE: tuple[Cause, ...] = ("TCP", "timeout")
+"""The host is down, hangs or is cut off; other causes are settings and software, which the user changes."""
+
 
 @dataclass(frozen=True)
 class HostFailure:

@@ -13,6 +13,7 @@ from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
+from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.configs import launch_config, rendezvous_config
@@ -62,6 +63,13 @@ def test_a_spare_takes_its_place():
     nodes.on_changed()
     assert nodes.participants == [0, 2]
     assert "c replaces b" in said
+
+
+def test_a_host_that_is_not_reached_is_remembered_and_one_without_torch_is_not():
+    nodes, _ = started(1, 3, "a", "b", "c")
+    nodes.exclude(nodes.all[1], HostFailure("b", "timeout", "no answer for 10 s"))
+    nodes.exclude(nodes.all[2], HostFailure("c", "torch", "no torch"))
+    assert nodes.lost_reasons == {"b": "b could not be reached: no answer for 10 s"}
 
 
 def test_without_enough_others_all_are_told_in_one_table():
