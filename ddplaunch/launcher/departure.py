@@ -59,6 +59,15 @@ def leave(
         _depart(node, nodes.rendezvous, nodes, show)
 
 
+def on_suspend(nodes: Nodes) -> None:
+    """This process is about to be suspended: no attempt may wait for its decision about nodes that depart.
+
+    The scheduler's next answer names them again.
+    """
+    if nodes.rendezvous and nodes.rendezvous.departing:
+        nodes.rendezvous.set_departing({}, nodes.participants, nodes.send_to)
+
+
 def _must_leave(node: Node, result: AttemptResult, nodes: Nodes) -> str:
     """Why no further attempt may use ``node``; empty if one may, or if this launcher does not decide about it."""
     is_ours = result.attempt_follows and nodes.rendezvous and node.index in nodes.participants

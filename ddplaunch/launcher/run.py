@@ -153,6 +153,7 @@ class Run:
     def _on_event(self, event: object) -> None:
         match event:
             case SignalReceived(signum=signal.SIGTSTP):
+                departure.on_suspend(self._nodes)
                 self._pings.suspend(time.monotonic())
             case SignalReceived(signum=signum):
                 self._shutdown.on_signal(signum)
@@ -278,8 +279,7 @@ class Run:
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
         was_ending = self._is_ending
-        if not was_ending:
-            result = departure.decided(node, result, self._nodes)
+        result = result if was_ending else departure.decided(node, result, self._nodes)
         completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
         if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
             node.handle.kill()

@@ -250,6 +250,16 @@ def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_n
     assert nodes.participants == [0, 1]
 
 
+def test_no_attempt_waits_for_a_launcher_that_is_suspended():
+    nodes, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
+    departure.on_suspend(nodes)
+    assert told_coordinator(nodes) == SetParticipants((0, 1))
+    ends(nodes, 1)
+    assert nodes.participants == [0, 1]
+    watch.on_answer(SlurmAnswered(DRAINED))
+    assert told_coordinator(nodes).departing == (1,)
+
+
 def test_nothing_leaves_after_the_last_attempt():
     nodes, _, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     ends(nodes, 1, follows=False)
