@@ -121,6 +121,7 @@ class OutputConfig:
         line_prefix: template of a console line's prefix: torchrun's macros, ${host}, ${time}; None: ``LINE_PREFIX``.
         events: ``console`` writes torchrun's events as JSON lines.
         samples: agents take usage samples, which the launcher writes to the run folder.
+        metrics_file: file that the launcher writes every 10 s, in Prometheus' text format; None: none.
         verbosity: -1 quiet, 0 normal, 1 verbose.
     """
 
@@ -136,6 +137,7 @@ class OutputConfig:
     line_prefix: str | None = None
     events: Literal["null", "console"] = "null"
     samples: bool = True
+    metrics_file: str | None = None
     verbosity: int = 0
 
 

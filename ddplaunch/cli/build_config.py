@@ -130,6 +130,7 @@ def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputCon
         line_prefix=_line_prefix(environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None, options["timestamps"]),
         events="console" if options["event_log_handler"] == "console" else "null",
         samples=not options["no_samples"],
+        metrics_file=options["metrics_file"] or None,
         verbosity=options["verbose"] - options["quiet"],
     )
 

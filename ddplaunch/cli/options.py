@@ -220,6 +220,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Do not read every 2 s what workers, GPUs and nodes use. Default: read it, into samples/ of the run.",
             pet=False,
         ),
+        Option(
+            "--metrics-file",
+            "FILE",
+            "Write what workers, GPUs and nodes do into FILE every 10 s, in Prometheus' text format. Default: none.",
+            pet=False,
+            type=click.Path(dir_okay=False),
+        ),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
         flag("-v --verbose", "Show more messages.", pet=False),
         flag("-q --quiet", "Show only errors and the failure page.", pet=False),

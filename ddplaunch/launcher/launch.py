@@ -7,14 +7,13 @@ agent's start-up takes longest.
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import run_folder, run_tags
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
@@ -29,7 +28,16 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
+    check_files(config)
     return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None)
+
+
+def check_files(config: LaunchConfig) -> None:
+    """Raise UsageError for a file that the run is to write, and cannot."""
+    if config.output.metrics_file:
+        from ddplaunch.launcher import metrics_file
+
+        metrics_file.check(Path(config.output.metrics_file).absolute())
 
 
 def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResult:

@@ -381,7 +381,7 @@ class Run:
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         self._logs.close()
-        self._watches.usage.close()
+        self._watches.close(result.exit_code)
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)

@@ -191,7 +191,7 @@ def agent_spec(
         fake_gpus=FakeGpuConfig(compile_on_cpu=config.compile_on_cpu) if config.dry_run else None,
         task=config.task,
         health=config.health,
-        usage=usage_sampling(config, has_folder=bool(node_dir)),
+        usage=usage_sampling(config, is_kept=bool(node_dir)),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
@@ -220,13 +220,13 @@ def agent_spec_of_run(
         spec,
         run_dir_name=folder.name if folder else run_id,
         sends_logs=bool(copied_files(config)),
-        usage=usage_sampling(config, has_folder=bool(folder)),
+        usage=usage_sampling(config, is_kept=bool(folder)),
     )
 
 
-def usage_sampling(config: LaunchConfig, *, has_folder: bool) -> UsageSampling:
-    """Which usage samples agents send: none where nobody could read them."""
-    if not config.output.samples or not has_folder:
+def usage_sampling(config: LaunchConfig, *, is_kept: bool) -> UsageSampling:
+    """Which usage samples agents send: none where nobody could read them; ``is_kept``: the run has a folder."""
+    if not config.output.samples or not (is_kept or config.output.metrics_file):
         return "off"
     return "all" if config.transport == "local" else "mean"
 

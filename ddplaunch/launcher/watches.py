@@ -7,6 +7,7 @@ is one line here; ``Run`` uses only those with a result for its end.
 from __future__ import annotations
 
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.control_socket import ControlRequest
@@ -21,10 +22,10 @@ from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.metrics_watch import MetricsWatch
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
@@ -60,7 +61,8 @@ class Watches:
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
         self.usage = UsageWatch(config, nodes, folder)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
-        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.usage)
+        self._metrics = _metrics_watch(config, nodes, messages)
+        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.usage, *self._metrics)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
@@ -85,3 +87,18 @@ class Watches:
         else:
             request.answer(RunStops())
             self._shutdown.on_stop_request()
+
+    def close(self, exit_code: int) -> None:
+        """The run has ended: write what is left."""
+        self.usage.close()
+        for metrics in self._metrics:
+            metrics.close(exit_code)
+
+
+def _metrics_watch(config: LaunchConfig, nodes: Nodes, messages: UserMessages) -> tuple[MetricsWatch, ...]:
+    if not config.output.metrics_file:
+        return ()
+    from ddplaunch.launcher.metrics_watch import MetricsWatch  # Few runs wait for the import.
+
+    path = Path(config.output.metrics_file).absolute()
+    return (MetricsWatch(path, lambda: messages.run_id, nodes, messages.show),)

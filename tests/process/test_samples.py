@@ -94,3 +94,16 @@ def test_each_attempt_has_its_samples() -> None:
     _, starts, samples = lines(done)
     assert [begin["attempt"] for begin in starts] == [0, 1]
     assert [len([line for line in samples if line["t"] > begin["t"]]) for begin in starts] == [2, 1]
+
+
+def test_metrics_of_a_run_are_written_and_end_with_its_outcome(tmp_path: Path) -> None:
+    """Also where no files are kept."""
+    path = tmp_path / "run.prom"
+    options = ("--metrics-file", path, "--log-dir", "/dev/null", "--nproc-per-node", "2", "--rdzv-id", "job7")
+    job(*options, seconds="0.1")
+    assert 'ddplaunch_run_exit_code{run_id="job7"} 0\n' in path.read_text()
+    refused = run("--metrics-file", tmp_path / "none/run.prom", "x.py")
+    assert (refused.returncode, refused.err.splitlines()[0]) == (
+        2,
+        f"ddplaunch: error: --metrics-file {tmp_path}/none/run.prom: No such file or directory",
+    )

@@ -27,6 +27,7 @@ from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, Rendezvou
 from ddplaunch.health.gpu_rule_table import RULES as RULES_OF_GPUS
 from ddplaunch.health.port_rules import PORT_RULES
 from ddplaunch.health.xid import ACTIONS, XIDS, Xid
+from ddplaunch.launcher.metrics import METRICS
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.protocol.run_events import FIELDS, KINDS
@@ -170,6 +171,7 @@ TABLES: dict[str, Callable[[], str]] = {
     "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in FIELDS.items())),
     "event-kinds": lambda: table(("event", "what has happened"), ((f"`{kind}`", text) for kind, text in KINDS.items())),
     "environment": lambda: table(("variable", "value"), iter(NAMES.items())),
+    "metrics": lambda: table(("metric", "type", "meaning"), ((f"`{name}`", *each) for name, each in METRICS.items())),
     "port-rules": port_rules,
     "simulated": lambda: table(("simulated", "how"), ((f"`{what}`", how) for what, how in SUPPORTED.items())),
     "not-simulated": not_simulated,

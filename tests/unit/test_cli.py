@@ -114,6 +114,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "keep_runs": ("7", "keep_runs", 7),
     "collect_logs": (None, "collect_logs", True),
     "no_samples": (None, "samples", False),
+    "metrics_file": ("m.prom", "metrics_file", "m.prom"),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
     "tee": ("0:2", "tee", Streams(by_local_rank=((0, 2),))),

@@ -1,0 +1,176 @@
+"""--metrics-file: what a real parser reads of it, when it is written, and files that cannot be."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from ddplaunch.errors import USAGE, OptionError
+from ddplaunch.launcher import metrics_file, metrics_watch
+from ddplaunch.launcher.metrics import METRICS, NodeMetrics, RunMetrics, text
+from ddplaunch.launcher.metrics_watch import PERIOD_S, MetricsWatch
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.results import AttemptResult
+from ddplaunch.protocol.usage import GpusUsage, UsageSample, UsageSampled, UsageStarted, UsedGpu, WorkersUsage
+from tests.support.usage import sample
+
+STARTED = UsageStarted(
+    attempt=0,
+    at_s=0.0,
+    ranks=(8, 9),
+    gpus=(UsedGpu(0, "GPU-a", "H100", 85_000_000_000),),
+    gpu_of_worker=(0, None),
+    cpus=4,
+    memory_bytes=1 << 40,
+)
+UMASK = os.umask(0o022)
+os.umask(UMASK)
+
+RUN = {"run_id": "job7"}
+NODE = {**RUN, "host": "gpu1", "node": "1"}
+RANK_8, RANK_9 = ({**NODE, "rank": str(rank), "local_rank": str(rank - 8)} for rank in (8, 9))
+GPU = {**NODE, "gpu": "0", "uuid": "GPU-a", "name": "H100", "rank": "8"}
+
+
+def parsed(content: str) -> dict[str, list[tuple[dict[str, str], float]]]:
+    """Samples by name; checks that each family has a type, a text, and only samples of its own."""
+    found: dict[str, list[tuple[dict[str, str], float]]] = {}
+    for family in text_string_to_metric_families(content):
+        assert family.documentation
+        assert family.type in ("gauge", "counter"), family.name
+        for each in family.samples:
+            assert each.name == family.name + ("_total" if family.type == "counter" else "")
+            assert each.name not in found or family.name.endswith(each.name.removesuffix("_total"))
+            found.setdefault(each.name, []).append((each.labels, each.value))
+    return found
+
+
+def test_a_parser_reads_all_values_of_a_run() -> None:
+    node = NodeMetrics(1, "gpu1", STARTED)
+    node.add([sample(value=50.0, gpus=1), sample(value=50.0, gpus=1)])
+    run = RunMetrics("job7", "0.1", start_s=1000.0, update_s=1010.5, state="running", attempt=2, restarts=1, workers=16)
+    found = parsed(text(run, [node]))
+    assert found.keys() == METRICS.keys() - {"ddplaunch_run_exit_code", "ddplaunch_run_end_time_seconds"}
+    assert found["ddplaunch_run_info"] == [({**RUN, "version": "0.1"}, 1)]
+    states = {labels["state"]: value for labels, value in found["ddplaunch_run_state"]}
+    assert states == {"starting": 0, "running": 1, "ended": 0}
+    assert found["ddplaunch_run_restarts_total"] == [(RUN, 1)]
+    assert found["ddplaunch_run_update_time_seconds"] == [(RUN, 1010.5)]
+    assert found["ddplaunch_node_cpu_ratio"] == [(NODE, 0.5)]
+    assert found["ddplaunch_node_network_receive_bytes_total"] == [(NODE, 200)]
+    assert found["ddplaunch_worker_cpu_seconds_total"] == [(RANK_8, 2), (RANK_9, 2)]
+    assert found["ddplaunch_worker_read_bytes_total"] == [(RANK_8, 200), (RANK_9, 200)]
+    assert found["ddplaunch_gpu_utilization_ratio"] == [(GPU, 0.5)]
+    assert found["ddplaunch_gpu_memory_bytes"] == [(GPU, 85e9)]
+    assert found["ddplaunch_gpu_throttled"] == [(GPU, 0)]
+
+
+def test_what_is_not_known_is_left_out() -> None:
+    node = NodeMetrics(1, "gpu1", STARTED)
+    known = sample()
+    ended = WorkersUsage(cpu=(1.0, None), rss=(5.0, None), quiet=(None, None))
+    gpus = GpusUsage(util=(None,), throttle=(None,))
+    node.add([UsageSample(at_s=0, span_s=2, node=known.node, workers=ended, gpus=gpus)])
+    found = parsed(text(RunMetrics("job7", "0.1", 0.0), [node]))
+    assert found["ddplaunch_worker_running"] == [(RANK_8, 1), (RANK_9, 0)]
+    assert found["ddplaunch_worker_resident_memory_bytes"] == [(RANK_8, 5)]
+    assert not {name for name in found if "output" in name or "gpu_throttled" in name or "gpu_util" in name}
+
+
+def test_labels_are_escaped() -> None:
+    name = 'a "b"\\n\n c\\'
+    node = NodeMetrics(0, name, STARTED)
+    found = parsed(text(RunMetrics(name, "0.1", 0.0), [node]))
+    ((labels, _),) = found["ddplaunch_node_memory_bytes"]
+    assert (labels["run_id"], labels["host"]) == (name, name)
+
+
+def test_names_have_units_and_counters_end_in_total() -> None:
+    for name, (kind, _) in METRICS.items():
+        assert name.endswith("_total") == (kind == "counter")
+
+
+class Watched:
+    """A MetricsWatch of one node, at a time that the test sets."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+        self.now, self.path = time.monotonic(), path
+        monkeypatch.setattr(metrics_watch.time, "monotonic", lambda: self.now)
+        self.shown: list[str] = []
+        nodes: Any = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")], participants=[1])
+        self.watch = MetricsWatch(path, lambda: "job7", nodes, lambda line, _: self.shown.append(line))
+
+    def go_on(self) -> None:
+        """Until the file has been written, or could not be."""
+        self.now = self.watch.run_due(self.now)
+        self.watch.run_due(self.now)
+        assert self.watch._writer
+        self.watch._writer.join()
+
+    def found(self) -> Any:
+        return parsed(self.path.read_text())
+
+
+def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    watched = Watched(monkeypatch, tmp_path / "run.prom")
+    watched.go_on()
+    assert watched.found()["ddplaunch_run_state"][0] == ({**RUN, "state": "starting"}, 1)
+    started = AttemptStarted(attempt=0, world_size=16, pids=(5,), node_rank=1, nnodes=2, first_rank=8)
+    result = AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=1.0, attempt_follows=True)
+    for event in (started, STARTED, UsageSampled(0, (sample(),)), AttemptEnded(result), AttemptEnded(result)):
+        watched.watch.on_event(1, (1,), event)
+    watched.go_on()
+    found = watched.found()
+    assert found["ddplaunch_run_restarts_total"] == [(RUN, 1)]
+    assert found["ddplaunch_run_workers"] == [(RUN, 16)]
+    again = UsageStarted(**{**vars(STARTED), "attempt": 1})
+    for event in (again, UsageSampled(1, (sample(),)), UsageSampled(0, (sample(),))):
+        watched.watch.on_event(1, (1,), event)
+    watched.go_on()
+    assert watched.found()["ddplaunch_worker_output_lines_total"][0] == (RANK_8, 4), "counters go on after a restart"
+    watched.watch.close(7)
+    found = watched.found()
+    assert found["ddplaunch_run_exit_code"] == [(RUN, 7)]
+    assert not {name for name in found if not name.startswith("ddplaunch_run_")}
+    assert [path.name for path in tmp_path.iterdir()] == ["run.prom"]
+
+
+def test_a_disk_that_fails_later_is_one_warning(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    watched = Watched(monkeypatch, tmp_path / "gone" / "run.prom")
+    for _ in range(3):
+        watched.go_on()
+        watched.now += PERIOD_S
+    watched.watch.close(0)
+    assert len(watched.shown) == 1
+    assert watched.shown[0].endswith("No such file or directory; the job goes on")
+
+
+def test_a_slow_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    watched = Watched(monkeypatch, tmp_path / "run.prom")
+    watched.go_on()
+    watched.watch._writer = SimpleNamespace(is_alive=lambda: True, join=lambda _: None)  # type: ignore[assignment]
+    (tmp_path / "run.prom").unlink()
+    watched.now += PERIOD_S
+    assert watched.watch.run_due(watched.now) == watched.now + PERIOD_S
+    watched.watch.close(0)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["none/run.prom", ".", "pipe"])
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OptionError) as refused:
+        metrics_file.check(tmp_path / name)
+    assert refused.value.exit_code == USAGE
+    assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
+
+
+def test_others_may_read_the_file(tmp_path: Path) -> None:
+    metrics_file.write(tmp_path / "run.prom", "x")
+    assert (tmp_path / "run.prom").stat().st_mode & 0o777 == 0o666 & ~UMASK
