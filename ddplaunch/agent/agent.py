@@ -150,8 +150,7 @@ class Agent:
     def _run_attempt(
         self, round_: Round, listener: socket.socket | None
     ) -> tuple[AttemptResult, tuple[RankEvidence, ...]]:
-        started_at, oom_counters = time.monotonic(), OomCounters.read()
-        self._failure = None
+        started_at, oom_counters, self._failure = time.monotonic(), OomCounters.read(), None
         group = WorkerGroup(self._spec, round_, self._outbox)
         # NCCL's RAS answers for all nodes: one question is enough.
         ask_node = partial(self._placement.ask_node, self._spec.host, asks_nccl=not round_.first_rank)
@@ -180,13 +179,12 @@ class Agent:
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
         exits = exits if self._is_stopping() else self._health.blame(exits, self._wait)
         failure = self._final_failure(out_of_memory)
-        reason = failure.reason if failure else self._own_stop_reason or ""
         result = AttemptResult(
             attempt=round_.attempt,
             outcome=self._outcome(failure, exits),
             exits=exits,
             duration_s=time.monotonic() - started_at,
-            reason=reason,
+            reason=failure.reason if failure else self._own_stop_reason or "",
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
@@ -385,9 +383,8 @@ class Agent:
         self._outbox.send(AgentSignalled(signum))
         if signum in (signal.SIGUSR1, signal.SIGUSR2):  # The launcher sends them to all workers.
             return
-        self._own_stop_reason = (
-            f"another process sent {first_failure.describe(-signum)} to the agent on {self._spec.host}"
-        )
+        name = first_failure.describe(-signum)
+        self._own_stop_reason = f"another process sent {name} to the agent on {self._spec.host}"
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:

@@ -19,7 +19,7 @@ from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, 
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
 from ddplaunch.system import run_folder, run_retention
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.local import LocalTransport
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import WorkerConfig
     from ddplaunch.protocol.launcher_agent import Output
-    from ddplaunch.protocol.usage import UsageSampling
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
 

@@ -13,13 +13,12 @@ from ddplaunch.launcher.usage_files import SCHEMA, Row, UsageFiles, row
 from ddplaunch.protocol.usage import UsageSampled, UsageStarted
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.protocol.specs import UsageRecord
 
-_NEVER = float("inf")
 _MAX_DRIFT = 1e-3
 """By which two clocks may differ in their speed."""
 
@@ -29,19 +28,15 @@ _MAX_AGE_S = 86400.0
 class UsageWatch:
     """Watches one run."""
 
-    def __init__(self, config: LaunchConfig, nodes: Nodes, folder: Callable[[], Path | None]) -> None:
-        """``folder`` returns the run's."""
-        self._is_local, self._nodes, self._folder = config.transport == "local", nodes, folder
+    def __init__(self, nodes: Nodes, folder: Callable[[], Path | None], *, is_local: bool) -> None:
+        """``folder`` returns the run's. ``is_local``: the nodes are on this machine."""
+        self._is_local, self._nodes, self._folder = is_local, nodes, folder
         self._files = UsageFiles(folder)
         self._clocks: dict[int, Clock] = {}
         self._started: dict[int, UsageStarted] = {}
 
-    def run_due(self, _now: float) -> float:
-        """Nothing is due here."""
-        return _NEVER
-
-    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; other events have no effect."""
+    def on_event(self, index: int, event: UsageRecord) -> None:
+        """A record of node ``index``."""
         match event:
             case UsageStarted():
                 self._started[index] = event

@@ -17,8 +17,9 @@ from ddplaunch.launcher.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timed
-from ddplaunch.launcher.usage_watch import UsageWatch
-from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
+        self._nodes, self._shutdown, self._run_tag = nodes, shutdown, run_tag
+        self._is_local, self._folder = config.transport == "local", folder
+        self._usage: UsageWatch | None = None
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.launcher.usage_watch import UsageWatch
 
 
 class Watch(Timed, Protocol):
@@ -54,20 +56,30 @@ class Watches:
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
         self._nodes, self._shutdown, self._run_tag = nodes, shutdown, run_tag
+        self._is_local, self._folder = config.transport == "local", folder
+        self._usage: UsageWatch | None = None
         self.hangs = HangWatch(config, nodes.send, folder, messages)
         self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)
         self.health = HealthWatch(config, nodes, shutdown, messages.show)
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
-        self.usage = UsageWatch(config, nodes, folder)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
         self._metrics = _metrics_watch(config, nodes, messages)
-        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.usage, *self._metrics)
+        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, *self._metrics)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
             watch.on_event(index, self._nodes.participants, event)
+        if isinstance(event, UsageRecord):
+            self._on_usage(index, event)
+
+    def _on_usage(self, index: int, event: UsageRecord) -> None:
+        if self._usage is None:
+            from ddplaunch.launcher.usage_watch import UsageWatch  # A short run does not load it.
+
+            self._usage = UsageWatch(self._nodes, self._folder, is_local=self._is_local)
+        self._usage.on_event(index, event)
 
     def on_event(self, event: object) -> None:
         """An event that a watch's thread, or the control socket, has posted."""
@@ -90,7 +102,8 @@ class Watches:
 
     def close(self, exit_code: int) -> None:
         """The run has ended: write what is left."""
-        self.usage.close()
+        if self._usage:
+            self._usage.close()
         for metrics in self._metrics:
             metrics.close(exit_code)
 

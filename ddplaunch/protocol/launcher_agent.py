@@ -11,7 +11,7 @@ from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol import log_transfer, usage
+from ddplaunch.protocol import log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
@@ -388,13 +388,13 @@ FROM_AGENT = (
     AgentSignalled,
     AgentFailed,
     AgentEnded,
-    *usage.FROM_AGENT,
     *log_transfer.FROM_AGENT,
 )
 
 
-def answers_to_queries() -> tuple[type, ...]:
-    """More records that the launcher accepts; those of an agent without workers, which a run does not load."""
+def rare_from_agent() -> tuple[type, ...]:
+    """More records that the launcher accepts: usage samples, and those of an agent without workers."""
+    from ddplaunch.protocol import usage
     from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
 
-    return RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime
+    return *usage.FROM_AGENT, RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime

@@ -10,8 +10,14 @@ from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
-from ddplaunch.protocol.usage import UsageSampling
 from ddplaunch.timeouts import TimeoutConfig
+
+UsageSampling = Literal["off", "all", "mean"]
+"""Usage samples that an agent sends: none; all; or, over a network, one mean of each 10 s."""
+
+
+class UsageRecord:
+    """A record of ``protocol.usage``, which is not loaded before the first one."""
 
 
 @dataclass(frozen=True)

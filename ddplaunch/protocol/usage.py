@@ -1,17 +1,18 @@
 """Usage samples: what workers, GPUs and nodes use, every 2 s; the records of an agent, and the mean of several samples.
 
 Not the samples of an examination, which are about what a worker does. An agent sends a UsageStarted at the start of an
-attempt, and a UsageSampled about every 10 s. Pure.
+attempt, and a UsageSampled about every 10 s. Loaded when there is something to sample: not at the start. Pure.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
 from ddplaunch.protocol.health import MAX_GPUS
+from ddplaunch.protocol.specs import UsageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,9 +23,6 @@ RECORD_S = 10.0
 
 MAX_SAMPLES = 64
 """In one record."""
-
-UsageSampling = Literal["off", "all", "mean"]
-"""What an agent samples: nothing; all samples are sent; or, over a network, one mean of each 10 s."""
 
 Amount = Annotated[float, between(0, 1 << 60)]
 Amounts = Annotated[tuple[Amount | None, ...], at_most(MAX_SLOTS_PER_HOST)]
@@ -42,7 +40,7 @@ class UsedGpu:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UsageStarted:
+class UsageStarted(UsageRecord):
     """Agent to launcher, when the workers of ``attempt`` run: what the samples that follow are about.
 
     Attributes:
@@ -137,7 +135,7 @@ class UsageSample:
 
 
 @dataclass(frozen=True)
-class UsageSampled:
+class UsageSampled(UsageRecord):
     """Agent to launcher: the samples of ``attempt`` since the last record, the oldest first."""
 
     attempt: Count

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, answers_to_queries
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, rare_from_agent
 from ddplaunch.protocol.log_transfer import LogChunk
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
@@ -86,7 +86,7 @@ class AgentHandle(abc.ABC):
             input is reported in a Notice; an incomplete last record is not, since its writer was killed.
         """
         try:
-            while (received := wire.read_record(stream, FROM_AGENT, answers_to_queries)) is not None:
+            while (received := wire.read_record(stream, FROM_AGENT, rare_from_agent)) is not None:
                 record, data = received
                 if isinstance(record, Output):
                     self._output(record, data)

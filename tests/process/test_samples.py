@@ -20,7 +20,7 @@ while time.monotonic() < end:
     print("line", flush=True)
     time.sleep(0.1)
 """
-ENOUGH_S = "2.6"
+ENOUGH_S = "3.6"
 
 
 def lines(finished: Finished | Path, node: int = 0) -> tuple[dict[str, Any], list[Any], list[Any]]:
@@ -78,7 +78,7 @@ def test_every_launcher_of_self_organised_nodes_has_its_own(tmp_path: Path) -> N
 def test_a_gpu_has_values_of_its_driver(tmp_path: Path, nvml_library: Path) -> None:
     say(tmp_path / "says", "gpus 1", "driver 570.1", *gpu(0, 91, 40, 412_500), *healthy(0), "0 temperature 71")
     environ = {"LD_LIBRARY_PATH": str(nvml_library), "FAKE_NVML": str(tmp_path / "says")}
-    head, (begin,), samples = lines(job("--gpus", "0", seconds="4.6", env=environ))
+    head, (begin,), samples = lines(job("--gpus", "0", seconds="5.6", env=environ))
     assert (head["gpus"][0]["uuid"], begin["gpu"]) == ("GPU-0000-0", [0])
     assert samples[-1]["g"] == {
         "util": [91],

@@ -20,9 +20,8 @@ from ddplaunch.agent.usage_watch import UsageWatch
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.launcher.usage_watch import Clock
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.protocol.usage import MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
+from ddplaunch.protocol.usage import FROM_AGENT, MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
 from ddplaunch.system.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from tests.support.processes import wait_until
 from tests.support.usage import sample
@@ -195,7 +194,7 @@ class Sampled:
 def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "all")
     sampled.watch.begin(sampled.group)
-    sampled.go_on(25)
+    sampled.go_on(26)
     sampled.watch.end()
     started, *records = sampled.sent
     assert isinstance(started, UsageStarted)
@@ -207,16 +206,19 @@ def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "mean")
     sampled.watch.begin(sampled.group)
-    sampled.go_on(20)
+    sampled.go_on(21)
     assert [[round(each.span_s) for each in record.samples] for record in sampled.sent[1:]] == [[10], [10]]
 
 
 def test_a_launcher_that_does_not_read_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "all")
     sampled.watch.begin(sampled.group)
+    sampled.go_on(1)
     sampled.reads = False
     sampled.go_on(1200)
-    assert len(sampled.watch._waiting) < MAX_SAMPLES
+    recorder = sampled.watch._recorder
+    assert recorder
+    assert len(recorder._waiting) < MAX_SAMPLES
     sampled.reads = True
     sampled.go_on(10)
     (record,) = sampled.sent[1:]

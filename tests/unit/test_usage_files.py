@@ -14,7 +14,6 @@ from ddplaunch.launcher import usage_files
 from ddplaunch.launcher.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.launcher.usage_watch import UsageWatch
 from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted, UsedGpu
-from tests.support.configs import launch_config
 from tests.support.usage import sample
 
 NOW = 1_800_000_000.0
@@ -133,12 +132,12 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 
 def test_records_of_agents_become_lines(tmp_path: Path) -> None:
     nodes: Any = type("Nodes", (), {"all": [None, type("Node", (), {"host": "gpu1"})]})
-    watch = UsageWatch(launch_config(script="x.py"), nodes, lambda: tmp_path)
+    watch = UsageWatch(nodes, lambda: tmp_path, is_local=True)
     gpu = UsedGpu(6, "GPU-6", "H100", 80)
-    watch.on_event(1, (0, 1), UsageSampled(0, (sample(),)))
-    watch.on_event(1, (0, 1), UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))
-    watch.on_event(1, (0, 1), UsageSampled(1, (sample(),)))
-    watch.on_event(1, (0, 1), UsageSampled(0, (sample(2.0, workers=1, gpus=1),)))
+    watch.on_event(1, UsageSampled(0, (sample(),)))
+    watch.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))
+    watch.on_event(1, UsageSampled(1, (sample(),)))
+    watch.on_event(1, UsageSampled(0, (sample(2.0, workers=1, gpus=1),)))
     watch.close()
     head, start, only = map(json.loads, (tmp_path / "samples/node_1.jsonl").read_text().splitlines())
     assert head == {
