@@ -119,6 +119,7 @@ class OutputConfig:
         duplicate_stdout_filters: stdout lines that contain one of these texts are copied to ``filtered_stdout.log``.
         duplicate_stderr_filters: stderr lines that contain one of these texts are copied to ``filtered_stderr.log``.
         line_prefix: template of a console line's prefix: torchrun's macros, ${host}, ${time}; None: ``LINE_PREFIX``.
+        page: make run.html in the run folder, while the run goes on and at its end.
         events: ``console`` writes torchrun's events as JSON lines.
         samples: agents take usage samples, which the launcher writes to the run folder.
         metrics_file: file that the launcher writes every 10 s, in Prometheus' text format; None: none.
@@ -135,6 +136,7 @@ class OutputConfig:
     duplicate_stdout_filters: tuple[str, ...] = ()
     duplicate_stderr_filters: tuple[str, ...] = ()
     line_prefix: str | None = None
+    page: bool = True
     events: Literal["null", "console"] = "null"
     samples: bool = True
     metrics_file: str | None = None

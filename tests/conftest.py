@@ -56,6 +56,7 @@ def leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     """
     mark = uuid.uuid4().hex
     monkeypatch.setenv("DDPLAUNCH_TEST_MARK", mark)
+    monkeypatch.setenv("DDPLAUNCH_PAGE", "off")  # But where a page is the subject: each costs some tenths of a second.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name in [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_", "SLURM_"))]:
         monkeypatch.delenv(name)

@@ -227,6 +227,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
             type=click.Path(dir_okay=False),
         ),
+        flag("--no-page", "Do not make run.html, the page of the run. Default: it is made.", pet=False),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
         flag("-v --verbose", "Show more messages.", pet=False),
         flag("-q --quiet", "Show only errors and the failure page.", pet=False),

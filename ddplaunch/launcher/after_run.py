@@ -1,4 +1,4 @@
-"""What follows a run once its result is shown: what is known of nodes, SLURM's requeue, ``--on-exit``, the last output.
+"""What follows a run once its result is shown: what is known of nodes, SLURM's requeue, its page, ``--on-exit``.
 
 Runs in the launcher, in the main thread; no agent runs any more.
 """
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.run_page import RunPage
     from ddplaunch.protocol.results import RunResult
 
 
@@ -31,6 +32,7 @@ def finish(
     error: LaunchError | None,
     lost: Mapping[str, str],
     messages: UserMessages,
+    page: RunPage,
     is_interrupted: Callable[[], bool],
 ) -> None:
     """Do it, and close ``messages``.
@@ -41,8 +43,10 @@ def finish(
         from ddplaunch.launcher import node_memory  # A run without a failure does not wait for the import.
 
         node_memory.remember(config, result, lost, messages.show)
+    page.begin_last()
     slurm_requeue.requeue(result, messages.show)
     messages.drain(result, is_interrupted)
+    page.wait_for_last(result.duration_s, is_interrupted)
     if config.on_exit:
         on_exit.run(config, result, error, messages.show, is_interrupted)
         messages.drain(result, is_interrupted)

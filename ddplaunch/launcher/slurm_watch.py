@@ -8,7 +8,6 @@ large jobs ask less often: all of them together up to ``_MAX_RATE`` times a seco
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import threading
 import time
@@ -69,6 +68,8 @@ class SlurmWatch:
         """SLURM is asked from the first attempt on; by the launcher of one node, which may be a spare, before."""
         begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
         if self._is_on and self._ask_at == _NEVER and begins:
+            import random  # Only runs under SLURM wait for it.
+
             self._ask_at = time.monotonic() + random.uniform(0.0, self._spread_s)
 
     def run_due(self, now: float) -> float:

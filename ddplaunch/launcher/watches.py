@@ -14,12 +14,12 @@ from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.launcher.hang_watch import HangWatch
 from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.requested_examinations import RequestedExaminations
+from ddplaunch.launcher.run_page import RunPage
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timed
-        self._nodes, self._shutdown, self._run_tag = nodes, shutdown, run_tag
-        self._is_local, self._folder = config.transport == "local", folder
-        self._usage: UsageWatch | None = None
+from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
+from ddplaunch.protocol.specs import UsageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -64,8 +64,9 @@ class Watches:
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
+        self.page = RunPage(config, folder)
         self._metrics = _metrics_watch(config, nodes, messages)
-        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, *self._metrics)
+        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.page, *self._metrics)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""

@@ -206,6 +206,18 @@ def held_fds() -> frozenset[int]:
     return frozenset(_held.values())
 
 
+def is_locked(folder: Path) -> bool:
+    """Whether a launcher holds the folder's lock; false also where the file system has no locks. Does not raise."""
+    with contextlib.suppress(OSError):
+        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
+        with os.fdopen(fd, "rb"):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return True
+    return False
+
+
 @contextlib.contextmanager
 def released(folder: Path | None) -> Iterator[None]:
     """Release the lock of ``create`` at the end of the ``with`` block."""

@@ -21,7 +21,7 @@ _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "fault_spec", "cluster", "protocol", "system"}
 MAY_IMPORT = {
     "cli": {*_LAUNCHER_SIDE, "commands", "launcher"},
-    "commands": {*_LAUNCHER_SIDE, "hangs", "health", "launcher", "transport"},
+    "commands": {*_LAUNCHER_SIDE, "hangs", "health", "launcher", "page", "transport"},
     "launcher": {*_LAUNCHER_SIDE, "hangs", "health", "transport"},
     "launcher/display": {*_LAUNCHER_SIDE, "hangs", "health"},
     "transport": {*_LAUNCHER_SIDE},
@@ -31,6 +31,7 @@ MAY_IMPORT = {
     "rendezvous": {*_SHARED, "protocol", "system", "cluster"},
     "worker": {*_SHARED, "protocol", "system"},
     "worker/fake_cuda": {*_SHARED, "protocol", "system"},
+    "page": {*_BASE, "protocol", "system", "cluster"},
     "hangs": {*_BASE, "protocol"},
     "health": {*_BASE, "protocol", "system", "cluster"},
     "protocol": {*_SHARED, "fault_spec", "cluster"},
@@ -49,6 +50,8 @@ MAY_IMPORT = {
 
 HOMES = {
     "click": {"cli"},
+    "jinja2": {"page"},
+    "markupsafe": {"page"},
     "torch": {"rendezvous", "worker", "worker/fake_cuda"},
     "pynvml": {"system"},
     "psutil": {"agent", "agent/workers", "system"},

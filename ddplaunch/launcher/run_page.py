@@ -1,0 +1,107 @@
+"""Has run.html made: by child processes with the lowest priority, while the run goes on, and at its end.
+
+Runs in the launcher, in the main thread, but for a thread that waits for each child. The launcher never waits for a
+child while workers run. The first page is made after ``FIRST_S``: nobody could open an earlier one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+
+FIRST_S, PERIOD_S = 30.0, 30.0
+_PERIOD_PER_COST = 20.0
+"""The next page follows after so many times what the last has taken: the pages of a large run cost 5 % of a CPU."""
+
+_NEVER = float("inf")
+_POLL_S = 0.02
+_SHORT_S, _PATIENCE, _MOST_S = 10.0, 20.0, 10.0
+"""The launcher of a run below ``_SHORT_S`` does not wait for its last page; others for 1/20 of the run at most."""
+
+_START = f"{IMPORT_PACKAGE}; from ddplaunch.page.__main__ import main; main()"
+
+
+class _Child:
+    """A process that makes the page of a folder."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError or RuntimeError: no room for a process or a thread."""
+        self.ended = threading.Event()
+        self._started_at, self.duration_s = time.monotonic(), 0.0
+        null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
+        command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
+        # A session of its own: Ctrl-C on the terminal does not end it.
+        pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
+        threading.Thread(target=self._wait, args=(pid,), name="page", daemon=True).start()
+
+    def _wait(self, pid: int) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(pid, 0)
+        self.duration_s = time.monotonic() - self._started_at
+        self.ended.set()
+
+
+class RunPage:
+    """The page of one run."""
+
+    def __init__(self, config: LaunchConfig, folder: Callable[[], Path | None]) -> None:
+        """``folder`` returns the run's; None if no files are kept."""
+        self._is_on, self._folder = config.output.page, folder
+        self._is_awaited = bool(config.on_exit)
+        self._due = _NEVER
+        self._child: _Child | None = None
+
+    def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
+        """The first attempt has started: pages are made from now on."""
+        if self._is_on and self._due == _NEVER and isinstance(event, AttemptStarted):
+            self._due = time.monotonic() + FIRST_S
+
+    def run_due(self, now: float) -> float:
+        """Make the page anew if it is time. Returns when it is time again."""
+        if now >= self._due:
+            if self._child is None or self._child.ended.is_set():
+                cost_s = self._child.duration_s if self._child else 0.0
+                self._due = now + max(PERIOD_S, _PERIOD_PER_COST * cost_s)
+                self._start()
+            else:
+                self._due = now + PERIOD_S
+        return self._due
+
+    def _start(self) -> None:
+        self._child = None
+        if self._is_on and (folder := self._folder()):
+            with contextlib.suppress(OSError, RuntimeError):  # No page, then: the run matters more.
+                self._child = _Child(folder)
+
+    # The end of the run.
+
+    def begin_last(self) -> None:
+        """The report is written: begin to make the last page."""
+        self._due = _NEVER
+        if self._child:  # It would not have the report, and could replace the last page.
+            self._child.ended.wait(_MOST_S)
+        self._start()
+
+    def wait_for_last(self, run_s: float, is_interrupted: Callable[[], bool]) -> None:
+        """Wait for the last page, if the run has lasted for ``run_s`` and that is long; until ``is_interrupted()``.
+
+        The process of a short run goes on for some tenths of a second after the launcher.
+        """
+        limit_s = _MOST_S if self._is_awaited else 0.0 if run_s < _SHORT_S else min(_MOST_S, run_s / _PATIENCE)
+        deadline = time.monotonic() + limit_s
+        while self._child and time.monotonic() < deadline and not self._child.ended.wait(_POLL_S):
+            if is_interrupted():
+                return

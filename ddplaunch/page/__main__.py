@@ -1,0 +1,27 @@
+"""Makes the page of the run folder that is its argument. The launcher starts it as a child process."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+LIMIT_S = 60
+"""Seconds after which the process ends by itself: on a file system that hangs, nobody waits for it."""
+
+
+def main() -> None:
+    """Make the page; an error of the disk ends with 1."""
+    signal.alarm(LIMIT_S)
+    os.nice(19)
+    from ddplaunch.page.make import make
+
+    try:
+        make(Path(sys.argv[1]))
+    except OSError as error:
+        sys.exit(f"{error}")
+
+
+if __name__ == "__main__":
+    main()

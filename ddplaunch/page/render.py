@@ -1,0 +1,283 @@
+"""Run folder to HTML: gathers the parts of the page, and fills the template. The only importer of jinja2.
+
+The page makes no request, and its Content-Security-Policy allows none: style and script are in it, named by their
+hashes. ``autoescape`` is on; what is marked as safe below has only numbers, or is a file of this package.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ddplaunch.page import charts, failures, reading, strip, usage
+from ddplaunch.page.reading import RunFiles, integer, line, number, words
+from ddplaunch.page.story import Moment, Story, story
+from ddplaunch.page.where_time_went import Phase, phases
+from ddplaunch.system import run_json
+from ddplaunch.text import duration, plural
+
+MAX_BYTES = 1 << 20
+_TEMPLATES = Path(__file__).parent / "templates"
+_STEPS = ((4, 240), (32, 160), (1 << 30, 120))
+"""Steps of time of the curves, for up to so many nodes."""
+
+_MAX_NODES_WITH_DATA = 128
+_MAX_MESSAGES = 200
+_MARK_PERCENT, _MAX_LANES = 2.0, 6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the run ended, in a word: ``kind`` is ``good``, ``bad``, ``stopped``, ``running`` or ``unknown``."""
+
+    kind: str
+    sign: str
+    word: str
+    detail: str
+
+
+def page(folder: Path, now_s: float | None = None) -> str:
+    """The page of a run folder; at most about ``MAX_BYTES``."""
+    now_s = time.time() if now_s is None else now_s
+    files = reading.read(folder)
+    told = story(files, now_s)
+    steps = next(steps for nodes, steps in _STEPS if len(files.usage) <= nodes)
+    found, damaged = usage.curves(files.usage, told.whole, steps)
+    if damaged:
+        files.missing.append(f"samples: {plural(damaged, 'line')} cannot be read.")
+    for has_nodes in (len(files.usage) <= _MAX_NODES_WITH_DATA, False):
+        text = _filled(files, told, [charts.chart(curve, has_nodes=has_nodes) for curve in found], now_s)
+        if len(text.encode()) <= MAX_BYTES:
+            break
+    return text
+
+
+def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float) -> str:
+    style, script = (_TEMPLATES / "page.css").read_text(), (_TEMPLATES / "page.js").read_text()
+    failed, not_shown = failures.of_run(files)
+    marks = _marks(told)
+    known = {**files.started, **files.report}
+    return (
+        _environment()
+        .get_template("page.html.j2")
+        .render(
+            run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
+            verdict=verdict(files),
+            cause=_cause(files, failed),
+            command=_command(known),
+            facts=_facts(files, told, known),
+            phases=_phases(told),
+            goodput=_goodput(told),
+            strip=strip.strip(told),
+            ticks=strip.ticks(told.whole),
+            marks=marks,
+            lanes=max((mark["lane"] for mark in marks), default=0) + 1,
+            attempts=len(told.attempts),
+            moments=[
+                _row(number_, moment, told) for number_, moment in enumerate(told.moments) if moment.kind != "message"
+            ],
+            messages=[_row(number_, each, told) for number_, each in enumerate(told.moments) if each.kind == "message"][
+                :_MAX_MESSAGES
+            ],
+            left_out=told.left_out,
+            charts=drawn,
+            failures=failed,
+            failures_left_out=not_shown,
+            sentences=failures.sentences(files),
+            texts=failures.texts(files.folder),
+            tables=_tables(files),
+            environment=_run_environment(files, known),
+            missing=files.missing,
+            is_live=files.is_live and not files.report,
+            made=time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now_s)),
+            policy=_policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            data=_data(told, drawn),
+        )
+    )
+
+
+def _environment() -> Environment:
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
+    """What the script needs, in a block that is no script. ``<`` could end it."""
+    data = {
+        "start": told.whole.start,
+        "length": told.whole.length,
+        "attempts": [[each.start - told.whole.start, each.end - told.whole.start] for each in told.attempts],
+        "charts": [chart.data for chart in drawn],
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    return Markup(text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026"))
+
+
+# The head.
+
+
+def verdict(files: RunFiles) -> Verdict:
+    """How the run has ended, or that it goes on."""
+    outcome, code = run_json.text(files.report, "outcome"), integer(files.report, "exit_code")
+    if not outcome:
+        ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
+        outcome, code = run_json.text(ended, "outcome"), integer(ended, "exit_code")
+    detail = f"exit code {code}" if code is not None else ""
+    if outcome == "succeeded":
+        # Workers that succeeded may leave processes behind.
+        return Verdict("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
+    if outcome == "failed":
+        return Verdict("bad", "✕", "failed", detail)
+    if outcome == "stopped":
+        return Verdict("stopped", "■", "stopped", detail)
+    if files.is_live:
+        return Verdict("running", "▶", "running", "")
+    return Verdict("unknown", "?", "no verdict", "its launcher was killed, or the report could not be written")
+
+
+def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
+    if run_json.text(files.report, "outcome") == "succeeded":
+        return ""
+    if failed:
+        return failed[0].title
+    ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
+    reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
+    return next(filter(None, reasons), run_json.text(files.report, "signal"))
+
+
+def _command(known: reading.Json) -> str:
+    return line(shlex.join(words(known, "command")) or run_json.text(known, "script"), 4000)
+
+
+def _facts(files: RunFiles, told: Story, known: reading.Json) -> list[tuple[str, str]]:
+    length = number(files.report, "duration_s")
+    ranks = {bar.rank for node in told.nodes for bar in node.bars}
+    restarts = max((integer(each, "restart_count") or 0 for each in reading.dicts(files.report, "attempts")), default=0)
+    facts = [
+        ("duration", duration(told.whole.length if length is None else length)),
+        ("started", _moment(told.whole.start)),
+        ("ended", "" if files.is_live and not files.report else _moment(told.whole.end)),
+        ("nodes", str(len(told.nodes) or "")),
+        ("ranks", str(len(ranks) or "")),
+        ("attempts", str(len(told.attempts) or "")),
+        ("restarts", str(restarts) if files.report else ""),
+        ("signal", line(run_json.text(known, "signal"), 20)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _moment(time_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):  # A file may name any time.
+        return ""
+
+
+def _phases(told: Story) -> list[dict[str, Any]]:
+    found: tuple[Phase, ...] = phases(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
+    x, rows = 0.0, []
+    for phase in found:
+        rows.append({"phase": phase, "x": round(x, 3), "width": round(phase.share * 100, 3), "length": _length(phase)})
+        x += phase.share * 100
+    return rows
+
+
+def _length(phase: Phase) -> str:
+    return f"{phase.length_s:.1f} s" if phase.length_s < 60 else duration(phase.length_s)
+
+
+def _goodput(told: Story) -> str:
+    run = next((row["phase"].share for row in _phases(told) if row["phase"].name == "run"), None)
+    return "" if run is None else f"{run * 100:.1f} %"
+
+
+# Moments.
+
+
+def _marks(told: Story) -> list[dict[str, Any]]:
+    """Marks that are close to each other are one above the other."""
+    ends: list[float] = []
+    marks = []
+    for index, moment in enumerate(told.moments):
+        if moment.mark:
+            x = strip.percent(moment.time_s, told.whole)
+            free = (lane for lane, end in enumerate(ends) if x - end >= _MARK_PERCENT)
+            lane = next(free, min(len(ends), _MAX_LANES - 1))
+            ends[lane : lane + 1] = [x]
+            label = f"{moment.kind}{f', {moment.where}' if moment.where else ''}: {moment.text}"
+            marks.append({"id": f"e{index}", "x": x, "lane": lane, "sign": moment.mark, "label": label})
+    return marks
+
+
+def _row(number_: int, moment: Moment, told: Story) -> dict[str, str]:
+    since = moment.time_s - told.whole.start
+    return {
+        "id": f"e{number_}",
+        "since": f"+{since:.1f} s" if since < 100 else f"+{duration(since)}",
+        "clock": _moment(moment.time_s),
+        "kind": moment.kind,
+        "where": moment.where,
+        "text": moment.text,
+        "mark": moment.mark,
+    }
+
+
+# Tables.
+
+
+def _tables(files: RunFiles) -> list[tuple[str, str, str, failures.Table]]:
+    report = files.report
+    found = [
+        (
+            "slow",
+            "Slow ranks",
+            "Which ranks the others waited for in collectives, and what that cost the job; from samples.",
+            failures.slow_ranks(report),
+        ),
+        ("health", "Hardware", "What was wrong with the nodes.", failures.health(report)),
+        ("nodes", "Nodes", "", failures.hosts(report)),
+    ]
+    return [each for each in found if each[3].rows]
+
+
+def _run_environment(files: RunFiles, known: reading.Json) -> list[tuple[str, str]]:
+    versions = known.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    job = known.get("slurm_job")
+    facts = [
+        ("ddplaunch", run_json.text(versions, "ddplaunch")),
+        ("Python", run_json.text(versions, "python")),
+        ("torch", run_json.text(versions, "torch")),
+        ("launcher's host", run_json.text(known, "host")),
+        ("working directory", run_json.text(known, "cwd")),
+        ("run folder", str(files.folder)),
+        ("SLURM job", run_json.text(job, "id") if isinstance(job, dict) else ""),
+    ]
+    return [(name, line(value, 400)) for name, value in facts if value]

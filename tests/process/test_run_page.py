@@ -1,0 +1,31 @@
+"""run.html of real runs."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.processes import wait_until
+from tests.support.runs import PROGRAMS, run
+
+EXIT_WITH = PROGRAMS / "exit_with.py"
+ON = {"DDPLAUNCH_PAGE": "on"}
+
+
+@pytest.mark.parametrize(("end", "verdict"), [("code:0", "succeeded"), ("raise:boom", "RuntimeError: boom")])
+def test_the_page_of_a_short_run_is_made_behind_it(end: str, verdict: str):
+    finished = run("--nproc-per-node", "2", EXIT_WITH, f"*={end}", env=ON)
+    page = finished.run_dir / "run.html"
+    wait_until(page.exists)
+    assert verdict in page.read_text()
+
+
+def test_on_exit_finds_the_page():
+    finished = run("--on-exit", 'ls "$DDPLAUNCH_RUN_DIR"', EXIT_WITH, "*=code:0", env=ON)
+    assert "run.html" in finished.out.split()
+
+
+@pytest.mark.parametrize(("options", "env"), [(("--no-page",), ON), ((), {"DDPLAUNCH_PAGE": "off"})])
+def test_no_page(options: tuple[str, ...], env: dict[str, str]):
+    finished = run(*options, "--on-exit", 'ls "$DDPLAUNCH_RUN_DIR"', EXIT_WITH, "*=code:0", env=env)
+    assert "report.json" in finished.out.split()
+    assert "run.html" not in finished.out.split()

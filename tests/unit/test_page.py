@@ -1,0 +1,317 @@
+"""The page of a run: what it says, that no file of a run folder can break it, and that no text of a worker gets out."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import re
+import shutil
+import stat
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from ddplaunch.page import charts, reading, render, usage
+from ddplaunch.page.make import make
+from ddplaunch.page.reading import block, line
+from ddplaunch.page.story import story
+from ddplaunch.page.strip import strip, ticks
+from ddplaunch.page.where_time_went import Span, phases
+from tests.support import run_folders
+
+NOW = run_folders.START + 4000
+EVIL = "</script><script>alert(1)</script><img src=x onerror=alert(2)>\x1b[31mred\x1b[0m\x00\u202e'\"&"
+
+
+class Parsed(HTMLParser):
+    """A page: its tags with their attributes, and its text outside of style and script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self._open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in self._open:
+            while self._open.pop() != tag:
+                pass
+
+    def handle_data(self, data: str) -> None:
+        if not {"script", "style"} & {*self._open}:
+            self.text.append(data)
+
+    @property
+    def words(self) -> str:
+        return " ".join(" ".join(self.text).split())
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attrs for name, attrs in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of two nodes that loses one, gets a spare, and fails."""
+    return run_folders.write(tmp_path_factory.mktemp("run"), lines=60)
+
+
+@pytest.fixture(scope="module")
+def page(folder: Path) -> Parsed:
+    return Parsed(render.page(folder, NOW))
+
+
+# What it says.
+
+
+def test_the_head_has_verdict_cause_and_command(page: Parsed):
+    for words in (
+        "failed exit code 1",
+        "rank 3 on gpu1 failed: KeyError: 'lr' (train.py:33)",
+        "ddplaunch --hosts 'gpu[1-9]' train.py --lr 1e-3",
+        "duration 1 h",
+        "ranks 16",
+        "torch 2.9.0",
+    ):
+        assert words in page.words
+
+
+def test_a_mark_leads_to_its_text(page: Parsed):
+    rows = {attrs["id"] for attrs in page.all("tr") if attrs.get("id")}
+    marks = [attrs for attrs in page.all("a") if "mark" in (attrs.get("class") or "")]
+    assert len(marks) >= 7
+    assert {str(mark["href"]).removeprefix("#") for mark in marks} <= rows
+    failed = next(mark for mark in marks if "m-failed" in str(mark["class"]))
+    assert "rank 3 on gpu1 failed" in str(failed["aria-label"])
+    assert float(failed["data-x"] or 0) == pytest.approx(100 * (3600 - 2) / 3600, abs=0.01)
+
+
+def test_the_bars_of_ranks_end_as_they_did(folder: Path):
+    told = story(reading.read(folder), NOW)
+    ends = {(bar.attempt, node.host): bar.end for node in told.nodes for bar in node.bars if bar.rank != 3}
+    lost = run_folders.START + 0.4 * 3600
+    assert ends == {(0, "gpu1"): "stopped", (0, "gpu2"): "lost", (1, "gpu1"): "stopped", (1, "gpu3"): "stopped"}
+    assert [bar.end for node in told.nodes for bar in node.bars if bar.rank == 3] == ["stopped", "failed"]
+    gone = next(bar for node in told.nodes if node.host == "gpu2" for bar in node.bars)
+    assert gone.span.end == pytest.approx(lost + 1)
+    assert [round(each.start - run_folders.START) for each in told.attempts] == [45, 1500]
+
+
+def test_where_the_time_went():
+    whole, attempts = Span(0, 100), [Span(30, 60), Span(70, 95)]
+    found = phases(whole, 10, 15.0, attempts, [Span(40, 45), Span(58, 64)])
+    assert {each.name: each.length_s for each in found} == {
+        "connect": 10,
+        "import": 15,
+        "rendezvous": 5,
+        "run": 48,
+        "silent": 7,
+        "restart": 10,
+        "end": 5,
+    }
+    assert sum(each.share for each in found) == pytest.approx(1.0)
+
+
+def test_a_run_that_never_started_a_worker_was_all_start():
+    assert [each.name for each in phases(Span(0, 10), 4.0, 0.0, [], [])] == ["connect", "rendezvous"]
+
+
+def test_ticks_are_round_and_few():
+    for length_s in (0.5, 3, 61, 3600, 86400, 30 * 86400):
+        found = ticks(Span(1000, 1000 + length_s))
+        assert 1 <= len(found) <= 8
+        assert found[0].label == "0"
+
+
+def test_nodes_that_did_the_same_share_a_row(tmp_path: Path):
+    told = story(reading.read(run_folders.write(tmp_path, nodes=40, has_samples=False)), NOW)
+    assert [row.label for row in strip(told).rows] == ["gpu1", "gpu40", "gpu41", "gpu[2-39]"]
+
+
+def test_a_gpu_that_is_unlike_the_others_is_named(folder: Path):
+    files = reading.read(folder)
+    found, damaged = usage.curves(files.usage, story(files, NOW).whole, 50)
+    curve = next(each for each in found if each.quantity.title == "GPU utilisation")
+    assert [(each.name, each.mean // 10, each.usual // 10) for each in curve.outliers] == [("GPU 3 of gpu1", 3, 9)]
+    assert damaged == 0
+    assert {name: sum(value is not None for value in band.mid) for name, band in curve.nodes.items()} == {
+        "gpu1": 50,
+        "gpu2": 21,
+        "gpu3": 30,
+    }
+    chart = charts.chart(curve, has_nodes=True)
+    assert [series.name for series in chart.series] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_unknown_values_are_gaps(tmp_path: Path):
+    file = tmp_path / "node_0.jsonl"
+    rows: list[dict[str, Any]] = [{"schema": 1, "node": 0, "host": "a"}, {"attempt": 0, "ranks": [0, 1, 2]}]
+    for number, cpu in enumerate(
+        ([1, 2, 3], [None, None, None], [None, 5, "x"], 7, {"a": 1}, [1e999, float("nan"), 4])
+    ):
+        rows.append({"t": number + 1, "s": 1, "w": {"cpu": cpu}})
+    file.write_text("\n".join(map(json.dumps, rows)))
+    (curve,), _ = usage.curves([file], Span(0, 6), 6)
+    assert curve.all.mid[0] == 2
+    assert curve.all.low[2:4] == [5, 5]
+    assert curve.all.mid[5] == 4
+
+
+def test_all_is_in_one_file_that_asks_for_nothing(folder: Path):
+    text = render.page(folder, NOW)
+    policy = next(attrs["content"] for attrs in Parsed(text).all("meta") if "http-equiv" in attrs)
+    assert str(policy).startswith("default-src 'none'; style-src 'sha256-")
+    assert not re.findall(r"\b(?:src|srcset|action|poster|background)=", text)
+    assert set(re.findall(r'href="(.)', text)) == {"#"}
+    assert not re.findall(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+
+
+def test_the_page_is_the_users_alone_and_replaced_whole(tmp_path: Path):
+    run_folders.write(tmp_path, lines=5)
+    (tmp_path / "run.html").write_text("old")
+    made = make(tmp_path)
+    assert stat.S_IMODE(made.stat().st_mode) == 0o600
+    assert made.read_text().endswith("</html>\n") or made.read_text().rstrip().endswith("</html>")
+    assert not list(tmp_path.glob(".run.html*"))
+
+
+# Text of workers.
+
+
+def test_no_text_of_a_worker_becomes_markup(tmp_path: Path):
+    run_folders.write(tmp_path, message=EVIL, lines=5)
+    report = json.loads((tmp_path / "report.json").read_text())
+    report["first_failure"]["tail"] = [EVIL, "x" * 1_000_000, "\x1b]0;title\x07after"]
+    report["attempts"][1]["reason"] = EVIL
+    report["hosts"][0]["host"] = report["versions"]["torch"] = EVIL
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    (tmp_path / "report.txt").write_bytes(EVIL.encode() + b"\xff\xfe")
+    (tmp_path / "hang.txt").write_text(EVIL * 10_000)
+    started = json.loads((tmp_path / "run.json").read_text())
+    (tmp_path / "run.json").write_text(json.dumps({**started, "command": [EVIL], "cwd": EVIL}))
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"t": NOW, "event": "node_lost", "host": EVIL, "text": EVIL}) + "\n")
+    rows = (tmp_path / "samples" / "node_0.jsonl").read_text().replace('"gpu1"', json.dumps(EVIL), 1)
+    (tmp_path / "samples" / "node_0.jsonl").write_text(rows)
+    text = render.page(tmp_path, NOW)
+    page = Parsed(text)
+    assert len(page.all("script")) == 2
+    assert not page.all("img")
+    assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
+    assert "alert(1)" in page.words
+    assert not {"\x00", "\x1b", "\u202e"} & set(text)
+    assert len(text) < render.MAX_BYTES
+
+
+def test_the_data_of_the_script_stays_data(tmp_path: Path):
+    run_folders.write(tmp_path, lines=5)
+    rows = (tmp_path / "samples" / "node_0.jsonl").read_text().replace('"gpu1"', json.dumps("</script>a"), 1)
+    (tmp_path / "samples" / "node_0.jsonl").write_text(rows)
+    text = render.page(tmp_path, NOW)
+    data = re.search(r'<script type="application/json" id="data">(.*?)</script>', text, re.DOTALL)
+    assert data
+    assert "</script>a" in json.loads(data[1])["charts"][0]["nodes"]
+
+
+def test_control_sequences_are_taken_out_and_long_texts_are_cut():
+    assert block("\x1b[1;31mred\x1b[0m\r\n\tx\x07") == "red\n\tx\\x07"
+    assert line("a\nb\tc") == "a b c"
+    assert len(block("y" * 10_000_000)) < 3000
+    assert "are left out" in block("z\n" * 100_000, 1000)
+
+
+# Damaged folders.
+
+
+def test_an_empty_folder_has_a_page_that_says_what_is_missing(tmp_path: Path):
+    words = Parsed(render.page(tmp_path, NOW)).words
+    assert "no verdict" in words
+    for name in ("run.json", "report.json", "events.jsonl"):
+        assert f"{name} is missing" in words
+
+
+def test_a_run_of_an_older_version_has_its_report(folder: Path, tmp_path: Path):
+    for name in ("report.json", "run.json"):
+        shutil.copy(folder / name, tmp_path)
+    words = Parsed(render.page(tmp_path, NOW)).words
+    assert "failed exit code 1" in words
+    assert "events.jsonl is missing: the times of attempts are those of the report." in words
+    assert "gpu1" in words
+
+
+def test_without_a_report_the_failed_folder_tells(folder: Path, tmp_path: Path):
+    target = tmp_path / "failed" / "rank_3"
+    target.mkdir(parents=True)
+    (target / "last_lines.log").write_text("the last line\n")
+    (target / "error.json").write_text(
+        json.dumps({"message": {"message": "KeyError: 'lr'", "extraInfo": {"py_callstack": "Traceback"}}})
+    )
+    words = Parsed(render.page(tmp_path, NOW)).words
+    assert "rank 3 failed: KeyError: 'lr'" in words
+    assert "the last line" in words
+
+
+def cut(source: Path, target: Path, name: str, size: int) -> None:
+    shutil.copytree(source, target, dirs_exist_ok=True)
+    os.truncate(target / name, size)
+
+
+FILES = ("run.json", "report.json", "events.jsonl", "samples/node_0.jsonl")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_that_is_cut_off_anywhere_still_gives_a_page(folder: Path, tmp_path: Path, name: str):
+    size = (folder / name).stat().st_size
+    rng = random.Random(7)
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    for offset in sorted({0, 1, size - 1, *(rng.randrange(size) for _ in range(12))}, reverse=True):
+        os.truncate(tmp_path / name, offset)
+        page = Parsed(render.page(tmp_path, NOW))
+        assert page.tags[-1][0] == "script"
+        if offset < size - 1 and name in ("run.json", "report.json"):
+            assert f"{name} is damaged" in page.words
+        elif (folder / name).read_bytes()[offset - 1 : offset + 1].count(b"\n") == 0 and offset not in (0, size - 1):
+            assert "cannot be read" in page.words
+
+
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(sorted({"t", "event", "rank", "host"})), inner)
+    ),
+    max_leaves=6,
+)
+
+
+@settings(max_examples=40, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_no_value_of_a_file_can_break_the_page(folder: Path, tmp_path: Path, data: st.DataObject):
+    """Any value may stand at any place of the JSON."""
+    name = data.draw(st.sampled_from(FILES))
+    lines = (folder / name).read_text().splitlines() if name.endswith("l") else [(folder / name).read_text()]
+    index = data.draw(st.integers(0, min(len(lines), 40) - 1))
+    body = json.loads(lines[index])
+    place: Any = body
+    while True:
+        keys = list(place) if isinstance(place, dict) else range(len(place))
+        key = data.draw(st.sampled_from(list(keys)))
+        if not isinstance(place[key], (dict, list)) or not place[key] or data.draw(st.booleans()):
+            place[key] = data.draw(_JSON)
+            break
+        place = place[key]
+    for other in FILES[:3]:
+        shutil.copy(folder / other, tmp_path / other)
+    (tmp_path / "samples").mkdir(exist_ok=True)
+    (tmp_path / "samples" / "node_0.jsonl").write_text("")
+    lines[index] = json.dumps(body)
+    (tmp_path / name).write_text("\n".join(lines[:60]))
+    assert render.page(tmp_path, NOW).rstrip().endswith("</html>")

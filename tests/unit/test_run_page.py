@@ -1,0 +1,83 @@
+"""When the page of a run is made: not before anybody could look, then every half minute, and at the end."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from ddplaunch import LaunchConfig
+from ddplaunch.config import OutputConfig
+from ddplaunch.launcher import run_page
+from ddplaunch.launcher.run_page import FIRST_S, PERIOD_S, RunPage
+from ddplaunch.protocol.launcher_agent import AttemptStarted
+
+STARTED = AttemptStarted(0, 1, (11,), 0, 1, 0)
+
+
+class Child:
+    """In place of a process."""
+
+    made: list[Path]
+
+    def __init__(self, folder: Path) -> None:
+        self.ended, self.duration_s = threading.Event(), 0.1
+        self.made.append(folder)
+
+
+@pytest.fixture
+def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    Child.made = []
+    monkeypatch.setattr(run_page, "_Child", Child)
+    monkeypatch.setattr(run_page.time, "monotonic", lambda: 1000.0)
+    return Child.made
+
+
+def page_of(tmp_path: Path, *, is_on: bool = True) -> RunPage:
+    config = LaunchConfig(script="train.py", output=OutputConfig(page=is_on))
+    page = RunPage(config, lambda: tmp_path)
+    page.on_event(0, (0,), STARTED)
+    return page
+
+
+def test_the_first_page_is_made_after_half_a_minute_and_then_again(tmp_path: Path, made: list[Path]):
+    page = page_of(tmp_path)
+    assert page.run_due(1000.0) == 1000.0 + FIRST_S
+    assert made == []
+    assert page.run_due(1030.0) == 1030.0 + PERIOD_S
+    assert made == [tmp_path]
+    page.run_due(1061.0)  # The first process has not ended.
+    assert len(made) == 1
+    page._child.ended.set()  # type: ignore[union-attr]
+    page.run_due(1091.0)
+    assert len(made) == 2
+
+
+def test_a_page_that_takes_long_is_made_less_often(tmp_path: Path, made: list[Path]):
+    page = page_of(tmp_path)
+    page.run_due(1030.0)
+    page._child.duration_s = 5.0  # type: ignore[union-attr]
+    page._child.ended.set()  # type: ignore[union-attr]
+    assert page.run_due(1060.0) == 1160.0
+
+
+def test_without_a_folder_or_with_no_page_nothing_is_made(tmp_path: Path, made: list[Path]):
+    page = page_of(tmp_path, is_on=False)
+    assert page.run_due(2000.0) == float("inf")
+    page.begin_last()
+    RunPage(LaunchConfig(script="train.py"), lambda: None).begin_last()
+    assert made == []
+
+
+def test_a_short_run_does_not_wait_for_its_page(tmp_path: Path, made: list[Path]):
+    page = page_of(tmp_path)
+    page.begin_last()
+    page.wait_for_last(9.9, lambda: pytest.fail("waits"))
+    assert made == [tmp_path]
+
+
+def test_a_signal_ends_the_wait(tmp_path: Path, made: list[Path]):
+    page = page_of(tmp_path)
+    page.begin_last()
+    page.wait_for_last(3600.0, lambda: True)
