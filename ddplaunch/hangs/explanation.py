@@ -6,6 +6,7 @@ from collections import defaultdict
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.hangs import rank_state
 from ddplaunch.hangs.findings import Finding, Kind, find_reasons
 from ddplaunch.hangs.network import unanswered_sentences
 from ddplaunch.hangs.rank_state import JobState, job_state
@@ -86,6 +87,17 @@ def explain(evidences: Sequence[RankEvidence]) -> Explanation:
         waits=tuple(_wait(waits, place) for place in waits.ranks_at),
         states=_states(waits),
     )
+
+
+def explain_waiting(evidences: Sequence[RankEvidence]) -> Explanation:
+    """As ``explain``, where output is no sign of movement: a job is busy of which ranks wait and others only write."""
+    found = explain([_without_output(each) if rank_state.waits(each) else each for each in evidences])
+    is_busy = found.waits and not any(each.collectives_moved for each in evidences)
+    return replace(found, job_state=JobState.BUSY) if is_busy and found.job_state is JobState.MOVING else found
+
+
+def _without_output(evidence: RankEvidence) -> RankEvidence:
+    return replace(evidence, silent_s=max(evidence.silent_s, evidence.window_s))
 
 
 def explain_failure(

@@ -77,7 +77,7 @@ def rank_state(evidence: RankEvidence) -> RankState:
         (RankState.UNKNOWN, evidence.window_s <= 0),
         (RankState.DEBUGGED, bool(evidence.debugger)),
         (RankState.BLOCKED, bool(evidence.blocked_state) and not is_busy),
-        (RankState.WAITING, _waits(evidence)),
+        (RankState.WAITING, waits(evidence)),
         (RankState.BUSY, is_busy),
         (RankState.INPUT, evidence.waits_for_input),
     )
@@ -103,7 +103,8 @@ def _moves(evidence: RankEvidence) -> bool:
     return bool(evidence.collectives_moved) or evidence.silent_s < evidence.window_s
 
 
-def _waits(evidence: RankEvidence) -> bool:
+def waits(evidence: RankEvidence) -> bool:
+    """Whether the rank waits in a collective, or has called one that is not done."""
     record = evidence.flight_record
     has_unfinished_call = record is not None and any(not call.is_done for call in record.calls)
     return has_unfinished_call or (evidence.pending is not None and is_blocking(evidence.pending.function))

@@ -22,7 +22,7 @@ from ddplaunch.protocol.launcher_agent import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.text import duration
+from ddplaunch.text import duration, quote
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
 
 if TYPE_CHECKING:
@@ -51,6 +51,7 @@ class _Examination:
     attempt: int
     quiet_s: float
     still_s: float
+    waiting_s: float
     deadline: float
     missing: set[int]
     ranks: list[RankEvidence] = field(default_factory=list)
@@ -73,11 +74,14 @@ class HangWatch:
         self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
-        self._activity: dict[int, tuple[float, WorkerActivity]] = {}
-        self._longest_pause_s = 0.0
+        self._activity: dict[int, WorkerActivity] = {}
+        self._longest_pause_s = self._longest_wait_s = 0.0
         self._examination: _Examination | None = None
         self._count = 0
         self._reported: JobState | None = None
+        self._waiting_s, self._has_waiting = 0.0, False
+        self._is_wait_known = self._is_wait_reported = False
+        """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
         self._not_before = 0.0
         self._ranks_at_stop: list[RankEvidence] = []
         self._nodes_at_stop: list[NodeEvidence] = []
@@ -94,30 +98,46 @@ class HangWatch:
 
     def on_report(self, index: int, participants: Sequence[int], report: WorkerActivity | WorkersExamined) -> None:
         """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
-        now, self._participants = time.monotonic(), participants
+        self._participants = participants
         if isinstance(report, WorkerActivity):
-            self._on_activity(index, report, now)
+            self._on_activity(index, report)
         else:
-            self._on_examined(index, report, now)
+            self._on_examined(index, report, time.monotonic())
 
-    def _on_activity(self, index: int, event: WorkerActivity, now: float) -> None:
+    def _on_activity(self, index: int, event: WorkerActivity) -> None:
         if event.attempt > self._attempt:
             self._start_attempt(event.attempt)
         if event.attempt < self._attempt:
             return
         if not event.quiet_s and not event.is_finished:
-            self._on_active(now)
-        self._activity[index] = (now, event)
+            self._on_active()
+        self._activity[index] = event
+        self._on_waiting()
 
     def _start_attempt(self, attempt: int) -> None:
         self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
+        self._waiting_s, self._is_wait_known, self._is_wait_reported = 0.0, False, False
 
-    def _on_active(self, now: float) -> None:
-        quiet_s, still_s = self._job_quiet_s(now)
+    def _on_active(self) -> None:
+        quiet_s, still_s = self._job_quiet_s()
         self._longest_pause_s = max(self._longest_pause_s, still_s)
         if self._reported:
             self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
             self._reported = None
+
+    def _on_waiting(self) -> None:
+        """Ranks wait in a collective, or they go on; whatever the others write."""
+        running = self._running()
+        if not running:
+            return
+        waiting_s, before_s = min(each.waiting_s for each in running), self._waiting_s
+        if waiting_s < before_s:
+            self._longest_wait_s = max(self._longest_wait_s, before_s)
+            if self._is_wait_reported:
+                text = f"collectives are called and finished again, after {duration(before_s)}"
+                self._messages.show(text, Level.ALWAYS, "moves_again")
+            self._is_wait_reported = self._is_wait_known = False
+        self._waiting_s, self._has_waiting = waiting_s, any(each.has_waiting for each in running)
 
     def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
         if event.number == 0:  # Before a stop.
@@ -135,22 +155,33 @@ class HangWatch:
 
     @property
     def _report_s(self) -> float:
+        return self._limit_s(self._longest_pause_s)
+
+    def _limit_s(self, longest_s: float) -> float:
         limit = self._timeouts.hang_report_s
         if limit == "auto":
-            return max(AUTO_HANG_REPORT_S, _PAUSES * self._longest_pause_s)
+            return max(AUTO_HANG_REPORT_S, _PAUSES * longest_s)
         return _NEVER if limit is None else limit
 
-    def _job_quiet_s(self, now: float) -> tuple[float, float]:
+    def _job_quiet_s(self) -> tuple[float, float]:
         """Seconds for which the whole job has been quiet, and still; 0 if a node is active or has not reported."""
-        reports = [self._activity.get(index) for index in self._participants]
-        running = [report for report in reports if report is None or not report[1].is_finished]
-        if not running or None in running:
-            return 0.0, 0.0
-        known = [(now - at, event) for at, event in filter(None, running)]
-        if any(not event.quiet_s for _, event in known):
+        known = self._running()
+        if not known or any(not event.quiet_s for event in known):
             return 0.0, 0.0
         # A report is repeated while it holds: what has happened since the last one is not known yet.
-        return min(event.quiet_s for _, event in known), min(event.still_s for _, event in known)
+        return min(event.quiet_s for event in known), min(event.still_s for event in known)
+
+    def _running(self) -> list[WorkerActivity]:
+        """The last reports of all nodes whose workers run; empty if one has not reported."""
+        if any(index not in self._activity for index in self._participants):
+            return []
+        reports = (self._activity[index] for index in self._participants)
+        return [report for report in reports if not report.is_finished]
+
+    def _is_wait_due(self, quiet_s: float) -> bool:
+        """Whether ranks wait for so long, while others write output, that the user should know it."""
+        is_new = self._has_waiting and not quiet_s and not self._is_wait_known
+        return is_new and self._waiting_s >= self._limit_s(self._longest_wait_s)
 
     def _is_due(self, quiet_s: float, still_s: float) -> bool:
         timeouts = self._timeouts
@@ -160,7 +191,7 @@ class HangWatch:
             (quiet_s, None if self._reported else self._report_s),
             (still_s, None if self._reported is JobState.STUCK else self._report_s),
         )
-        return any(limit is not None and reached >= limit for reached, limit in limits)
+        return self._is_wait_due(quiet_s) or any(limit is not None and reached >= limit for reached, limit in limits)
 
     def run_due(self, now: float) -> float:
         """Begin or end an examination if it is time. Returns when to call again."""
@@ -174,7 +205,7 @@ class HangWatch:
             if now >= self._examination.deadline:
                 self._conclude(self._examination, now)
             return self._examination.deadline if self._examination else _NEVER
-        quiet_s, still_s = self._job_quiet_s(now)
+        quiet_s, still_s = self._job_quiet_s()
         if not self._is_due(quiet_s, still_s):
             return _NEVER  # The next report of an agent ends the wait.
         if now >= self._not_before:
@@ -186,32 +217,40 @@ class HangWatch:
 
     def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
         self._count += 1
-        running = {index for index in self._participants if not self._activity[index][1].is_finished}
-        self._examination = _Examination(self._count, self._attempt, quiet_s, still_s, now + EXAMINATION_S, running)
+        running = {index for index in self._participants if not self._activity[index].is_finished}
+        self._examination = _Examination(
+            self._count, self._attempt, quiet_s, still_s, self._waiting_s, now + EXAMINATION_S, running
+        )
         self._send(ExamineWorkers(self._attempt, self._count))
 
     def _conclude(self, examination: _Examination, now: float) -> None:
         self._examination = None
-        self._not_before = now + min(max(examination.quiet_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S)
+        self._not_before = now + min(
+            max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
+        )
         found = _explained(examination.ranks, examination.nodes)
-        if examination.missing:  # An agent that does not answer may have workers that move.
-            return
-        timeouts, is_stuck = self._timeouts, found.job_state is JobState.STUCK
-        if is_stuck and timeouts.hang_timeout_s is not None and examination.still_s >= timeouts.hang_timeout_s:
-            self._abort(examination, found, f"nothing has moved for {duration(examination.still_s)}: the job hangs")
-        elif (
-            found.job_state is not JobState.MOVING
-            and timeouts.busy_timeout_s is not None
-            and examination.quiet_s >= timeouts.busy_timeout_s
-        ):
-            quiet = duration(examination.quiet_s)
-            self._abort(examination, found, f"no output and no collective for {quiet} (--busy-timeout)")
+        # An agent that does not answer may have workers that move: nothing is ended then.
+        if (reason := self._reason_to_abort(examination, found)) and not examination.missing:
+            self._abort(examination, found, reason)
         elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
-            self._reported = found.job_state
-            self._report(examination, found)
+            self._reported = JobState.BUSY if examination.missing else found.job_state
+            self._is_wait_known = True
+            self._report(examination, found, self._first_line(examination, found))
+        elif self._is_wait_due(examination.quiet_s) and not examination.missing:
+            self._report_wait(examination)
+
+    def _reason_to_abort(self, examination: _Examination, found: Explanation) -> str:
+        hang_s, busy_s = self._timeouts.hang_timeout_s, self._timeouts.busy_timeout_s
+        if found.job_state is JobState.STUCK and hang_s is not None and examination.still_s >= hang_s:
+            return f"nothing has moved for {duration(examination.still_s)}: the job hangs"
+        if found.job_state is not JobState.MOVING and busy_s is not None and examination.quiet_s >= busy_s:
+            return f"no output and no collective for {duration(examination.quiet_s)} (--busy-timeout)"
+        return ""
 
     def _is_new(self, found: Explanation, examination: _Examination) -> bool:
         """Whether the user does not know it yet: one report for each pause, and one more if a busy job gets stuck."""
+        if found.job_state is JobState.BUSY and self._is_wait_reported:
+            return False
         reached_s = examination.still_s if found.job_state is JobState.STUCK else examination.quiet_s
         return self._reported not in (found.job_state, JobState.STUCK) and reached_s >= self._report_s
 
@@ -221,13 +260,28 @@ class HangWatch:
         self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
-    def _report(self, examination: _Examination, found: Explanation) -> None:
+    def _first_line(self, examination: _Examination, found: Explanation) -> str:
+        silence = f"no output and no collective for {duration(examination.quiet_s)}"
+        if examination.missing:
+            hosts = quote(", ".join(sorted(self._activity[index].host for index in examination.missing)))
+            silence += f", and no answer from {hosts} for {EXAMINATION_S:.0f} s"
+            return f"{silence}: the job may hang; of the other nodes:"
+        if found.job_state is JobState.STUCK:
+            return f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
+        return f"{silence}, while some ranks compute"
+
+    def _report_wait(self, examination: _Examination) -> None:
+        """Ranks wait in a collective for others that go on writing output."""
+        found = _explained(examination.ranks, examination.nodes, output_counts=False)
+        if found.job_state is JobState.BUSY:
+            self._is_wait_known = self._is_wait_reported = True
+            since = f"no collective was called or finished for {duration(examination.waiting_s)}"
+            said = "ranks wait in one while others write output, as in a long evaluation or an endless loop"
+            self._report(examination, found, f"{since}: {said}")
+
+    def _report(self, examination: _Examination, found: Explanation, first: str) -> None:
         path = self._write(examination.ranks, examination.nodes, found)
         files = f"; all stacks: {path}" if path else ""
-        if found.job_state is JobState.STUCK:
-            first = f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
-        else:
-            first = f"no output and no collective for {duration(examination.quiet_s)}, while some ranks compute"
         self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
         for sentence in found.sentences:
             self._messages.show(f"  {sentence}", Level.ALWAYS)
@@ -255,8 +309,10 @@ def _load() -> None:
     from ddplaunch.launcher.display import hang_files  # noqa: F401
 
 
-def _explained(ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> Explanation:
-    from ddplaunch.hangs.explanation import explain
+def _explained(
+    ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], *, output_counts: bool = True
+) -> Explanation:
+    from ddplaunch.hangs.explanation import explain, explain_waiting
     from ddplaunch.hangs.gpus import with_gpus
 
-    return with_gpus(explain(ranks), nodes)
+    return with_gpus((explain if output_counts else explain_waiting)(ranks), nodes)

@@ -242,18 +242,25 @@ class Output:
 
 @dataclass(frozen=True)
 class WorkerActivity:
-    """Agent to launcher: for how long the workers of ``attempt`` have been quiet. Repeated while they are.
+    """Agent to launcher, repeated: for how long the workers of ``attempt`` have been quiet, or have only written.
 
     Attributes:
         quiet_s: seconds since a worker wrote output, or called or finished a collective; 0: they are active again.
         still_s: as ``quiet_s``, and no worker that does not wait in a collective used a CPU, or read or wrote data.
         is_finished: the attempt ends on this node; the other fields have no meaning.
+        waiting_s: seconds since a worker called or finished a collective, whatever else they did; 0: just now, or it is
+            not known.
+        has_waiting: a worker waits in a collective.
+        host: display name of the node.
     """
 
     attempt: Count
     quiet_s: Seconds = 0.0
     still_s: Seconds = 0.0
     is_finished: bool = False
+    waiting_s: Seconds = 0.0
+    has_waiting: bool = False
+    host: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -390,11 +397,3 @@ FROM_AGENT = (
     AgentEnded,
     *log_transfer.FROM_AGENT,
 )
-
-
-def rare_from_agent() -> tuple[type, ...]:
-    """More records that the launcher accepts: usage samples, and those of an agent without workers."""
-    from ddplaunch.protocol import usage
-    from ddplaunch.protocol.queries import ConnectResults, NodeReport, NodeTime, RunsExamined, RunsFound
-
-    return *usage.FROM_AGENT, RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime

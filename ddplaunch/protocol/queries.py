@@ -203,3 +203,6 @@ class ConnectResults:
     """Agent to launcher, in answer to ConnectToNodes. ``failed``: hosts without a connection, each with the reason."""
 
     failed: tuple[tuple[OneLine, OneLine], ...]
+
+
+FROM_AGENT = (RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, rare_from_agent
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
 from ddplaunch.protocol.log_transfer import LogChunk
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
@@ -86,7 +86,7 @@ class AgentHandle(abc.ABC):
             input is reported in a Notice; an incomplete last record is not, since its writer was killed.
         """
         try:
-            while (received := wire.read_record(stream, FROM_AGENT, rare_from_agent)) is not None:
+            while (received := wire.read_record(stream, FROM_AGENT, _rare_records)) is not None:
                 record, data = received
                 if isinstance(record, Output):
                     self._output(record, data)
@@ -232,3 +232,10 @@ def discard_output(_header: Output, _data: bytes) -> None:
 def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
     """The tag in the environment of all processes of node ``index``: nodes on one machine have different ones."""
     return run_tag if len(hosts) == 1 else f"{run_tag}.{index}"
+
+
+def _rare_records() -> tuple[type, ...]:
+    """Usage samples, and what agents without workers send: a short run does not load them."""
+    from ddplaunch.protocol import queries, usage
+
+    return *usage.FROM_AGENT, *queries.FROM_AGENT

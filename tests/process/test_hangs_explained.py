@@ -53,6 +53,21 @@ def test_the_cause_is_named(kind: str, nodes: int, ranks: list[int], state: str,
     assert re.search(text, "; ".join(facts["sentences"])), facts["sentences"]
 
 
+def test_a_rank_that_only_prints_while_others_wait_is_reported_once() -> None:
+    limits = ("--hang-report", "1", "--hang-timeout", "3", "--busy-timeout", "3", "--shutdown-timeout", "1")
+    running = start(*NODES[1], *limits, HANGS, "prints")
+    (said,) = running.wait_for(r"no collective was called or finished for \d.*all stacks: (\S+\.txt)")
+    facts = json.loads(Path(said[1]).with_suffix(".json").read_text())
+    assert (facts["culprits"], facts["job_state"]) == ([2], "busy"), facts["sentences"]
+    running.wait_for("still alive", 40)
+    running.signal(signal.SIGTERM)
+    done = running.finish()
+    assert done.returncode == 143, "nothing has ended it before"
+    assert done.err.count("no collective was called or finished") == 1
+    assert re.search(r"ddplaunch:   rank 2 never joined all_reduce #3 of default_pg \(3 floats\)", done.err)
+    assert re.search(r"ddplaunch:   rank 2 is at hangs.py:\d+ in prints", done.err)
+
+
 def test_a_rank_that_the_kernel_does_not_run_and_that_holds_the_gil_is_named(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     facts = explained(hang("uninterruptible", tmp_path / "fifo"))

@@ -6,17 +6,17 @@ import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
 from ddplaunch.agent.workers import activity_watch, sampler
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
-from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.protocol.hang_evidence import CollectiveCall, FlightRecord, NodeEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
@@ -26,6 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.system.process_activity import ProcessActivity
 from ddplaunch.timeouts import TimeoutConfig
+from tests.support.hangs import call
 
 PID = 77
 
@@ -34,7 +35,8 @@ class Watched:
     """A watch of one worker, whose time and samples the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, **timeouts: Any) -> None:
-        self.now, self.cpu_s = 1000.0, 0.0
+        self.now, self.cpu_s, self.status = 1000.0, 0.0, b""
+        self.calls: tuple[CollectiveCall, ...] = ()
         monkeypatch.setattr(activity_watch.time, "monotonic", lambda: self.now)
         monkeypatch.setattr(sampler, "take", lambda *_, **__: {0: self._sample()})
         self.stream = Stream(Output("node1", 0, 0, "stdout", 0), send=None, log=None)
@@ -56,7 +58,7 @@ class Watched:
         self.watch = ActivityWatch(
             TimeoutConfig(**{"hang_report_s": None, **timeouts}),
             self.group,  # type: ignore[arg-type]
-            Examiner(is_needed=False),
+            SimpleNamespace(is_connected=lambda _pid: bool(self.status)),  # type: ignore[arg-type]
             self._ask_node,
             Routes(self.reports.append, self.reports.append, self.events.append),
         )
@@ -66,7 +68,8 @@ class Watched:
         return NodeEvidence(host="node1")
 
     def _sample(self) -> Sample:
-        return Sample(PID, self.now, ProcessActivity({PID: self.cpu_s}, {PID: 0}, 0.0))
+        activity = ProcessActivity({PID: self.cpu_s}, {PID: 0}, 0.0)
+        return Sample(PID, self.now, activity, status=self.status, flight_record=FlightRecord(calls=self.calls))
 
     def run(self, *steps: Callable[[], object]) -> None:
         """Before each step the time is that of the watch's deadline; its events are handled after each."""
@@ -114,7 +117,7 @@ def test_quiet_workers_are_reported_until_they_write(monkeypatch: pytest.MonkeyP
     watched.run(nothing, nothing, nothing, nothing, lambda: watched.stream.write(b"line\n"), nothing)
     quiet = activities(watched)
     assert quiet[-1] == WorkerActivity(0, is_finished=True)
-    assert quiet[-2] == WorkerActivity(0)
+    assert quiet[-2] == WorkerActivity(0, host="node1")
     times = [report.quiet_s for report in quiet[:-2]]
     assert times == sorted(times)
     assert times[0] == 6.0
@@ -188,6 +191,42 @@ def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) 
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
     watched.run(lambda: [watched.watch.handle_event(event) for event in (OutputResumed(3), WorkersSampled(3, {}))])
     assert watched.reports == [WorkerActivity(0, is_finished=True)]
+
+
+def test_while_output_flows_it_is_told_for_how_long_no_collective_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_report_s=300.0)
+    watched.status, watched.calls = b"6 calls", (call(6),)
+
+    def write() -> None:
+        watched.stream.write(b"still here\n")
+
+    def call_another() -> None:
+        write()
+        watched.status = b"7 calls"
+
+    watched.run(*[write] * 15, call_another, *[write] * 8)
+    told = activities(watched)[:-1]
+    assert all(not report.quiet_s and report.host == "node1" for report in told)
+    times = [report.waiting_s for report in told]
+    again = times.index(0.0)
+    assert times[:again] == sorted(times[:again])
+    assert times[again - 1] > 60
+    assert all(report.has_waiting for report in told[:again])
+
+
+def test_a_job_that_writes_and_has_no_process_group_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_report_s=300.0)
+    watched.run(*[lambda: watched.stream.write(b"line\n")] * 15)
+    assert watched.reports == [WorkerActivity(0, is_finished=True)]
+
+
+def test_a_lack_of_threads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+    refused = Mock(side_effect=RuntimeError("can't start new thread"))
+    with monkeypatch.context() as limited:
+        limited.setattr(activity_watch.threading.Thread, "start", refused)
+        watched.run(nothing, nothing, nothing)
+    assert refused.call_count
 
 
 def test_before_a_stop_quiet_workers_are_examined(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,16 +155,66 @@ def test_a_gpu_that_computes_is_movement(monkeypatch: pytest.MonkeyPatch) -> Non
     assert watched.sent == []
 
 
-def test_a_node_that_does_not_answer_leaves_the_question_open(watched: Watched) -> None:
-    deadline = watched.quiet(300.0)
+def test_without_the_answer_of_one_node_the_others_are_reported_and_nothing_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=300.0)
+    for index in (0, 1):
+        watched.watch.on_report(index, (0, 1), WorkerActivity(0, 300.0, 300.0, host=f"gpu{index}"))
+    deadline = watched.watch.run_due(watched.now)
     watched.answer(WAITS)
-    assert watched.watch.run_due(deadline - 0.1) == deadline
     watched.now = deadline
     watched.watch.run_due(deadline)
-    assert (watched.sent, watched.shown) == ([], [])
+    silence = "no output and no collective for 5 min, and no answer from gpu1 for 20 s"
+    assert watched.shown[0] == f"{silence}: the job may hang; of the other nodes:"
+    assert any("never joined all_reduce #3" in line for line in watched.shown)
     watched.now += 100
     watched.quiet(500.0)
-    assert watched.sent == [ExamineWorkers(0, 2)]
+    assert watched.sent == [ExamineWorkers(0, 2)], "the question is still open"
+
+
+def waiting(watched: Watched, waiting_s: float) -> None:
+    """Rank 0 waits in a collective, and rank 1 writes output."""
+    watched.watch.on_report(0, (0, 1), WorkerActivity(0, waiting_s, waiting_s, waiting_s=waiting_s, has_waiting=True))
+    watched.watch.on_report(1, (0, 1), WorkerActivity(0, waiting_s=waiting_s))
+    watched.watch.run_due(watched.now)
+
+
+WRITES = replace(SLEEPS, silent_s=0.5)
+
+
+def test_ranks_that_wait_for_one_that_only_writes_output_are_reported_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    watched = Watched(monkeypatch, tmp_path, hang_timeout_s=60.0, busy_timeout_s=60.0)
+    waiting(watched, 299.0)
+    assert watched.sent == []
+    waiting(watched, 300.0)
+    watched.answer(WAITS, WRITES)
+    assert watched.sent == [], "it is never ended"
+    assert watched.shown[0].startswith(
+        "no collective was called or finished for 5 min: ranks wait in one while others write output, "
+        "as in a long evaluation or an endless loop"
+    )
+    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3 of default_pg")
+    assert json.loads((tmp_path / "hang.json").read_text())["job_state"] == "busy"
+    watched.now += 1000
+    waiting(watched, 1300.0)
+    assert watched.sent == []
+    watched.shown.clear()
+    waiting(watched, 0.0)
+    assert watched.shown == ["collectives are called and finished again, after 21 min 40 s"]
+    watched.now += 1000
+    waiting(watched, 12_000.0)
+    assert watched.sent == [], "the next wait must be ten times as long"
+    waiting(watched, 13_001.0)
+    assert len(watched.sent) == 1
+
+
+def test_ranks_that_call_collectives_while_they_are_examined_are_not_reported(watched: Watched) -> None:
+    waiting(watched, 300.0)
+    watched.answer(WAITS, MOVES)
+    assert watched.shown == []
 
 
 def test_a_node_may_take_long_because_nothing_on_it_answers(watched: Watched) -> None:

@@ -3,8 +3,9 @@
 Runs in the agent, main thread only; pump threads post OutputResumed, and a sampling thread posts WorkersSampled. Must
 not decide that the job hangs: the launcher decides, from the reports of all nodes.
 
-Cost: nothing while workers write output. After ``_FIRST_SAMPLE_S`` without any, one sample, then a few a minute. What
-samples need is imported after ``_LOAD_S``: a short run does without, and a file system that hangs later has no effect.
+Cost: two samples a minute, which take a worker 0.1 ms, while workers that have a process group write output. After
+``_FIRST_SAMPLE_S`` without any, one more. What samples need is imported after ``_LOAD_S``: a short run does without it,
+and a file system that hangs later has no effect.
 """
 
 from __future__ import annotations
@@ -97,13 +98,14 @@ class ActivityWatch:
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
         self._group, self._examiner, self._node_evidence = group, examiner, ask_node
         self._send, self._post, self._to_own_launcher = routes.report, routes.post, routes.to_own_launcher
-        self._deadline = self._progress_at = self._busy_at = 0.0
+        self._deadline = self._progress_at = self._busy_at = self._sampled_at = 0.0
+        self._collective_at: float | None = None  # None: not known.
         self._samples: dict[int, Sample] = {}
         self._node: NodeEvidence | None = None
         self._active_samples: dict[int, Sample] = {}
         """The samples when a worker last moved or was busy: whoever does little is seen over a longer time."""
         self._is_sampling = self._is_sampling_all = False
-        self._is_reported = self._is_stopping = self._is_finished = False
+        self._is_reported = self._is_stopping = self._is_finished = self._is_waiting_reported = False
         self._asked: list[ExamineWorkers] = []  # Not begun yet.
         self._examining: list[ExamineWorkers] = []  # Answered by the next sample of all sources.
         self._second_stacks_at = _NEVER
@@ -111,6 +113,7 @@ class ActivityWatch:
     def watch(self, wait: Wait, done: Callable[[], bool]) -> None:
         """``wait`` until ``done``. If the job hangs, also collect the workers' Python stacks."""
         self._restart_clocks(time.monotonic())
+        self._sampled_at = time.monotonic()
         self._deadline = time.monotonic() + min(_LOAD_S, self._first_sample_s)
         while not wait(done, lambda: min(self._deadline, self._second_stacks_at)):
             self._on_deadline(time.monotonic())
@@ -192,6 +195,7 @@ class ActivityWatch:
 
     def _restart_clocks(self, now: float) -> None:
         self._progress_at = self._busy_at = now
+        self._collective_at = now if self._collective_at else None
 
     def _last_progress(self) -> float:
         return max([self._progress_at, *(stream.written_s for stream in self._group.streams)])
@@ -212,10 +216,13 @@ class ActivityWatch:
         for stream in self._group.streams:  # Set before the check: output that arrives during it is also posted.
             stream.on_next_output = self._post_resumed if self._is_reported else None
         quiet_s = now - self._last_progress()
-        if quiet_s < self._first_sample_s:
-            self._deadline = now - quiet_s + self._first_sample_s
-        else:
+        if quiet_s >= self._first_sample_s or (now >= self._sampled_at + self._period_s and self._can_be_asked()):
             self._take_sample(reads_all=False)
+        else:
+            self._deadline = now - quiet_s + self._first_sample_s
+
+    def _can_be_asked(self) -> bool:
+        return any(map(self._examiner.is_connected, self._group.pids_by_local_rank().values()))
 
     def _take_sample(self, *, reads_all: bool) -> None:
         """Sample in a thread; the deadlines go on when it has ended."""
@@ -246,15 +253,18 @@ class ActivityWatch:
         self._is_sampling = False
         previous, self._samples, self._node = self._samples, event.samples, event.node
         now = time.monotonic()
+        self._sampled_at = now
         earlier = self._move_clocks(now, previous)
+        self._move_collective_clock(now, previous)
         if self._is_sampling_all:
             self._answer(self._examining, earlier, event.node)
             self._examining = []
         quiet_s, still_s = self._quiet_and_still_s(now)
         if quiet_s >= self._first_sample_s:
-            self._report(quiet_s, still_s)
-        elif self._is_reported:
+            self._report(quiet_s, still_s, now)
+        else:
             self._on_active()
+            self._report_waiting(now)
         self._deadline = now + self._time_to_next(quiet_s, still_s)
         if self._examining:
             self._second_stacks_at = now + _STACKS_APART_S
@@ -274,6 +284,13 @@ class ActivityWatch:
             self._active_samples = self._samples
         return earlier
 
+    def _move_collective_clock(self, now: float, previous: Mapping[int, Sample]) -> None:
+        statuses, before = _statuses(self._samples), _statuses(previous)
+        if not statuses:
+            self._collective_at = None
+        elif self._collective_at is None or not statuses.items() <= before.items():
+            self._collective_at = now
+
     def _states(self, earlier: Mapping[int, Sample]) -> set[RankState]:
         from ddplaunch.agent.workers import evidence
         from ddplaunch.hangs.rank_state import rank_state
@@ -289,18 +306,39 @@ class ActivityWatch:
         if not self._limits:
             return _NEVER
         left = (limit - reached for limit in self._limits for reached in (quiet_s, still_s))
-        return max(_MIN_PERIOD_S, min([self._period_s, *(each for each in left if each > 0)]))
+        first = (self._first_sample_s - quiet_s,)  # While output flows.
+        return max(_MIN_PERIOD_S, min([self._period_s, *(each for each in (*left, *first) if each > 0)]))
 
     # Reports.
 
-    def _report(self, quiet_s: float, still_s: float) -> None:
-        self._is_reported = True
-        self._send(WorkerActivity(self._group.attempt, quiet_s, still_s))
+    def _report(self, quiet_s: float, still_s: float, now: float) -> None:
+        self._is_reported, self._is_waiting_reported = True, False
+        self._send(self._activity(now, quiet_s, still_s))
+
+    def _report_waiting(self, now: float, *, is_new: bool = False) -> None:
+        """While output flows: the workers call no collective, or they do again; ``is_new``: they were quiet."""
+        activity = self._activity(now)
+        if activity.waiting_s or self._is_waiting_reported or is_new:
+            self._is_waiting_reported = bool(activity.waiting_s)
+            self._send(activity)
+
+    def _activity(self, now: float, quiet_s: float = 0.0, still_s: float = 0.0) -> WorkerActivity:
+        from ddplaunch.agent.workers import evidence
+        from ddplaunch.hangs.rank_state import waits
+
+        return WorkerActivity(
+            self._group.attempt,
+            quiet_s,
+            still_s,
+            waiting_s=now - self._collective_at if self._collective_at else 0.0,
+            has_waiting=any(map(waits, evidence.of_group(self._group, self._samples, {}))),
+            host=self._group.host,
+        )
 
     def _on_active(self) -> None:
         if self._is_reported:
             self._is_reported = False
-            self._send(WorkerActivity(self._group.attempt))
+            self._report_waiting(time.monotonic(), is_new=True)
         self._deadline = min(self._deadline, time.monotonic() + self._first_sample_s)
 
     def _post_resumed(self) -> None:
@@ -326,6 +364,10 @@ class ActivityWatch:
     ) -> None:
         send = self._to_own_launcher if order.all_nodes_at else self._send
         send(WorkersExamined(order.attempt, order.number, ranks, node, order.all_nodes_at))
+
+
+def _statuses(samples: Mapping[int, Sample]) -> dict[int, tuple[int, bytes]]:
+    return {local_rank: (sample.pid, sample.status) for local_rank, sample in samples.items() if sample.status}
 
 
 def _load() -> None:

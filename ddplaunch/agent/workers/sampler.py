@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.examiner import ANSWER_S
 from ddplaunch.hangs import flight_record
+from ddplaunch.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.hang_evidence import FlightRecord, PendingCall
 from ddplaunch.system import process_activity, tcp_bytes
@@ -37,7 +38,8 @@ class Sample:
         at: ``time.monotonic()``.
         answers_cpu_s: CPU seconds that the worker has used for its answers so far.
         status: torch's counters of collectives, to be compared only; empty if it was not asked or did not answer.
-        flight_record: read only where ``status`` had not changed, or where it was required.
+        flight_record: only where ``status`` had not changed, or where it was required; that of an earlier sample if
+            the worker has called nothing and used no CPU since then.
         missing_sources: what could not be asked, and why.
     """
 
@@ -68,27 +70,41 @@ def take(
     one of both questions lacks that source.
     """
     statuses = examiner.ask(pids.values(), examination.STATUS, answer_s)
-    same = [
-        pid
-        for local_rank, pid in pids.items()
-        if pid in statuses and (reads_all or statuses[pid].record == _status(earlier.get(local_rank), pid))
-    ]
-    records = examiner.ask(same, examination.RECORD, answer_s) if same else {}
+    before = {pid: earlier[local_rank] for local_rank, pid in pids.items() if local_rank in earlier}
+    unchanged = {
+        pid: before[pid] for pid, status in statuses.items() if pid in before and _is_same(before[pid], pid, status)
+    }
+    kept = {} if reads_all else {pid: sample for pid, sample in unchanged.items() if _still_holds(sample)}
+    asked = (statuses if reads_all else unchanged).keys() - kept.keys()
+    records = examiner.ask(asked, examination.RECORD, answer_s) if asked else {}
     connections = tcp_bytes.by_inode()
     return {
-        local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid))
+        local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid), kept.get(pid))
         for local_rank, pid in pids.items()
     }
 
 
-def _status(sample: Sample | None, pid: int) -> bytes:
-    return sample.status if sample and sample.pid == pid else b""
+def _is_same(sample: Sample, pid: int, status: Answer) -> bool:
+    return sample.pid == pid and sample.status == status.record
+
+
+def _still_holds(sample: Sample) -> bool:
+    """Whether the worker's flight record is known, and it cannot have called send or recv since then."""
+    if sample.flight_record is None:
+        return False
+    used_s = process_activity.read(sample.pid).cpu_since(sample.activity)
+    return used_s < BUSY_CPU_SHARE * (time.monotonic() - sample.at)
 
 
 def _sample(
-    examiner: Examiner, pid: int, connections: dict[int, Connection], status: Answer | None, answer: Answer | None
+    examiner: Examiner,
+    pid: int,
+    connections: dict[int, Connection],
+    status: Answer | None,
+    answer: Answer | None,
+    kept: Sample | None,
 ) -> Sample:
-    record, missing = None, _missing_status(examiner, pid, status)
+    record, missing = kept.flight_record if kept else None, _missing_status(examiner, pid, status)
     if answer and answer.record:
         try:
             record = flight_record.parse(answer.record, groups(answer))
@@ -101,7 +117,7 @@ def _sample(
         answers_cpu_s=_answers_cpu_s(pid, status, answer),
         status=status.record if status else b"",
         flight_record=record,
-        pending=pending(answer) if answer else None,
+        pending=pending(answer) if answer else kept.pending if kept else None,
         waits_for_input=process_activity.waits_for_input(pid),
         blocked_state=process_activity.blocked_state(pid),
         missing_sources=(missing,) if missing else (),

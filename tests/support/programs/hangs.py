@@ -179,6 +179,14 @@ def endless(rank: int) -> None:
     all_reduce()
 
 
+def prints(rank: int) -> None:
+    """Rank 2 says that it lives, again and again."""
+    while rank == 2:
+        print("still alive")
+        time.sleep(0.2)
+    all_reduce()
+
+
 def child(rank: int) -> None:
     """Rank 2 waits for a program that never ends."""
     if rank == 2:
