@@ -70,15 +70,15 @@ class JobState(str, enum.Enum):
 
 def rank_state(evidence: RankEvidence) -> RankState:
     """What the rank does, from the time between its two last samples."""
-    is_busy = _is_busy(evidence)
+    uses = is_busy(evidence)
     states = (
         (RankState.ENDED, not evidence.is_running),
         (RankState.MOVING, _moves(evidence)),
         (RankState.UNKNOWN, evidence.window_s <= 0),
         (RankState.DEBUGGED, bool(evidence.debugger)),
-        (RankState.BLOCKED, bool(evidence.blocked_state) and not is_busy),
+        (RankState.BLOCKED, bool(evidence.blocked_state) and not uses),
         (RankState.WAITING, waits(evidence)),
-        (RankState.BUSY, is_busy),
+        (RankState.BUSY, uses),
         (RankState.INPUT, evidence.waits_for_input),
     )
     return next((state for state, is_so in states if is_so), RankState.STILL)
@@ -110,7 +110,8 @@ def waits(evidence: RankEvidence) -> bool:
     return has_unfinished_call or (evidence.pending is not None and is_blocking(evidence.pending.function))
 
 
-def _is_busy(evidence: RankEvidence) -> bool:
+def is_busy(evidence: RankEvidence) -> bool:
+    """Whether the rank, or a descendant, has used more of a CPU, or read and written more, than one that waits does."""
     uses_cpu = evidence.cpu_s >= max(BUSY_CPU_S, BUSY_CPU_SHARE * evidence.window_s)
     uses_io = evidence.io_bytes >= max(BUSY_IO_BYTES, BUSY_IO_BYTES_PER_S * evidence.window_s)
     return evidence.window_s > 0 and (uses_cpu or uses_io)

@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.config import LaunchConfig
+from ddplaunch.hangs.explanation import explain
 from ddplaunch.launcher import hang_watch
+from ddplaunch.launcher.display import hang_files
 from ddplaunch.launcher.hang_watch import HangWatch
 from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
@@ -128,6 +130,14 @@ def test_a_job_that_stands_still_is_ended_if_the_user_wants_that(
     assert [rank["rank"] for rank in facts["ranks"]] == [0, 1]
     assert "rank 1 on gpu0, pid 101" in (tmp_path / "hang.txt").read_text()
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
+
+
+def test_a_file_of_an_earlier_hang_is_never_overwritten(tmp_path: Path) -> None:
+    found = explain([WAITS, SLEEPS])
+    written = [hang_files.write(tmp_path, 0, [WAITS, SLEEPS], (), found) for _ in range(102)]
+    assert len({*written[:100]}) == len([*tmp_path.glob("hang*.txt")]) == 100
+    assert written[100:] == [None, None]
+    assert "bytes read and written (too little to count)" in (tmp_path / "hang.txt").read_text()
 
 
 def test_ranks_that_wait_for_one_that_computes_are_reported_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -23,9 +24,9 @@ class Console:
         self.shown.append(text)
 
 
-def messages(config: LaunchConfig) -> tuple[UserMessages, list[str]]:
+def messages(config: LaunchConfig, folder: Path | None = None) -> tuple[UserMessages, list[str]]:
     console = Console()
-    return UserMessages(config, "r1", None, console), console.shown  # type: ignore[arg-type]
+    return UserMessages(config, "r1", folder, console), console.shown  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +44,15 @@ def test_how_long_a_run_on_one_node_took_is_said_of_long_runs(
     told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=verbosity)))
     told.run_ended(RunResult("r1", 0, "succeeded", duration_s), None)
     assert lines == shown
+
+
+def test_a_run_folder_that_was_deleted_is_told(tmp_path: Path) -> None:
+    folder = tmp_path / "r1"
+    told, lines = messages(LaunchConfig(script="t.py"), folder)
+    told.run_ended(RunResult("r1", 0, "succeeded", 1.0), None)
+    lost = "its logs are lost, and there is no report"
+    assert lines == [f"ddplaunch: the run folder {folder} was deleted during the run: {lost}"]
+    assert not folder.exists()
 
 
 def test_a_node_that_has_met_others_says_its_place_once_and_when_it_is_new() -> None:

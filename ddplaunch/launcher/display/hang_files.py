@@ -9,6 +9,7 @@ import json
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.hangs.rank_state import is_busy
 from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
 from ddplaunch.text import escape
@@ -31,10 +32,12 @@ def write(
 ) -> Path | None:
     """Write both files to the run's ``folder``; a later hang gets hang_2.txt, and so on.
 
-    Returns the path of the text; None if the disk did not take it.
+    Returns the path of the text; None if the disk did not take it, or if there are ``_MAX_FILES`` already.
     """
-    names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES)))
-    stem = next((name for name in names if not (folder / f"{name}.txt").exists()), names[-1])
+    names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES + 1)))
+    stem = next((name for name in names if not (folder / f"{name}.txt").exists()), None)
+    if stem is None:
+        return None
     facts = {
         "schema": SCHEMA,
         "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
@@ -66,10 +69,11 @@ def _rank(evidence: RankEvidence) -> list[str]:
     head = f"rank {evidence.rank} on {evidence.host}, pid {evidence.pid}"
     if not evidence.is_running:
         return [f"{head}: has ended"]
+    little = "" if is_busy(evidence) else " (too little to count)"
     facts = [
         f"no output for {evidence.silent_s:.0f} s",
-        f"in the last {evidence.window_s:.1f} s {evidence.cpu_s:.2f} s of CPU time, {evidence.io_bytes} bytes read "
-        f"and written, {evidence.run_queue_wait_s:.2f} s waiting for a CPU",
+        f"in the last {evidence.window_s:.1f} s {evidence.cpu_s:.2f} s of CPU time and {evidence.io_bytes} bytes read "
+        f"and written{little}, {evidence.run_queue_wait_s:.2f} s waiting for a CPU",
     ]
     facts += [evidence.blocked_state] if evidence.blocked_state else []
     facts += [f"busiest child: {evidence.busy_child}"] if evidence.busy_child else []

@@ -160,7 +160,12 @@ class UserMessages:
 
         ``error`` says why the run ended; the command shows it at last, so there is no failure page.
         """
-        if self._folder and self._is_remote:
+        if self._folder and not self._folder.is_dir():
+            lost = "its logs are lost, and there is no report"
+            self.show(
+                f"the run folder {quote(str(self._folder), 1000)} was deleted during the run: {lost}", Level.ALWAYS
+            )
+        elif self._folder and self._is_remote:
             report_files.write_failures(result, self._folder)
         has_report = self._folder is not None and report_files.write_report(result, self._folder)
         text = ""
