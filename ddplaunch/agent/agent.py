@@ -31,12 +31,14 @@ from ddplaunch.agent.usage_watch import UsageWatch
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
+from ddplaunch.agent.workers.debug_sessions import DebugSessions
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory, with_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.debugging import SessionOrder
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     AgentReady,
@@ -66,9 +68,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.launcher_agent import Report
 
-_DRAIN_S = 0.5
-_START_S = 30.0
-_SLOW_IMPORT_S = 15.0
+_DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
 _NEVER = float("inf")
 
 
@@ -93,7 +93,8 @@ class Agent:
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         self._report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
-        self._examiner = Examiner(is_needed=plan.bootstrap)
+        self._debugging = DebugSessions(lambda: self._group, outbox.send, mailbox.post)
+        self._examiner = Examiner(is_needed=plan.bootstrap, on_debugger=self._debugging.serve)
         self._activity_watch: ActivityWatch | None = None
         self._collectives: CollectiveSampling | None = None
         self._helper_pids: dict[int, int] = {}
@@ -332,6 +333,8 @@ class Agent:
             case SampleCollectives() | CollectivesRead() if self._collectives:
                 if sampled := self._collectives.handle_event(event):
                     self._report(sampled)
+            case SessionOrder():
+                self._debugging.handle_order(event)
             case HealthEvent():
                 self._health.handle_event(event)
             case PassSignal(signum=signum) if self._group:

@@ -134,6 +134,7 @@ class Run:
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
         finally:
+            self._watches.debugging.close()
             self._nodes.close(close_s)
             self._marks.close()
         return self._finish()
@@ -166,8 +167,9 @@ class Run:
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():
-            self._messages.suspended(self._nodes.all[0].handle.inherited_fds)
-            signals.suspend()
+            with self._watches.debugging.suspended():
+                self._messages.suspended(self._nodes.all[0].handle.inherited_fds)
+                signals.suspend()
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""

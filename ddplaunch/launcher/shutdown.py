@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 5.0
+_QUIT_GRACE_S = 1.0
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
@@ -93,6 +94,13 @@ class Shutdown:
         again = f"; again: {kills[count]}" if count < 3 else ""
         text = f"{name}: stopping the workers{by}, {kills[count - 1]}{again}{remark}"
         self._messages.show(text, Level.NORMAL, "signal")
+
+    def on_quit(self, who: str) -> None:
+        """The user has quit the debugger of rank ``who``: as Ctrl-C, but quickly."""
+        self.signals.append(signal.SIGINT)
+        grace_s = min(_QUIT_GRACE_S, self._config.timeouts.shutdown_timeout_s)
+        self._stop_workers(signal.SIGTERM, grace_s)
+        self._messages.show(f"the debugger of {who} was quit: stopping the workers by SIGTERM", Level.NORMAL)
 
     def fail(self, error: LaunchError) -> None:
         """Stop the run because of ``error``. Further errors are ignored: all nodes may fail for one reason."""

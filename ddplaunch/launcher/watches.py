@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.launcher.control_socket import ControlRequest
+from ddplaunch.launcher.debugging import Debugging, TerminalEvent
 from ddplaunch.launcher.hang_watch import HangWatch
 from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.requested_examinations import RequestedExaminations
@@ -64,9 +65,10 @@ class Watches:
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
+        self.debugging = Debugging(nodes, shutdown, messages.console, post)
         self.page = RunPage(config, folder)
         self._metrics = _metrics_watch(config, nodes, messages)
-        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.page, *self._metrics)
+        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.debugging, self.page, *self._metrics)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
@@ -91,6 +93,8 @@ class Watches:
                 self._slurm.on_answer(event)
             case ControlRequest(request=StopRun()):
                 self._on_stop_request(event)
+            case TerminalEvent():
+                self.debugging.on_terminal(event)
             case ControlRequest():
                 self._requests.on_request(event)
 

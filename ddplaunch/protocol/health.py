@@ -109,3 +109,6 @@ class HealthFound:
     """Agent to launcher, while workers run: something has happened to the hardware since the last record."""
 
     findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)]
+
+
+FROM_AGENT = (NodeHealth, HealthFound)

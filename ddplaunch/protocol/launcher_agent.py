@@ -11,11 +11,11 @@ from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.protocol import log_transfer
+from ddplaunch.protocol import debugging, health, log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
-from ddplaunch.protocol.health import HardwareOfNode, HealthFound, NodeHealth
+from ddplaunch.protocol.health import HardwareOfNode
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
@@ -372,6 +372,7 @@ TO_AGENT = (
     OrderToNodes,
     InjectFault,
     log_transfer.GrantLogBytes,
+    *debugging.TO_AGENT,
 )
 FROM_AGENT = (
     AgentReady,
@@ -389,11 +390,11 @@ FROM_AGENT = (
     WorkerActivity,
     WorkersExamined,
     CollectivesSampled,
-    NodeHealth,
-    HealthFound,
+    *health.FROM_AGENT,
     ReportOfNode,
     AgentSignalled,
     AgentFailed,
     AgentEnded,
     *log_transfer.FROM_AGENT,
+    *debugging.FROM_AGENT,
 )

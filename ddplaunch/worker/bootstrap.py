@@ -54,6 +54,7 @@ after_script: Callable[[], None] | None = None
 _prepared: Callable[[], Callable[[], object]] | None = None
 _error_file, _pid = "", 0
 _keep_record: Callable[[BaseException, str], None] | None = None
+_leave_debugger: Callable[[], None] | None = None
 
 
 def prepare(
@@ -113,6 +114,8 @@ class _Caught:
         global exit_code
         if _prepared is None:
             return False
+        if _leave_debugger:
+            _leave_debugger()
         if after_script:
             after_script()
         if error is None or isinstance(error, SystemExit):
@@ -148,14 +151,15 @@ def _install(fake_gpus: FakeGpuConfig) -> None:
 
 def _prepare_examination(stacks_file: str, socket_name: str) -> None:
     """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
-    global _keep_record
+    global _keep_record, _leave_debugger
     if stacks_file:
         _register_stack_dump(stacks_file)
     if socket_name:
-        from ddplaunch.worker import responder
+        from ddplaunch.worker import debugger, responder
 
         responder.prepare(socket_name)
-        _keep_record = responder.keep_record
+        debugger.prepare(socket_name)
+        _keep_record, _leave_debugger = responder.keep_record, debugger.release
 
 
 def _register_stack_dump(stacks_file: str) -> None:

@@ -13,15 +13,13 @@ import _thread
 import contextlib
 import os
 import sys
-from importlib.abc import Loader, MetaPathFinder
-from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import examination
+from ddplaunch.worker import late_patch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
-    from importlib.machinery import ModuleSpec
     from types import FrameType, ModuleType
 
 _C10D = "torch.distributed.distributed_c10d"
@@ -39,7 +37,7 @@ def prepare(socket_name: str) -> None:
     global _socket_name, _pid, _main_thread
     _socket_name, _pid, _main_thread = socket_name, os.getpid(), _thread.get_ident()
     if _C10D not in sys.modules and "torch" not in sys.modules:
-        sys.meta_path.insert(0, _Finder())
+        late_patch.after_import(_C10D, watch)
 
 
 def watch(c10d: ModuleType | None) -> None:
@@ -55,29 +53,6 @@ class _Groups(dict[Any, Any]):
     def __setitem__(self, group: Any, value: Any) -> None:
         super().__setitem__(group, value)
         _start()
-
-
-class _Finder(MetaPathFinder, Loader):
-    """Finds torch's module of process groups, once, in a worker that imports torch itself."""
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname != _C10D:
-            return None
-        with contextlib.suppress(ValueError):
-            sys.meta_path.remove(self)
-        spec = PathFinder.find_spec(fullname, path, target)
-        if spec and spec.loader:
-            self._loader, spec.loader = spec.loader, self
-        return spec
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        assert module.__spec__
-        module.__spec__.loader = module.__loader__ = self._loader
-        self._loader.exec_module(module)
-        watch(module)
 
 
 def _start() -> None:

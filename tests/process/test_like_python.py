@@ -104,8 +104,8 @@ ALLOWED = (
     ),
     Allowed(
         "sys/meta path",
-        "the import of torch finds the one that is loaded, or is noticed; then the finder is gone",
-        lambda plain, worker: worker in (["_Hidden", *plain], ["_Finder", *plain]),
+        "the import of torch finds the one that is loaded, or is noticed; that of a debugger is noticed",
+        lambda plain, worker: _before(plain, worker) in (["_Hidden", "_Finder"], ["_Finder"]),
     ),
     Allowed(
         STACKS_FILE,

@@ -44,6 +44,8 @@ class Watched:
         self.worker = Worker(0, 0, None, pumps=[pump], pid=PID, started_at=self.now)
         self.stacks: list[bool] = []
         self.group = SimpleNamespace(
+            debugged=0,
+            debugged_at=0.0,
             attempt=0,
             host="node1",
             workers=[self.worker],
@@ -122,6 +124,18 @@ def test_quiet_workers_are_reported_until_they_write(monkeypatch: pytest.MonkeyP
     assert times == sorted(times)
     assert times[0] == 6.0
     assert all(0 < later - earlier <= 10 for earlier, later in itertools.pairwise(times))
+
+
+def test_workers_that_are_debugged_are_not_quiet_and_begin_afresh_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_timeout_s=60.0)
+
+    def end() -> None:
+        watched.group.debugged, watched.group.debugged_at = 0, watched.now
+
+    watched.group.debugged = 1
+    watched.run(*[nothing] * 20, end, nothing, nothing)
+    quiet = activities(watched)
+    assert max(report.quiet_s for report in quiet) < 30
 
 
 def test_a_report_comes_just_when_a_limit_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:

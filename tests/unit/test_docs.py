@@ -215,7 +215,7 @@ OF_OTHERS = {
     ),  # SLURM's
     *("--gpu-reset", "--ecc-config"),  # nvidia-smi's
     *("--user", "--scope"),  # systemd-run's
-    *("--kill-on-bad-exit", "--map-by", "--bind-to"),  # srun's and mpirun's
+    *("--kill-on-bad-exit", "--pty", "--map-by", "--bind-to"),  # srun's and mpirun's
     *("--num-processes", "--num-machines", "--machine-rank", "--main-process-ip", "--mixed-precision"),  # accelerate's
     *(
         "--num-gpus",

@@ -28,7 +28,14 @@ class Agent:
         self.reported: list[WorkersExamined] = []
         self.sent_to_launcher: list[WorkersExamined] = []
         group = SimpleNamespace(
-            attempt=1, streams=(), workers=(), host="node1", pids_by_local_rank=dict, request_stacks=self._request
+            debugged=0,
+            debugged_at=0.0,
+            attempt=1,
+            streams=(),
+            workers=(),
+            host="node1",
+            pids_by_local_rank=dict,
+            request_stacks=self._request,
         )
         routes = Routes(self.reported.append, self.sent_to_launcher.append, self.mailbox.post)
         timeouts = TimeoutConfig(hang_report_s=None)

@@ -198,7 +198,9 @@ class ActivityWatch:
         self._collective_at = now if self._collective_at else None
 
     def _last_progress(self) -> float:
-        return max([self._progress_at, *(stream.written_s for stream in self._group.streams)])
+        if self._group.debugged:
+            return time.monotonic()
+        return max([self._progress_at, self._group.debugged_at, *(stream.written_s for stream in self._group.streams)])
 
     def _on_deadline(self, now: float) -> None:
         if now >= self._second_stacks_at:

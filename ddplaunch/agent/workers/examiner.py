@@ -89,10 +89,14 @@ class Examiner:
         on_accepted: called in the thread of the socket after each connection.
     """
 
-    def __init__(self, *, is_needed: bool) -> None:
-        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask."""
+    def __init__(self, *, is_needed: bool, on_debugger: Callable[[socket.socket], None] = socket.socket.close) -> None:
+        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask.
+
+        ``on_debugger`` is called in the thread of the socket with the connection of a process that stops in a debugger.
+        """
         self.name = ""
         self.on_accepted: Callable[[], None] = lambda: None
+        self._on_debugger = on_debugger
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._forgotten: list[_Connection] = []
@@ -113,19 +117,27 @@ class Examiner:
         with contextlib.suppress(OSError), listener:
             while True:
                 try:
-                    connection, _ = listener.accept()
+                    connection, address = listener.accept()
                 except OSError as error:
                     if error.errno not in _PASSING:
                         raise
                     time.sleep(_PAUSE_S)
                     continue
-                self._keep(connection)
-                self.on_accepted()
+                self._sort(connection, address)
 
-    def _keep(self, connection: socket.socket) -> None:
+    def _sort(self, connection: socket.socket, address: bytes | str) -> None:
         """Keep a connection of this user's; the kernel tells the peer's pid (SO_PEERCRED), so it cannot be forged."""
         pid, uid = linux.peer_credentials(connection)
-        if uid != os.getuid() or len(self._connections) >= _MAX_CONNECTIONS:
+        if uid != os.getuid():
+            connection.close()
+        elif address:  # Only a debugger has one: a worker that answers does not bind its socket.
+            self._on_debugger(connection)
+        else:
+            self._keep(connection, pid)
+            self.on_accepted()
+
+    def _keep(self, connection: socket.socket, pid: int) -> None:
+        if len(self._connections) >= _MAX_CONNECTIONS:
             connection.close()
             return
         self.forget(pid)

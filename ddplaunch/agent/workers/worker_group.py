@@ -37,7 +37,12 @@ _STREAMS: tuple[StreamName, StreamName] = ("stdout", "stderr")
 
 
 class WorkerGroup:
-    """All workers of one attempt. ``finish`` is the last call."""
+    """All workers of one attempt. ``finish`` is the last call.
+
+    Attributes:
+        debugged: number of debug sessions that are open.
+        debugged_at: when one was opened or closed last.
+    """
 
     def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
         """Create the workers' log folders below ``attempt_dir``, unless no logs are kept; no worker runs yet."""
@@ -48,6 +53,7 @@ class WorkerGroup:
         self._stopped_time_s = 0.0
         self._copies: dict[StreamName, LogFile] = {}
         self._warned = threading.Lock()
+        self.debugged, self.debugged_at = 0, 0.0
         self.attempt_dir = Path(spec.node_dir) / f"attempt_{round_.attempt}" if spec.node_dir else None
         self.workers = [self._worker(local_rank) for local_rank in range(round_.local_world_size)]
 

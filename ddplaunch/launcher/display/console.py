@@ -128,6 +128,15 @@ class Console:
         self._stdout_lines.flush()
         self._stderr_lines.flush()
 
+    def hold(self, *, is_held: bool) -> None:
+        """Hold back lines and messages while a debugger has the terminal, as far as there is room; or no longer."""
+        for writer in (self._stdout, self._stderr):
+            writer.hold(is_held=is_held and writer.is_tty)
+
+    def raw(self, data: bytes, written: Callable[[], object] = lambda: None) -> None:
+        """Write bytes to stdout as they are, also while lines are held back; then call ``written``, in a thread."""
+        self._stdout.raw(data, written)
+
     @property
     def has_progress(self) -> bool:
         """Whether stderr is a terminal, on which ``progress`` can be shown."""

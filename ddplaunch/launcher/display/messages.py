@@ -41,6 +41,7 @@ class UserMessages:
     Attributes:
         run_id: the run's, as events show it.
         progress: shows the progress of long activities.
+        console: where all is shown.
         record: gets every message with its level and its kind of ``run_events``, also those that are not shown.
     """
 
@@ -49,7 +50,7 @@ class UserMessages:
         self._config = config
         self.run_id = run_id
         self._folder = folder
-        self._console = console
+        self.console = console
         console.logs = where_logs(config, folder)
         self.record: Callable[[str, int, str], None] = lambda _text, _level, _kind: None
         self._count = 0
@@ -63,14 +64,14 @@ class UserMessages:
     def folder_moved(self, folder: Path | None, style: Style) -> None:
         """The run folder is now ``folder``; ``style`` names it in the messages of the console."""
         self._folder = folder
-        self._console.logs = where_logs(self._config, folder)
-        self._console.restyle(style)
+        self.console.logs = where_logs(self._config, folder)
+        self.console.restyle(style)
 
     def show(self, text: str, level: int, kind: str = "message") -> None:
         """Show a message of this ``Level``, which is about an event of this ``kind``."""
         self.record(text, level, kind)
         if level <= self._config.output.verbosity:
-            self._console.show(f"ddplaunch: {text}")
+            self.console.show(f"ddplaunch: {text}")
 
     def run_started(self) -> None:
         """Show notices, the hosts and the forwarded variables."""
@@ -102,7 +103,7 @@ class UserMessages:
         count, nodes = sum(local_world_sizes.values()), len(local_world_sizes)
         self._count = count
         if count == 1 and self._config.max_nodes == 1 and self._config.output.line_prefix is None:
-            self._console.show_no_prefix()
+            self.console.show_no_prefix()
         on = next(iter(local_world_sizes)) if nodes == 1 else plural(nodes, "node")
         unlogged = [name for name in ("stdout", "stderr") if name in terminals] if count == 1 else []
         self.show(
@@ -135,14 +136,14 @@ class UserMessages:
         else:
             effect = f"the workers run on{' for up to a day' if self._is_remote else ''}; fg shows their output"
         self.show(f"suspended: {effect}", Level.NORMAL)
-        self._console.wait_shown(_SUSPEND_S)
+        self.console.wait_shown(_SUSPEND_S)
 
     def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
-        self._console.flush()
+        self.console.flush()
         if self._config.output.events == "console":
             for line in event_log.worker_events(self.run_id, self._config.workers.role, result):
-                self._console.show(line)
+                self.console.show(line)
         if is_shutting_down:
             return
         if result.restart_follows:
@@ -178,9 +179,9 @@ class UserMessages:
         if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)
         elif text:
-            self._console.show_page(text)
+            self.console.show_page(text)
         elif error:
-            self._console.note(f"ddplaunch: {error.text}")
+            self.console.note(f"ddplaunch: {error.text}")
         else:
             self._show_end(result)
         if result.collectives:
@@ -206,11 +207,11 @@ class UserMessages:
 
     def drain(self, result: RunResult, is_interrupted: Callable[[], bool]) -> None:
         """Wait until all output is written, or ``is_interrupted()``."""
-        self._console.drain(is_interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
+        self.console.drain(is_interrupted, _STOPPED_STALL_S if result.signal else _STALL_S)
 
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
-        self._console.close()
+        self.console.close()
 
 
 def _late_ranks(result: AttemptResult) -> str:

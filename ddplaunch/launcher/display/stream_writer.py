@@ -11,6 +11,7 @@ import re
 import select
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -19,8 +20,6 @@ from ddplaunch.protocol.output_lines import count_lines
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.launcher.display.line_prefix import Style
     from ddplaunch.protocol.launcher_agent import Output
 
@@ -42,6 +41,14 @@ class _UnfinishedLine:
     returned: bool
 
 
+@dataclass(frozen=True)
+class _RawBytes:
+    """Bytes that are written as they are; ``written`` is called afterwards."""
+
+    data: bytes
+    written: Callable[[], object]
+
+
 class StreamWriter:
     """Writes to ``fd`` in a thread, behind a bounded queue; calls ``on_error`` with the first problem.
 
@@ -49,6 +56,7 @@ class StreamWriter:
         style: the appearance of the lines.
         is_plain: lines have no prefix.
         written: number of successful writes.
+        is_tty: ``fd`` is a terminal of any kind.
     """
 
     def __init__(self, fd: int, style: Style, on_error: Callable[[str], None] | None = None) -> None:
@@ -60,7 +68,8 @@ class StreamWriter:
         self._changed = threading.Condition()
         self._queue: deque[tuple[Output | None, bytes]] = deque()
         self._queued_bytes = 0
-        self._is_full = False
+        self._raw: deque[_RawBytes] = deque()
+        self._is_full = self._is_held = False
         self._is_broken = self._is_closed = False
         self._writing: tuple[Output | None, memoryview] | None = None
         self._dropped: dict[tuple[int, str], Output] = {}
@@ -71,7 +80,8 @@ class StreamWriter:
         """Streams whose unfinished line was ended here, because another line came between: its newline is to come."""
         self._progress: str | None = None
         self._shown_progress = ""
-        self.is_terminal = os.isatty(fd) and os.environ.get("TERM", "dumb") != "dumb"
+        self.is_tty = os.isatty(fd)
+        self.is_terminal = self.is_tty and os.environ.get("TERM", "dumb") != "dumb"
         threading.Thread(target=self._write_all, name=f"console[{fd}]", daemon=True).start()
 
     def output(self, header: Output, data: bytes) -> None:
@@ -96,6 +106,18 @@ class StreamWriter:
             self._queued_bytes += len(self._dropped) * _ENTRY_BYTES
             self._dropped.clear()
             self._queue.append((None, data))
+            self._changed.notify_all()
+
+    def hold(self, *, is_held: bool) -> None:
+        """Hold back all but ``raw`` bytes in the queue, or no longer."""
+        with self._changed:
+            self._is_held = is_held
+            self._changed.notify_all()
+
+    def raw(self, data: bytes, written: Callable[[], object]) -> None:
+        """Write bytes as they are, before what is queued; ``written`` is called in the thread afterwards."""
+        with self._changed:
+            self._raw.append(_RawBytes(data, written))
             self._changed.notify_all()
 
     def progress(self, text: str) -> None:
@@ -132,7 +154,7 @@ class StreamWriter:
             self._changed.notify_all()
 
     def _has_more(self) -> bool:
-        return bool(self._queue or self._dropped or self._progress is not None)
+        return bool(self._raw or (not self._is_held and (self._queue or self._dropped or self._progress is not None)))
 
     def drop_queued(self) -> list[bytes]:
         """Empty the queue. Returns one message per worker's stream, with the number of dropped lines."""
@@ -172,6 +194,10 @@ class StreamWriter:
 
     def _write_all(self) -> None:
         while (piece := self._take_next()) is not None:
+            if isinstance(piece, _RawBytes):
+                self._write(None, self._erased() + piece.data)
+                piece.written()
+                continue
             header, data = piece
             if header is not None and header.lost_lines:
                 text = self._dropped_text(header)
@@ -198,7 +224,7 @@ class StreamWriter:
         above = shown.count("\n")
         return _ERASE + (b"\x1b[%dA\x1b[J" % above if above else b"") if shown else b""
 
-    def _take_next(self) -> tuple[Output | None, bytes] | None:
+    def _take_next(self) -> _RawBytes | tuple[Output | None, bytes] | None:
         """The next entry to write; neither header nor bytes for the progress line. None at the end."""
         with self._changed:
             self._writing = None
@@ -206,6 +232,9 @@ class StreamWriter:
             self._changed.wait_for(lambda: self._has_more() or self._is_closed)
             if not self._has_more():
                 return None
+            if self._raw:
+                self._writing = (None, memoryview(b""))
+                return self._raw.popleft()
             if self._queue:
                 header, data = self._queue.popleft()
                 self._queued_bytes -= len(data) + _ENTRY_BYTES if header else 0

@@ -1,0 +1,113 @@
+"""The debug sessions of this node: processes of workers that have stopped in a debugger and ask for the terminal.
+
+Runs in the agent. The examiner's thread hands over connections, each session has a thread, and the main thread passes
+on the launcher's orders. Decides nothing: the launcher says which session gets the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import OutputResumed
+from ddplaunch.protocol import debugging, wire
+from ddplaunch.protocol.debugging import SessionOrder, SessionRequest
+from ddplaunch.system import linux
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ddplaunch.agent.workers.debug_session import DebugSession
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+
+_REQUEST_S = 5.0
+_MAX_SESSIONS = 1024
+
+
+class DebugSessions:
+    """All sessions of one agent, of all attempts."""
+
+    def __init__(
+        self,
+        group: Callable[[], WorkerGroup | None],
+        send: Callable[[object], None],
+        post: Callable[[object], None],
+    ) -> None:
+        """Any thread calls the functions.
+
+        Args:
+            group: the workers of the attempt.
+            send: sends a record to the launcher.
+            post: posts an event to this agent.
+        """
+        self._group, self._send, self._post = group, send, post
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._sessions: dict[int, DebugSession] = {}
+
+    def serve(self, connection: socket.socket) -> None:
+        """Serve the session of this ``connection`` in a thread. Called in the examiner's thread."""
+        if len(self._sessions) >= _MAX_SESSIONS:
+            connection.close()
+            return
+        threading.Thread(target=self._serve, args=(connection,), name="debug session", daemon=True).start()
+
+    def handle_order(self, order: SessionOrder) -> None:
+        """Pass on an order of the launcher, unless its session has ended."""
+        with self._lock:
+            session = self._sessions.get(order.session)
+            if session:
+                session.handle(order)
+
+    def _serve(self, connection: socket.socket) -> None:
+        from ddplaunch.agent.workers.debug_session import DebugSession
+
+        group = self._group()
+        with contextlib.closing(connection):
+            opened = self._opened(connection, group) if group else None
+            if group is None or opened is None:
+                return
+            session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], self._send)
+            with self._lock:
+                self._sessions[session.number] = session
+            self._mark(group, is_debugged=True)
+            self._send(opened)
+            try:
+                session.run()
+            finally:
+                with self._lock:
+                    del self._sessions[session.number]
+                    session.close()
+                self._mark(group, is_debugged=False)
+
+    def _opened(self, connection: socket.socket, group: WorkerGroup) -> debugging.SessionOpened | None:
+        """What the process asks for; None if it is none of this user, or of these workers."""
+        connection.settimeout(_REQUEST_S)
+        try:
+            line = connection.recv(debugging.MAX_LINE_BYTES)
+            connection.settimeout(None)
+            request: SessionRequest = wire.decode(line, (SessionRequest,))
+        except (OSError, wire.ProtocolError):
+            return None
+        worker = next((each for each in group.workers if each.pid == request.worker), None)
+        if worker is None:
+            return None
+        return debugging.SessionOpened(
+            session=next(self._numbers),
+            attempt=group.attempt,
+            rank=worker.rank,
+            host=group.host,
+            place=request.place,
+            is_post_mortem=request.is_post_mortem,
+        )
+
+    def _mark(self, group: WorkerGroup, *, is_debugged: bool) -> None:
+        """What a rank does while it is debugged, or others while they wait for it, is no hang."""
+        with self._lock:
+            group.debugged += 1 if is_debugged else -1
+            group.debugged_at = time.monotonic()
+        self._post(OutputResumed(group.attempt))

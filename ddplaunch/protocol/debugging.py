@@ -1,0 +1,141 @@
+"""A rank that stops in a debugger gets the user's terminal: words of worker and agent, records of agent and launcher.
+
+A worker connects to the agent's examination socket from an address of its own, which no other connection has. It sends
+``SessionRequest`` as a line, and later single bytes; the agent answers with one byte, and the terminal as a descriptor.
+No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from ddplaunch.protocol.field_types import Count, Limit, OneLine, between
+
+ADDRESS = "ddplaunch.debugger."
+"""Begin of the address of a worker's connection, in the abstract namespace; a random text follows."""
+
+GIVEN, REFUSED = b"t", b"n"
+"""Agent to worker: the terminal, with its descriptor, and the value of TERM up to the end of the line; or there is
+none, and the reason up to the end of the line."""
+
+GOES_ON, QUITS, RUNS, STOPS = b"c", b"q", b"r", b"s"
+"""Worker to agent: the session ends; it ends because the user quits; code of the script runs within it; it has stopped
+again."""
+
+PIECE_BYTES = 4096
+MAX_PIECES = 8
+"""Pieces of output that the agent sends before the launcher has taken them (``TakeOutput``)."""
+
+MAX_LINE_BYTES = 4096
+
+Encoded = Annotated[str, Limit("at most 8 kB of base64", lambda text: len(text) <= 8192 and text.isascii())]
+_Cells = Annotated[int, between(0, 10_000)]
+
+
+@dataclass(frozen=True)
+class SessionRequest:
+    """Worker to agent: this process stops in a debugger.
+
+    Attributes:
+        worker: pid of the worker; the process itself may be a child of it.
+        place: where, as in ``at breakpoint() (train.py:7)``, or the exception of a post-mortem.
+    """
+
+    worker: int
+    place: OneLine
+    is_post_mortem: bool = False
+
+
+# Agent to launcher.
+
+
+@dataclass(frozen=True)
+class SessionOpened:
+    """Agent to launcher: ``rank`` has stopped in a debugger and waits for the terminal.
+
+    Attributes:
+        session: number of the session on this node.
+        place: that of ``SessionRequest``.
+    """
+
+    session: Count
+    attempt: Count
+    rank: Count
+    host: OneLine
+    place: OneLine
+    is_post_mortem: bool = False
+
+
+@dataclass(frozen=True)
+class SessionOutput:
+    """Agent to launcher: what the debugger shows."""
+
+    session: Count
+    data: Encoded
+
+
+@dataclass(frozen=True)
+class SessionRuns:
+    """Agent to launcher: the rank runs within its session, for longer than a moment; or it has stopped again."""
+
+    session: Count
+    is_running: bool
+
+
+@dataclass(frozen=True)
+class SessionClosed:
+    """Agent to launcher: the rank goes on without the terminal, or has ended; or the user has quit."""
+
+    session: Count
+    has_quit: bool = False
+
+
+# Launcher to agent.
+
+
+@dataclass(frozen=True)
+class SessionOrder:
+    """Base of the launcher's records to a session."""
+
+    session: Count
+
+
+@dataclass(frozen=True)
+class GiveTerminal(SessionOrder):
+    """Launcher to agent: the session gets a terminal with this TERM and size. Also later, when its size changes."""
+
+    term: OneLine
+    rows: _Cells
+    columns: _Cells
+
+
+@dataclass(frozen=True)
+class RefuseTerminal(SessionOrder):
+    """Launcher to agent: there is no terminal, for this ``reason``."""
+
+    reason: OneLine
+
+
+@dataclass(frozen=True)
+class TypeKeys(SessionOrder):
+    """Launcher to agent: the user has typed this."""
+
+    data: Encoded
+
+
+@dataclass(frozen=True)
+class TakeOutput(SessionOrder):
+    """Launcher to agent: one piece of output is shown; another may follow."""
+
+
+@dataclass(frozen=True)
+class LeaveSession(SessionOrder):
+    """Launcher to agent, in answer to SessionClosed: all that the debugger has shown is on the terminal.
+
+    For a session that is open: the run is stopped, and a debugger would ignore its SIGINT.
+    """
+
+
+TO_AGENT = (GiveTerminal, RefuseTerminal, TypeKeys, TakeOutput, LeaveSession)
+FROM_AGENT = (SessionOpened, SessionOutput, SessionRuns, SessionClosed)

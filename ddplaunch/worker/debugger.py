@@ -1,0 +1,158 @@
+"""Debuggers of the script use the user's terminal: pdb, ipdb and pudb, by ``breakpoint()`` or by their own functions.
+
+Runs in the worker and in processes that it forks. Nothing is loaded or changed before the script imports a debugger;
+its classes are changed then. A debugger with streams of its own, like remote_pdb, is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.worker import late_patch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from types import FrameType, ModuleType
+
+    from ddplaunch.worker.debug_session import Session
+
+_socket_name, _worker = "", 0
+_session: Session | None = None
+_called_at = ""
+"""Where ``breakpoint()`` was called, until the debugger stops, which is at the next line."""
+
+_goes_on = False
+"""The user has told the debugger to continue."""
+
+
+def prepare(socket_name: str) -> None:
+    """In a worker, before the script; ``socket_name`` is the agent's socket."""
+    global _socket_name, _worker
+    _socket_name, _worker = socket_name, os.getpid()
+    late_patch.after_import("pdb", _patch_pdb)
+    late_patch.after_import("pudb.debugger", _patch_pudb)
+    late_patch.after_import("IPython.terminal.debugger", _patch_ipython)
+
+
+def _patch_pdb(pdb: ModuleType) -> None:
+    pdb.Pdb.set_trace = _noting(pdb.Pdb.set_trace)
+    pdb.Pdb.interaction = _on_terminal(pdb.Pdb.interaction)
+    pdb.Pdb.set_continue = _continuing(pdb.Pdb.set_continue)
+
+
+def _patch_pudb(pudb: ModuleType) -> None:
+    pudb.Debugger.__init__ = _made_on_terminal(pudb.Debugger.__init__)
+    pudb.Debugger.set_trace = _noting(pudb.Debugger.set_trace)
+    pudb.Debugger.interaction = _on_terminal(pudb.Debugger.interaction)
+    pudb.Debugger.set_continue = _continuing(pudb.Debugger.set_continue)
+
+
+def _patch_ipython(ipython: ModuleType) -> None:
+    ipython.TerminalPdb.__init__ = _made_on_terminal(ipython.TerminalPdb.__init__)
+
+
+def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_trace(self: Any, frame: FrameType | None = None, *args: Any, **kwargs: Any) -> Any:
+        global _called_at
+        frame = frame or sys._getframe(1)
+        _called_at = f"at breakpoint() ({_where(_script_frame(frame))})"
+        return original(self, frame, *args, **kwargs)
+
+    return set_trace
+
+
+def _continuing(original: Callable[..., Any]) -> Callable[..., Any]:
+    def set_continue(self: Any) -> Any:
+        global _goes_on
+        _goes_on = True
+        return original(self)
+
+    return set_continue
+
+
+def _made_on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A debugger that looks at the terminal when it is made."""
+
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        _take(_called_at or _in_debugger(None))
+        original(self, *args, **kwargs)
+
+    return init
+
+
+def _on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
+    def interaction(self: Any, frame: FrameType | None, *args: Any, **kwargs: Any) -> Any:
+        if not getattr(self, "use_rawinput", True):  # It was given another stream.
+            return original(self, frame, *args, **kwargs)
+        session, has_quit = _begin(frame), False
+        self.nosigint = True  # ``continue`` would set a handler that opens the debugger when the job is stopped.
+        try:
+            with session.standard_streams():
+                return original(self, frame, *args, **kwargs)
+        except SystemExit:  # ``quit`` from Python 3.14 on.
+            has_quit = True
+            raise
+        finally:
+            has_quit = has_quit or bool(getattr(self, "quitting", False))
+            _end(session, has_quit=has_quit, is_post_mortem=frame is None)
+
+    return interaction
+
+
+def _begin(frame: FrameType | None) -> Session:
+    global _called_at, _goes_on
+    place, _called_at, _goes_on = _called_at, "", False
+    return _take(place or _in_debugger(frame))
+
+
+def _end(session: Session, *, has_quit: bool, is_post_mortem: bool) -> None:
+    if has_quit and not is_post_mortem:
+        session.quit()
+    elif _goes_on or is_post_mortem:
+        release()
+    else:
+        session.runs()
+
+
+def _take(place: str, *, is_post_mortem: bool = False) -> Session:
+    """Wait for the terminal, unless this process has it."""
+    global _session
+    from ddplaunch.worker import debug_session
+
+    if _session is None or _session.owner != os.getpid():
+        _session = debug_session.Session(_socket_name, _worker, place, is_post_mortem=is_post_mortem)
+    else:
+        _session.stops()
+    return _session
+
+
+def release() -> None:
+    """Give the terminal back, if this process has it."""
+    global _session
+    if _session and _session.owner == os.getpid():
+        session, _session = _session, None
+        session.release()
+
+
+def _in_debugger(frame: FrameType | None) -> str:
+    return f"in a debugger ({_where(_script_frame(frame or sys._getframe(1)))})"
+
+
+def _script_frame(frame: FrameType) -> FrameType:
+    """The first frame, from ``frame`` outwards, that is not of a debugger or of ``torch.distributed.breakpoint``."""
+    while frame.f_back and _is_debuggers(frame):
+        frame = frame.f_back
+    return frame
+
+
+def _is_debuggers(frame: FrameType) -> bool:
+    name = str(frame.f_globals.get("__name__", ""))
+    return name.split(".")[0] in ("ddplaunch", "IPython", "ipdb", "pudb", "pdb", "bdb", "torch")
+
+
+def _where(frame: FrameType) -> str:
+    code = frame.f_code
+    function = "" if code.co_name == "<module>" else f" in {code.co_name}"
+    return f"{os.path.basename(code.co_filename)}:{frame.f_lineno}{function}"

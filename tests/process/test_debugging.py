@@ -1,0 +1,233 @@
+"""A rank that stops in a debugger gets the terminal; the job waits, and goes on or ends as the user says."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes import children, is_alive, wait_until
+from tests.support.runs import run
+from tests.support.screen import CTRL_C, Screen
+
+PROMPT = b"(Pdb) "
+QUIT_S = 10.0
+"""Less than the grace period; it takes 0.3 s on an idle machine."""
+
+STOP = """
+import os, sys
+rank = int(os.environ["RANK"])
+print("before", rank)
+x = rank * 10 + 7
+if os.environ["RANK"] in sys.argv[1:]:
+    breakpoint()
+print("after", rank)
+"""
+
+MEET = """
+import os, pathlib, sys, time
+rank, folder = int(os.environ["RANK"]), pathlib.Path(sys.argv[1])
+def meet():
+    (folder / str(rank)).touch()
+    while not (folder / str(1 - rank)).exists():
+        time.sleep(0.01)
+breakpoint()
+meet()
+print("met", rank)
+"""
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Callable[[str], Path]:
+    def write(text: str) -> Path:
+        path = tmp_path / "job.py"
+        path.write_text(text)
+        return path
+
+    return write
+
+
+class Debugger(Screen):
+    """A terminal on which a debugger is used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before = self.settings()
+        self._seen = 0
+
+    def settings(self) -> list[object]:
+        return termios.tcgetattr(self._fd)
+
+    def prompted(self, text: bytes = PROMPT) -> bytes:
+        """Wait for the next prompt; returns what was shown since the last one."""
+        wait_until(lambda: text in bytes(self.shown[self._seen :]), 30, f"no prompt in {self.shown[self._seen :]!r}")
+        start, self._seen = self._seen, self.shown.index(text, self._seen) + len(text)
+        return self.shown[start : self._seen]
+
+    def enter(self, line: str) -> None:
+        self.type(line.encode() + b"\n")
+
+    def say(self, line: str) -> bytes:
+        """Type a line at the prompt; returns what is shown up to the next one."""
+        self.enter(line)
+        return self.prompted()
+
+
+@pytest.fixture
+def screen() -> Iterator[Debugger]:
+    screen = Debugger()
+    yield screen
+    screen.close()
+
+
+def test_one_rank_after_the_other_has_the_terminal(start_method: str, screen: Debugger, script) -> None:
+    job = script(STOP)
+    running = screen.start("--start-method", start_method, "--nproc-per-node", "3", job, "0", "2")
+    assert re.search(rb"rank 0 on \S+ stopped at breakpoint\(\) \(job.py:7\) and has the terminal", screen.prompted())
+    screen.wait_for(b"after 1\n") if b"after 1" in screen.shown else None
+    assert screen.settings() != screen.before
+    assert b"\n7\n" in screen.say("p x")
+    assert b"rank 2 on " in screen.say("c")
+    assert b"\n27\n" in screen.say("p x")
+    screen.enter("c")
+    assert running.finish().returncode == 0
+    assert screen.settings() == screen.before
+    shown = screen.close()
+    assert all(b"after %d\n" % rank in shown for rank in range(3))
+    assert shown.count(b"torch's own timeouts") == 1
+
+
+def test_lines_are_edited_and_remembered(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "1", script(STOP), "0", env={"TERM": "xterm"})
+    screen.prompted()
+    assert b"\n42\n" in screen.say("p 4000\x7f\x7f\x7f2")
+    screen.type(b"\x1b[A")
+    assert b"\n42\n" in screen.say("")
+    screen.enter("c")
+    assert running.finish().returncode == 0
+    assert screen.close().endswith(b"(Pdb) c\nafter 0\n")
+
+
+def test_a_step_that_needs_another_rank_lets_it_have_the_terminal(screen: Debugger, script, tmp_path: Path) -> None:
+    running = screen.start("--nproc-per-node", "2", script(MEET), tmp_path)
+    assert b"rank 0 on " in screen.prompted()
+    assert b"rank 1 on " in screen.say("n")
+    assert b"rank 0 on " in screen.say("c")
+    assert b" has the terminal again" in screen.shown
+    screen.enter("c")
+    assert running.finish().returncode == 0
+    assert screen.close().count(b"met ") == 2
+
+
+def test_quit_ends_the_job_without_a_restart(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "2", "--max-restarts", "1", script(STOP), "0", "1")
+    screen.prompted()
+    screen.enter("q")
+    assert running.finish(QUIT_S).returncode == 130
+    assert screen.settings() == screen.before
+    shown = screen.close()
+    assert re.search(rb"the debugger of rank 0 on \S+ was quit: stopping the workers", shown)
+    assert b"stopped; every process of this run has ended" in shown
+    assert not re.search(rb"BdbQuit|failed|restart", shown)
+
+
+def test_ctrl_c_interrupts_what_was_typed_and_twice_stops_the_job(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "2", script(STOP), "1")
+    screen.prompted()
+    screen.enter("import threading; print('wai' + 'ting', flush=True); threading.Event().wait()")
+    screen.wait_for(b"waiting")
+    screen.type(CTRL_C)
+    assert b"KeyboardInterrupt" in screen.prompted()
+    screen.type(CTRL_C + CTRL_C)
+    assert running.finish().returncode == 130
+    assert screen.settings() == screen.before
+
+
+def test_without_a_terminal_the_job_fails_at_once(start_method: str, script) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "3")
+    done = run(*options, script(STOP), "1")
+    assert done.returncode == 93
+    why = r"stopped at breakpoint\(\) \(job.py:7\), and there is no terminal: stdin of ddplaunch is not one"
+    assert re.search(rf"rank 1 on \S+ gave up: {why}", done.err)
+    assert len(done.report["attempts"]) == 1
+
+
+def test_a_breakpoint_that_is_switched_off_stops_nothing(script) -> None:
+    done = run("--nproc-per-node", "2", script(STOP), "0", "1", env={"PYTHONBREAKPOINT": "0"})
+    assert (done.returncode, done.out.count("after")) == (0, 2)
+
+
+def test_a_debugger_with_its_own_streams_needs_no_terminal(script) -> None:
+    text = """
+        import io, pdb
+        shown = io.StringIO()
+        pdb.Pdb(stdin=io.StringIO("c\\n"), stdout=shown).set_trace()
+        print("shown:", "job.py" in shown.getvalue())
+    """
+    done = run("--nproc-per-node", "1", script("\n".join(map(str.strip, text.splitlines()))))
+    assert (done.returncode, done.out) == (0, "shown: True\n"), done.err
+
+
+@pytest.mark.slow
+def test_a_debugged_job_does_not_hang(screen: Debugger, script, tmp_path: Path) -> None:
+    """Longer than all limits, in which rank 0 waits for rank 1."""
+    limits = ("--hang-timeout", "1", "--busy-timeout", "1", "--hang-report", "1")
+    wait = f"__import__('time').sleep(3.5) or open({str(tmp_path / 'waited')!r}, 'w').close()"
+    running = screen.start(
+        "--nproc-per-node", "2", *limits, script(MEET.replace("breakpoint", "rank and breakpoint")), tmp_path
+    )
+    screen.prompted()
+    screen.say(f"p {wait}")
+    assert (tmp_path / "waited").exists()
+    screen.enter("c")
+    assert running.finish().returncode == 0
+    assert not re.search(rb"hang|moved|collective, ", screen.close().replace(b"waits in a collective", b""))
+
+
+@pytest.fixture
+def under_shell() -> tuple[str, ...]:
+    """A shell leads the session, so that the terminal outlives the launcher."""
+    return (
+        "setsid",
+        "--ctty",
+        "bash",
+        "-c",
+        'set -m; "$@"; while [ $? = 148 ]; do echo ASLEEP; read x; fg; done; echo ENDED; read x',
+        "sh",
+    )
+
+
+@pytest.mark.parametrize("victim", ["worker", "agent", "launcher"])
+def test_a_kill_at_the_prompt_leaves_the_terminal_as_it_was(victim: str, screen: Debugger, script, under_shell) -> None:
+    running = screen.start("--nproc-per-node", "2", script(STOP), "1", under=under_shell)
+    screen.prompted()
+    launcher = next(pid for pid in children(running.pid))
+    agent = next(pid for pid in children(launcher) if len(children(pid)) > 1)
+    pid = int(re.search(rb"\n(\d+)\n", screen.say("p __import__('os').getpid()"))[1])  # type: ignore[index]
+    os.kill({"worker": pid, "agent": agent, "launcher": launcher}[victim], signal.SIGKILL)
+    screen.wait_for(b"ENDED")
+    wait_until(lambda: screen.settings() == screen.before)
+    wait_until(lambda: not is_alive(pid))
+    screen.enter("")
+    running.finish()
+
+
+def test_ctrl_z_gives_the_shell_its_terminal(screen: Debugger, script, under_shell) -> None:
+    running = screen.start("--nproc-per-node", "1", script(STOP), "0", under=under_shell)
+    screen.prompted()
+    screen.type(b"\x1a")
+    screen.wait_for(b"ASLEEP")
+    assert screen.settings() == screen.before
+    screen.enter("")
+    screen.wait_for(b"has the terminal again")
+    screen.say("p x")
+    screen.enter("c")
+    screen.wait_for(b"ENDED")
+    assert screen.settings() == screen.before
+    screen.enter("")
+    running.finish()
