@@ -43,7 +43,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         return SimpleNamespace(exit_code=7)
 
     _launch_is(monkeypatch, launch)
-    for name in [n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH"))]:
+    for name in [n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH", "DDPLAUNCH_PAGE"))]:
         monkeypatch.delenv(name)
     return configs
 
@@ -114,6 +114,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "keep_runs": ("7", "keep_runs", 7),
     "collect_logs": (None, "collect_logs", True),
     "no_samples": (None, "samples", False),
+    "no_page": (None, "page", False),
     "metrics_file": ("m.prom", "metrics_file", "m.prom"),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
