@@ -128,7 +128,7 @@ def _output(options: Mapping[str, Any], environ: Mapping[str, str]) -> OutputCon
         duplicate_stdout_filters=values.parse_needles(options["duplicate_stdout_filters"]),
         duplicate_stderr_filters=values.parse_needles(options["duplicate_stderr_filters"]),
         line_prefix=_line_prefix(environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE") or None, options["timestamps"]),
-        page=not options["no_page"] and environ.get("DDPLAUNCH_PAGE") != "off",
+        page=not options["no_page"],
         events="console" if options["event_log_handler"] == "console" else "null",
         samples=not options["no_samples"],
         metrics_file=options["metrics_file"] or None,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch.cli import coming_back, completion
+from ddplaunch.cli import coming_back, completion, pages
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
@@ -107,6 +107,9 @@ def _dispatch(
     of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
     others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
     files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
+    given = {**others, **files, **{f"--{name}": True for name in coming}, "--check": check}
+    if (code := pages.command(given, options, _show, _print)) is not None:
+        return code
     if coming:
         given = {**others, **files, "--forget": options.pop("forget") is not None, "--check": check}
         report: Callable[[str], None] = (lambda _: None) if is_quiet else _print
@@ -139,7 +142,7 @@ def _dispatch(
     return 0
 
 
-_COMMANDS = ("check", "ps", "kill", "stacks", "forget", "plan", "help", "version")
+_COMMANDS = ("check", "ps", "kill", "stacks", "forget", "page", "serve", "plan", "help", "version")
 
 
 def _check_word(script: str) -> None:

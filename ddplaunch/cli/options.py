@@ -350,6 +350,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
             short="show where the workers of a run are",
         ),
+        Option("--page", "RUN_ID", "Make run.html, the page of a run on this machine, and print its path.", pet=False),
+        flag("--serve", "Show the pages of your runs on 127.0.0.1, or 127.0.0.1:N if a number follows.", pet=False),
         Option(
             "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
         ),

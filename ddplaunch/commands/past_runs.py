@@ -39,12 +39,27 @@ def list_all(
     ``show`` prints the table, ``report`` a message. Lines are cut after ``columns``; None: they are not cut.
     """
     bases = run_folders.bases(log_dir)
-    runs = sorted(map(_of_launchers, _folders(bases)), key=lambda run: (run.start_s, run.run_id), reverse=True)
+    runs = [run for run, _ in _found(bases)]
     if runs:
         show(page.run_table(runs, columns))
     else:
         where = " or ".join(map(str, bases)) or "a home folder: there is none"
         report(f"no run folder of yours in {where}")
+
+
+def found(log_dir: str | None) -> list[tuple[PastRun, tuple[Path, ...]]]:
+    """The runs in the default folder and in ``log_dir`` with the folders of their launchers, the newest first."""
+    return _found(run_folders.bases(log_dir))
+
+
+def cells(run: PastRun) -> tuple[str, ...]:
+    """What the list shows of a run: run id, start, duration, result, command, first cause; escaped."""
+    return page.row(run)
+
+
+def _found(bases: Iterable[Path]) -> list[tuple[PastRun, tuple[Path, ...]]]:
+    runs = [(_of_launchers(folders), folders) for folders in _folders(bases)]
+    return sorted(runs, key=lambda item: (item[0].start_s, item[0].run_id), reverse=True)
 
 
 def _folders(bases: Iterable[Path]) -> Iterator[tuple[Path, ...]]:

@@ -46,7 +46,7 @@ def run_table(runs: Sequence[PastRun], columns: int | None) -> str:
 
     On a narrow terminal the causes are in lines of their own.
     """
-    rows = list(map(_row, runs))
+    rows = list(map(row, runs))
     if columns is None:
         return "\n".join(table([_HEAD, *rows]))
     widths = [max(map(len, column)) for column in zip(_HEAD, *rows, strict=True)]
@@ -67,7 +67,8 @@ def _narrow(rows: Sequence[tuple[str, ...]], room: int) -> Iterator[str]:
             yield f"  {row[-1]}"
 
 
-def _row(run: PastRun) -> tuple[str, ...]:
+def row(run: PastRun) -> tuple[str, ...]:
+    """The cells of a run, escaped."""
     duration = "?" if run.duration_s is None else elapsed(run.duration_s)
     cells = (run.run_id, _moment(run.start_s), duration, run.result, run.command or "?", run.cause)
     return tuple(quote(cell, _MAX_CELL) for cell in cells)

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
 
+OFF_VARIABLE = "DDPLAUNCH_PAGE"
+"""``off``: no page is made, as with ``--no-page``; for a site, or for tests."""
+
 FIRST_S, PERIOD_S = 30.0, 30.0
 _PERIOD_PER_COST = 20.0
 """The next page follows after so many times what the last has taken: the pages of a large run cost 5 % of a CPU."""
@@ -59,7 +62,8 @@ class RunPage:
 
     def __init__(self, config: LaunchConfig, folder: Callable[[], Path | None]) -> None:
         """``folder`` returns the run's; None if no files are kept."""
-        self._is_on, self._folder = config.output.page, folder
+        self._is_on = config.output.page and os.environ.get(OFF_VARIABLE) != "off"
+        self._folder = folder
         self._is_awaited = bool(config.on_exit)
         self._due = _NEVER
         self._child: _Child | None = None

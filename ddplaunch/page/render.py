@@ -62,12 +62,12 @@ def page(folder: Path, now_s: float | None = None) -> str:
 
 
 def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float) -> str:
-    style, script = (_TEMPLATES / "page.css").read_text(), (_TEMPLATES / "page.js").read_text()
+    style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files)
     marks = _marks(told)
     known = {**files.started, **files.report}
     return (
-        _environment()
+        environment()
         .get_template("page.html.j2")
         .render(
             run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
@@ -99,7 +99,7 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             missing=files.missing,
             is_live=files.is_live and not files.report,
             made=time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now_s)),
-            policy=_policy(style, script),
+            policy=policy(style, script),
             style=Markup(style),
             script=Markup(script),
             data=_data(told, drawn),
@@ -107,7 +107,8 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
     )
 
 
-def _environment() -> Environment:
+def environment() -> Environment:
+    """The templates, with every text escaped."""
     return Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -117,7 +118,13 @@ def _environment() -> Environment:
     )
 
 
-def _policy(style: str, script: str) -> str:
+def source(name: str) -> str:
+    """The text of a style or script of this package."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def policy(style: str, script: str = "") -> str:
+    """The Content-Security-Policy of a page with this style and script, and no other."""
     return (
         f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
         "form-action 'none'"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.support.processes import wait_until
-from tests.support.runs import PROGRAMS, run
+from tests.support.runs import PROGRAMS, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 ON = {"DDPLAUNCH_PAGE": "on"}
@@ -29,3 +32,10 @@ def test_no_page(options: tuple[str, ...], env: dict[str, str]):
     finished = run(*options, "--on-exit", 'ls "$DDPLAUNCH_RUN_DIR"', EXIT_WITH, "*=code:0", env=env)
     assert "report.json" in finished.out.split()
     assert "run.html" not in finished.out.split()
+
+
+def test_ctrl_c_ends_the_server_with_0(tmp_path: Path):
+    running = start("--serve", env={"XDG_STATE_HOME": str(tmp_path)})
+    running.wait_for(r"^http://127\.0\.0\.1:\d+/")
+    running.signal(signal.SIGINT)
+    assert running.finish().returncode == 0

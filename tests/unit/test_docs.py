@@ -271,7 +271,7 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "MY_NAME"):
         monkeypatch.setenv(name, "x")
-    if {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--logs", "--wait"} & {
+    if {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--logs", "--wait", "--page", "--serve"} & {
         *words
     }:  # They act at once.
         return

@@ -29,6 +29,7 @@ class Child:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     Child.made = []
+    monkeypatch.delenv(run_page.OFF_VARIABLE)
     monkeypatch.setattr(run_page, "_Child", Child)
     monkeypatch.setattr(run_page.time, "monotonic", lambda: 1000.0)
     return Child.made

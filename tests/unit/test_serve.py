@@ -1,0 +1,179 @@
+"""``--serve`` shows pages to who has the token, and nothing to others; ``--page`` finds the run that is meant."""
+
+from __future__ import annotations
+
+import http.client
+import re
+import socket
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli import pages
+from ddplaunch.commands import page as page_command
+from ddplaunch.commands.serve import _Server
+from ddplaunch.errors import UsageError
+from tests.support import run_folders
+
+
+@pytest.fixture
+def base(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The default folder, with two runs."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    for name in ("run-a", "run-b"):
+        folder = run_folders.write(tmp_path / "ddplaunch" / name, lines=5)
+        for file in ("run.json", "report.json"):
+            text = (folder / file).read_text().replace("20261122-083320-a1b2c3", name)
+            (folder / file).write_text(text)
+    return tmp_path / "ddplaunch"
+
+
+@pytest.fixture
+def server(base: Path) -> Iterator[_Server]:
+    server = _Server(0, None)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    yield server
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def ask(server: _Server, path: str, method: str = "GET", host: str | None = None) -> tuple[int, str, dict[str, str]]:
+    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=30)
+    headers = {"Host": host} if host is not None else {}
+    connection.request(method, path, headers=headers)
+    answer = connection.getresponse()
+    body = answer.read().decode()
+    connection.close()
+    return answer.status, body, dict(answer.getheaders())
+
+
+def test_the_index_leads_to_each_page(server: _Server):
+    status, text, headers = ask(server, f"/{server.token}/")
+    assert status == 200
+    assert headers["Referrer-Policy"] == "no-referrer"
+    assert headers["Cache-Control"] == "no-store"
+    addresses = re.findall(r'href="([^"]*)"', text)
+    assert len(addresses) == 2
+    for address in addresses:
+        status, text, _ = ask(server, f"/{server.token}/{address}")
+        assert status == 200
+        assert "KeyError: &#39;lr&#39;" in text
+
+
+def test_nothing_is_written(server: _Server, base: Path):
+    before = sorted(base.rglob("*"))
+    address = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])[0]
+    ask(server, f"/{server.token}/{address}")
+    assert sorted(base.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/",
+        "/x/",
+        "/{token}",
+        "/{token}x/",
+        "/{token}/nothing/",
+        "/{token}/../../etc/passwd",
+        "/{token}/..%2f..%2fetc%2fpasswd",
+        "/{token}/%00/",
+        "/\xff/",
+    ],
+)
+def test_without_the_token_or_for_anything_else_there_is_nothing(server: _Server, path: str):
+    with socket.create_connection(("127.0.0.1", server.server_port)) as client:
+        line = f"GET {path.format(token=server.token)} HTTP/1.0\r\nHost: 127.0.0.1:{server.server_port}\r\n\r\n"
+        client.sendall(line.encode("latin-1"))
+        answer = b"".join(iter(lambda: client.recv(65536), b""))
+    assert b" 404 " in answer.partition(b"\r\n")[0]
+    assert b"run-a" not in answer
+
+
+def test_a_name_that_another_site_points_here_is_refused(server: _Server):
+    for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", ""):
+        assert ask(server, f"/{server.token}/", host=host)[:2] == (421, "")
+    assert ask(server, f"/{server.token}/", host=f"localhost:{server.server_port}")[0] == 200
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])
+def test_it_only_reads(server: _Server, method: str):
+    assert ask(server, f"/{server.token}/", method)[0] == 501
+
+
+def test_only_the_loopback_address_listens(server: _Server):
+    assert server.server_address[0] == "127.0.0.1"
+    assert server.url == f"http://127.0.0.1:{server.server_port}/{server.token}/"
+    assert len(server.token) >= 32
+
+
+def test_head_has_no_body(server: _Server):
+    status, text, headers = ask(server, f"/{server.token}/", "HEAD")
+    assert (status, text) == (200, "")
+    assert int(headers["Content-Length"]) > 1000
+
+
+# --page.
+
+
+def paths(run_id: str, log_dir: str | None = None) -> list[str]:
+    shown: list[str] = []
+    page_command.page(run_id, log_dir, shown.append)
+    return shown
+
+
+def test_a_run_is_found_by_its_id_or_a_unique_beginning(base: Path):
+    assert paths("run-a") == [str(base / "run-a" / "run.html")]
+    assert (base / "run-a" / "run.html").read_text().startswith("<!doctype html>")
+    assert paths("run-b") == [str(base / "run-b" / "run.html")]
+
+
+@pytest.mark.parametrize(
+    ("run_id", "words"), [("run", "several runs begin so: run-"), ("x", "no run of yours"), ("", "several runs")]
+)
+def test_another_is_an_error(base: Path, run_id: str, words: str):
+    with pytest.raises(UsageError, match=words):
+        paths(run_id)
+
+
+def test_runs_elsewhere_are_found_with_log_dir(base: Path, tmp_path: Path):
+    run_folders.write(tmp_path / "logs" / "mine", has_samples=False)
+    assert paths("mine", str(tmp_path / "logs")) == [str(tmp_path / "logs" / "mine" / "run.html")]
+
+
+def test_each_launcher_of_a_run_has_a_page(base: Path):
+    shared = base / "job7"
+    shared.mkdir()
+    (shared / ".ddplaunch-nodes").write_text("key")
+    for name in ("run-a", "run-b"):
+        (base / name).rename(shared / name)
+        text = (shared / name / "report.json").read_text().replace(name, "job7")
+        (shared / name / "report.json").write_text(text)
+        text = (shared / name / "run.json").read_text().replace(name, "job7")
+        (shared / name / "run.json").write_text(text)
+    assert paths("job7") == [str(shared / name / "run.html") for name in ("run-a", "run-b")]
+    assert paths("job7/run-b") == [str(shared / "run-b" / "run.html")]
+
+
+# Their options.
+
+
+@pytest.mark.parametrize(
+    ("options", "others", "words"),
+    [
+        ({"page": "x", "script": "train.py"}, {}, "--page: train.py: no script is run"),
+        ({"serve": True, "script": "train.py"}, {}, "--serve train.py: not a port"),
+        ({"serve": True, "script": "70000"}, {}, "--serve 70000: not a port"),
+        ({"serve": True, "script": "0"}, {}, "--serve 0: not a port"),
+        ({"serve": True, "page": "x"}, {}, "--serve cannot be combined with --page"),
+        ({"page": "x"}, {"--ps": True}, "--page cannot be combined with --ps"),
+    ],
+)
+def test_what_cannot_be_meant_is_an_error(options: dict[str, object], others: dict[str, bool], words: str):
+    given = {"page": None, "serve": False, "script": "", "log_dir": None, **options}
+    with pytest.raises(UsageError, match=re.escape(words)):
+        pages.command(others, given, print, print)
