@@ -2,10 +2,12 @@
 // Zoom and hover for the time axis and the curves. The page can be read without it.
 (() => {
   const data = JSON.parse(document.getElementById("data").textContent);
+  data.length = data.length || 1;
   const all = (selector, inside = document) => [...inside.querySelectorAll(selector)];
   const SVG = "http://www.w3.org/2000/svg";
   const DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
   const STEPS = [1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800];
+  const KEY = `zoom ${location.pathname}`;
   const strip = document.querySelector(".strip");
   const plots = all(".plot");
   let from = 0, to = 1;  // What is shown, as shares of the run.
@@ -212,10 +214,10 @@
   // While the run goes on: the page is made anew, and is loaded again if somebody looks at it.
 
   function remember() {
-    try { sessionStorage.setItem("zoom", from > 0 || to < 1 ? `${from} ${to}` : ""); } catch { /* Not everywhere. */ }
+    try { sessionStorage.setItem(KEY, from > 0 || to < 1 ? `${from} ${to}` : ""); } catch { /* Not everywhere. */ }
   }
   try {
-    const [start, end] = (sessionStorage.getItem("zoom") || "0 1").split(" ").map(Number);
+    const [start, end] = (sessionStorage.getItem(KEY) || "0 1").split(" ").map(Number);
     show(start, end);
   } catch { show(0, 1); }
   window.addEventListener("resize", () => { axis(to - from); lanes(); });

@@ -1,0 +1,269 @@
+"""The page of a run in a real browser: what is where, the keyboard, no error, no request. Needs Chromium."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.page.make import make
+from tests.support import chromium, run_folders
+from tests.support.chromium import Chromium
+
+EVIL = "</script><script>console.error(1)</script><img src='http://127.0.0.1:9/x' onerror='console.error(2)'>"
+
+OVERLAPS = """(() => {
+  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), boxes = [];
+  const clips = (style) => [style.overflowX, style.overflowY].some((each) => each !== "visible");
+  while (walker.nextNode()) {
+    const node = walker.currentNode, parent = node.parentElement;
+    if (!node.data.trim() || /^(script|style|title)$/i.test(parent.tagName) || !parent.checkVisibility()) continue;
+    const range = document.createRange();
+    range.selectNodeContents(node);
+    for (const found of range.getClientRects()) {
+      let [left, top, right, bottom] = [found.left, found.top, found.right, found.bottom];
+      for (let each = parent; each && each !== document.body; each = each.parentElement) {
+        if (each instanceof SVGElement || !clips(getComputedStyle(each))) continue;
+        const box = each.getBoundingClientRect();
+        left = Math.max(left, box.left); right = Math.min(right, box.right);
+        top = Math.max(top, box.top); bottom = Math.min(bottom, box.bottom);
+      }
+      if (right - left > 1 && bottom - top > 1) boxes.push({ node, left, top, right, bottom });
+    }
+  }
+  const bad = [];
+  boxes.forEach((a, index) => boxes.slice(index + 1).forEach((b) => {
+    const width = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+    const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+    const isSticky = [a, b].some((each) => each.node.parentElement.tagName === "TH");
+    if (a.node !== b.node && !isSticky && width > 1 && height > 3) bad.push([a.node.data, b.node.data]);
+  }));
+  return { texts: boxes.length, bad, width: document.documentElement.scrollWidth };
+})()"""
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Chromium]:
+    if chromium.program() is None:
+        pytest.skip("there is no Chromium")
+    with Chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """Addresses of pages: of a small run, of one with 40 nodes, of hostile text, and of an empty folder."""
+    base = tmp_path_factory.mktemp("pages")
+    folders = {
+        "small": run_folders.write(base / "small", lines=60),
+        "large": run_folders.write(base / "large", nodes=40, hours=24, lines=20),
+        "evil": run_folders.write(base / "evil", message=EVIL, lines=5),
+    }
+    (base / "empty").mkdir()
+    folders["empty"] = base / "empty"
+    for name in ("hang.txt", "report.txt"):
+        (base / "evil" / name).write_text(EVIL)
+    return {name: f"file://{make(folder)}" for name, folder in folders.items()}
+
+
+@pytest.mark.parametrize("name", ["small", "large", "evil", "empty"])
+def test_there_is_no_error_and_no_request(browser: Chromium, runs: dict[str, str], name: str):
+    browser.open(runs[name])
+    assert browser.evaluate("document.querySelectorAll('h1').length") == 1
+    assert browser.problems == []
+    assert browser.requests == [runs[name]]
+
+
+def test_the_policy_of_the_page_forbids_requests(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    blocked = """new Promise((resolve) => {
+        document.addEventListener("securitypolicyviolation", (event) => resolve(event.effectiveDirective));
+        new Image().src = "http://127.0.0.1:9/x";
+    })"""
+    assert browser.evaluate(blocked) == "img-src"
+
+
+@pytest.mark.parametrize("script", [True, False], ids=["script", "no script"])
+@pytest.mark.parametrize("width", [1280, 400])
+@pytest.mark.parametrize("name", ["small", "large", "evil", "empty"])
+def test_no_texts_overlap(browser: Chromium, runs: dict[str, str], name: str, width: int, script: bool):
+    browser.open(runs[name], width, script=script)
+    found = browser.evaluate(OVERLAPS)
+    assert found["bad"] == []
+    assert found["texts"] > 10
+    assert found["width"] <= width
+
+
+MARKS = """[...document.querySelectorAll(".mark")].map((mark) => {
+    const plot = mark.closest(".plot").getBoundingClientRect();
+    const box = mark.querySelector(".hit").getBoundingClientRect();
+    const x = ((box.left + box.right) / 2 - plot.left) / plot.width;
+    return { x, kind: mark.getAttribute("class").split("m-")[1], shown: mark.style.display !== "none" };
+})"""
+
+
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_marks_are_where_the_data_says(browser: Chromium, runs: dict[str, str], width: int):
+    browser.open(runs["small"], width)
+    marks = {mark["kind"]: mark["x"] for mark in browser.evaluate(MARKS)}
+    lost, end = 0.4 * 3600, 3600
+    for kind, at in (("failed", end - 2), ("lost", lost + 1), ("health", lost), ("joined", lost + 30), ("end", end)):
+        assert marks[kind] == pytest.approx(at / 3600, abs=0.004), kind
+
+
+def test_after_a_zoom_they_still_are(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    browser.evaluate("document.querySelector('[data-zoom=in]').click()")
+    marks = {mark["kind"]: mark for mark in browser.evaluate(MARKS)}
+    assert marks["lost"]["x"] == pytest.approx(((0.4 * 3600 + 1) / 3600 - 0.25) / 0.5, abs=0.004)
+    assert not marks["failed"]["shown"]
+    assert browser.evaluate(OVERLAPS)["bad"] == []
+    assert view(browser) == [250, 500]
+    browser.evaluate("document.querySelector('[data-zoom=all]').click()")
+    assert view(browser) == [0, 1000]
+
+
+def view(browser: Chromium) -> list[float]:
+    """What the axis shows, in thousandths of the run."""
+    return browser.evaluate("(({ x, width }) => [x, width])(document.querySelector('svg.view').viewBox.baseVal)")
+
+
+def test_marks_do_not_cover_each_other(browser: Chromium, runs: dict[str, str]):
+    for width in (1280, 400):
+        browser.open(runs["small"], width)
+        boxes = browser.evaluate(
+            "[...document.querySelectorAll('.mark .hit')].map((hit) => hit.getBoundingClientRect().toJSON())"
+        )
+        for index, one in enumerate(boxes):
+            for other in boxes[index + 1 :]:
+                is_apart = abs(one["x"] - other["x"]) >= 17 or abs(one["y"] - other["y"]) >= 17
+                assert is_apart, (one, other)
+
+
+def test_the_keyboard_goes_from_mark_to_mark_and_to_its_text(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    browser.evaluate("document.querySelector('.mark').focus()")
+    label = "document.activeElement.getAttribute('aria-label')"
+    first = browser.evaluate(label)
+    browser.press("ArrowRight")
+    second = browser.evaluate(label)
+    assert second != first
+    browser.press("ArrowLeft")
+    assert browser.evaluate(label) == first
+    browser.press("Enter")
+    text = "new Promise((resolve) => setTimeout(() => resolve([location.hash, document.activeElement.innerText]), 50))"
+    anchor, row = browser.evaluate(text)
+    assert anchor.startswith("#e")
+    assert first.partition(": ")[2] in row
+
+
+def test_the_keyboard_zooms(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    browser.evaluate("document.querySelector('.strip').focus()")
+    browser.press("+")
+    assert view(browser) == [250, 500]
+    browser.press("ArrowRight")
+    assert view(browser) == [375, 500]
+    browser.press("-")
+    assert view(browser) == [0, 1000]
+    browser.press("+")
+    browser.press("0")
+    assert view(browser) == [0, 1000]
+
+
+def test_everything_that_can_be_used_can_be_reached_by_tab(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    reached = []
+    for _ in range(40):
+        browser.press("Tab")
+        reached.append(browser.evaluate("document.activeElement.tagName + '.' + document.activeElement.className"))
+    for name in ("BUTTON", "A.skip", "DIV.strip", "DIV.scroll", "SUMMARY", "PRE", "SELECT"):
+        assert any(each.upper().startswith(name.upper()) for each in reached), (name, reached)
+    assert sum(each.startswith("a.[object") for each in reached) >= 7, reached  # The marks.
+
+
+def test_the_pointer_reads_values_and_drags_to_zoom(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    box = browser.evaluate("document.querySelector('.rows').getBoundingClientRect().toJSON()")
+    y = box["y"] + box["height"] / 2
+
+    def mouse(kind: str, share: float, **more: Any) -> None:
+        x = box["x"] + box["width"] * share
+        browser.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, **more)
+
+    mouse("mouseMoved", 0.2)
+    assert browser.evaluate("document.getElementById('at').textContent").startswith("12 min (")
+    assert "attempt 0" in browser.evaluate("document.getElementById('at').textContent")
+    assert "to 9" in browser.evaluate("document.querySelector('.read').textContent")
+    mouse("mousePressed", 0.2, button="left", clickCount=1)
+    mouse("mouseMoved", 0.7, button="left")
+    mouse("mouseReleased", 0.7, button="left", clickCount=1)
+    assert view(browser) == pytest.approx([200, 500], abs=2)
+
+
+def test_a_node_of_many_can_be_chosen(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["large"])
+    options = browser.evaluate("[...document.querySelectorAll('#node option')].map((each) => each.value)")
+    assert len(options) == 42
+    browser.evaluate("document.getElementById('node').value = 'gpu7'")
+    browser.evaluate("document.getElementById('node').dispatchEvent(new Event('change'))")
+    drawn = browser.evaluate("document.querySelector('.chosen .line').getAttribute('d')")
+    assert drawn.count("L") > 50
+    assert "NaN" not in drawn
+
+
+def test_it_follows_the_light_or_dark_setting(browser: Chromium, runs: dict[str, str]):
+    colours = set()
+    for dark in (False, True):
+        browser.open(runs["small"], dark=dark)
+        colours.add(browser.evaluate("getComputedStyle(document.body).backgroundColor"))
+    assert len(colours) == 2
+
+
+CONTRAST = """(() => {
+  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
+  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
+    .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
+  const behind = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = rgb(getComputedStyle(each).backgroundColor);
+      if (colour.length < 4 || colour[3] > 0) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const low = [];
+  for (const element of document.querySelectorAll("h1, h2, h3, p, b, dd, dt, td, th, span, li, pre, summary, footer")) {
+    if (!element.checkVisibility() || !element.textContent.trim()) continue;
+    const a = light(rgb(getComputedStyle(element).color)), b = light(behind(element));
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    if (ratio < 4.5) low.push([element.tagName, element.className, element.textContent.slice(0, 30), ratio]);
+  }
+  return low;
+})()"""
+
+
+@pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
+def test_all_text_has_the_contrast_that_wcag_asks_for(browser: Chromium, runs: dict[str, str], dark: bool):
+    browser.open(runs["small"], dark=dark)
+    assert browser.evaluate(CONTRAST) == []
+
+
+def test_a_page_of_a_live_run_keeps_its_zoom_when_it_is_loaded_again(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    browser.evaluate("document.querySelector('[data-zoom=all]').click()")
+    browser.evaluate("document.querySelector('[data-zoom=in]').click()")
+    browser.open(runs["small"])
+    assert view(browser) == [250, 500]
+    browser.evaluate("document.querySelector('[data-zoom=all]').click()")
+
+
+def test_the_data_are_those_of_the_run(browser: Chromium, runs: dict[str, str]):
+    browser.open(runs["small"])
+    data = json.loads(browser.evaluate("document.getElementById('data').textContent"))
+    assert data["length"] == pytest.approx(3600, abs=1)
+    assert data["charts"][0]["title"] == "GPU utilisation"
+    assert Path(runs["small"].removeprefix("file://")).is_file()
