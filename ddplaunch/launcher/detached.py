@@ -18,7 +18,7 @@ from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
-from ddplaunch.system import procfs, run_folder, script_file
+from ddplaunch.system import procfs, run_folder, run_json, script_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _RETURN_S, _LOOK_S = 0.7, 0.2
 """Seconds from the start of this process until it returns; so long, at least, it looks at the launcher."""
+
+_SLOW_S, _POLL_S = 10.0, 0.05
 
 _START_TIME = 19
 """Position of the start in ``procfs.stat``: clock ticks since the boot."""
@@ -115,7 +117,7 @@ def _after_start(
     report: Callable[[str], None],
 ) -> int:
     try:
-        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()))
+        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder / run_json.RUN)
     except KeyboardInterrupt:  # It has not returned yet: Ctrl-C is meant for the run.
         os.kill(pid, signal.SIGTERM)
         raise
@@ -137,16 +139,21 @@ def _limit(config: LaunchConfig) -> str:
     return f", until SLURM job {config.slurm_job.id} ends" if config.slurm_job else ""
 
 
-def _exit_code(pid: int, timeout_s: float) -> int | None:
-    """The exit code of the child ``pid``; None if it goes on for ``timeout_s``."""
-    deadline = time.monotonic() + timeout_s
+def _exit_code(pid: int, timeout_s: float, first_file: Path) -> int | None:
+    """The exit code of the child ``pid``; None if it goes on for ``timeout_s``, and has written its ``first_file``.
+
+    On a slow machine that file comes later: without it other commands would not find the launcher.
+    """
+    now = time.monotonic()
+    deadline, last = now + timeout_s, now + timeout_s + _SLOW_S
     with procfs.pidfd(pid) as fd:
-        while time.monotonic() < deadline:
+        while now < deadline or (now < last and not first_file.exists()):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
-            select.select([] if fd is None else [fd], [], [], min(0.05, max(0.0, deadline - time.monotonic())))
+            select.select([] if fd is None else [fd], [], [], _POLL_S)
+            now = time.monotonic()
     return None
 
 
