@@ -31,7 +31,7 @@ LEFT = 130
 _AGAIN_S = 0.7
 """After Ctrl-C, a second one so soon asks whether to stop the run."""
 
-_END_S = 0.2
+_END_S = 0.1
 """How often an idle viewer looks whether the run has ended."""
 
 _MAX_LAG_BYTES = 4 << 20
