@@ -1,4 +1,4 @@
-"""Dispatches the commands that come back to a run: ``--attach``, ``--logs`` and ``--wait``.
+"""Dispatches the commands that come back to a run: ``--leave``, ``--attach``, ``--logs`` and ``--wait``.
 
 Runs in the process that the user started.
 """
@@ -14,7 +14,7 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_COMMANDS = ("attach", "logs", "wait")
+_COMMANDS = ("leave", "attach", "logs", "wait")
 _OF_LOGS = ("ranks", "attempt", "follow")
 
 
@@ -51,6 +51,10 @@ def run(
     text, log_dir = commands[name], options["log_dir"]
     if name == "logs":
         return _logs(text, options, report)
+    if name == "leave":
+        from ddplaunch.commands import launcher_request
+
+        return launcher_request.leave(text, log_dir, report)
     from ddplaunch.commands import attach
 
     return attach.wait(text, log_dir) if name == "wait" else attach.attach(text, log_dir, report)

@@ -11,6 +11,12 @@ DETACH_OPTIONS = (
         pet=False,
     ),
     Option(
+        "--leave",
+        "RUN_ID",
+        "Make a run in the foreground, as after Ctrl-Z, independent of its terminal, which can then be closed.",
+        pet=False,
+    ),
+    Option(
         "--attach",
         "RUN_ID",
         "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",

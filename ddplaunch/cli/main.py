@@ -333,7 +333,9 @@ def _run(argv: Sequence[str] | None) -> int:
 
         return detached.start(config, _show, (lambda _: None) if config.output.verbosity < 0 else _print)
     from ddplaunch.launcher.launch import launch
+    from ddplaunch.system import terminal
 
+    terminal.is_own = True
     return launch(config).exit_code
 
 

@@ -29,6 +29,7 @@ _COMMANDS = (
     "stacks",
     "kill",
     "detach",
+    "leave",
     "attach",
     "logs",
     "ranks",

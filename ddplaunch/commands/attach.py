@@ -180,9 +180,9 @@ def _says_yes(question: str) -> bool:
 
 
 def _stop(run: RunFolder, report: Callable[[str], None]) -> None:
-    from ddplaunch.commands import stop_run
+    from ddplaunch.commands import launcher_request
 
     try:
-        stop_run.stop(run)
+        launcher_request.stop(run)
     except LaunchError as error:
         report(error.text)

@@ -25,6 +25,7 @@ from ddplaunch.protocol.control import (
     SOCKET,
     TO_LAUNCHER,
     ExamineRun,
+    LeaveTerminal,
     RequestRefused,
     StopRun,
 )
@@ -45,7 +46,7 @@ _RETRY_S = 1.0
 class ControlRequest:
     """A client's request. ``answer`` takes the one record that it gets; it may be called in any thread."""
 
-    request: ExamineRun | StopRun
+    request: ExamineRun | StopRun | LeaveTerminal
     answer: Callable[[object], None]
 
 

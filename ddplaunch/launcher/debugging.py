@@ -113,6 +113,11 @@ class Debugging:
         self._has_explained = self._is_over = self._is_announced = False
         self._column_is_0 = True
 
+    @property
+    def has_sessions(self) -> bool:
+        """Whether a rank has the terminal, or waits for it."""
+        return bool(self._sessions)
+
     # Events.
 
     def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from ddplaunch.launcher import terminal_exit
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.launcher.debugging import Debugging, TerminalEvent
 from ddplaunch.launcher.hang_watch import HangWatch
@@ -19,7 +20,7 @@ from ddplaunch.launcher.run_page import RunPage
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher.timers import Timed
-from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
+from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, RunStops, StopRun
 from ddplaunch.protocol.specs import UsageRecord
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class Watches:
         post: Callable[[object], None],
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
-        self._nodes, self._shutdown, self._run_tag = nodes, shutdown, run_tag
+        self._nodes, self._shutdown, self._messages, self._run_tag = nodes, shutdown, messages, run_tag
         self._is_local, self._folder = config.transport == "local", folder
         self._usage: UsageWatch | None = None
         self.hangs = HangWatch(config, nodes.send, folder, messages)
@@ -91,19 +92,22 @@ class Watches:
                 self.slow_ranks.on_judged(event)
             case SlurmAnswered():
                 self._slurm.on_answer(event)
-            case ControlRequest(request=StopRun()):
-                self._on_stop_request(event)
             case TerminalEvent():
                 self.debugging.on_terminal(event)
             case ControlRequest():
-                self._requests.on_request(event)
+                self._on_request(event)
 
-    def _on_stop_request(self, request: ControlRequest) -> None:
+    def _on_request(self, request: ControlRequest) -> None:
         if request.request.run_tag != self._run_tag:
             request.answer(RequestRefused("another run of this process"))
-        else:
+        elif isinstance(request.request, StopRun):
             request.answer(RunStops())
             self._shutdown.on_stop_request()
+        elif isinstance(request.request, LeaveTerminal):
+            is_debugged = self.debugging.has_sessions
+            request.answer(terminal_exit.leave_terminal(self._nodes, self._messages, is_debugged=is_debugged))
+        else:
+            self._requests.on_request(request)
 
     def close(self, exit_code: int) -> None:
         """The run has ended: write what is left."""

@@ -69,11 +69,26 @@ class RunStops:
 
 
 @dataclass(frozen=True)
+class LeaveTerminal:
+    """Client to launcher: use the terminal no more; answered by TerminalLeft or RequestRefused.
+
+    ``run_tag``: as for ExamineRun.
+    """
+
+    run_tag: OneLine
+
+
+@dataclass(frozen=True)
+class TerminalLeft:
+    """Launcher to client, in answer to LeaveTerminal: the terminal can be closed."""
+
+
+@dataclass(frozen=True)
 class RequestRefused:
     """Launcher to client: why there is no other answer."""
 
     reason: OneLine
 
 
-TO_LAUNCHER = (ExamineRun, StopRun)
-FROM_LAUNCHER = (RunExamined, RunStops, RequestRefused)
+TO_LAUNCHER = (ExamineRun, StopRun, LeaveTerminal)
+FROM_LAUNCHER = (RunExamined, RunStops, TerminalLeft, RequestRefused)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -11,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.launcher.display import console_log
-from tests.support.detached import UNTIL, folder_of, job, launcher_of, report_of, started
+from tests.support.detached import UNTIL, folder_of, job, launcher_of, report_of, started, wait_for_log
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import run, start
 from tests.support.screen import CTRL_C, Screen
@@ -224,3 +225,45 @@ def test_a_pipe_that_is_closed_ends_the_viewer_only(go: Path) -> None:
     go.touch()
     assert viewer.finish().returncode in (7, 128 + signal.SIGPIPE)
     assert report_of(run_id)["exit_code"] == 7
+
+
+JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the shell; read', "bash")
+
+
+def test_a_run_in_the_foreground_leaves_its_terminal(go: Path, screen: Screen) -> None:
+    shell = screen.start("--rdzv-id", "job7", *job(go, "--nproc-per-node", "2"), under=JOB_CONTROL)
+    screen.wait_for(b"begins")
+    wait_for_log("job7", "begins")
+    screen.type(b"\x1a")
+    screen.wait_for(b"`ddplaunch --leave job7` lets you close this terminal")
+    screen.wait_for(b"in the shell")
+    launcher = json.loads((folder_of("job7") / "run.json").read_text())["pid"]
+    left = run("--leave", "job7")
+    assert (left.returncode, left.out) == (0, ""), left.err
+    assert left.err == "ddplaunch: run job7 goes on without its terminal; to come back: ddplaunch --attach job7\n"
+    screen.wait_for(b"ddplaunch: the run goes on without this terminal, which can be closed")
+    assert [os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in (0, 1, 2)] == [os.devnull] * 3
+    os.kill(shell.pid, signal.SIGKILL)
+    shell.finish()
+    screen.close()
+    os.kill(launcher, signal.SIGHUP)
+    viewer = start("--attach", "job7")
+    viewer.wait_for("begins", 2)
+    assert is_alive(launcher)
+    go.touch()
+    assert viewer.finish().returncode == 7
+    assert report_of("job7")["exit_code"] == 7
+
+
+def test_a_lone_worker_keeps_its_terminal(go: Path) -> None:
+    with terminal() as opened:
+        running = opened.start("--rdzv-id", "job7", *job(go))
+        running.wait_for("begins")
+        refused = run("--leave", "job7")
+        assert refused.returncode == NODE_NOT_READY
+        assert "its only worker writes to the terminal itself (not with -t 3)" in refused.err
+        go.touch()
+        assert running.finish().returncode == 7
+    ended = run("--leave", "job7")
+    assert ended.returncode == USAGE
+    assert "its launcher has ended" in ended.err

@@ -252,7 +252,7 @@ JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the s
     ("workers", "message"),
     [
         ("1", b"the worker runs on and writes to this terminal; fg resumes the launcher"),
-        ("2", b"the workers run on; fg shows their output"),
+        ("2", b"the workers run on; fg shows their output, `ddplaunch --leave job` lets you close this terminal"),
     ],
 )
 def test_ctrl_z_suspends_the_launcher_only_and_fg_shows_the_rest(workers: str, message: bytes, tmp_path: Path) -> None:

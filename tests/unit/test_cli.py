@@ -43,7 +43,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         return SimpleNamespace(exit_code=7)
 
     _launch_is(monkeypatch, launch)
-    for name in [n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH", "DDPLAUNCH_PAGE"))]:
+    for name in [
+        n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH", "DDPLAUNCH_PAGE"))
+    ]:
         monkeypatch.delenv(name)
     return configs
 
@@ -153,7 +155,7 @@ NO_EFFECT = {
     "stacks": "tests/process/test_stacks.py",
     **dict.fromkeys(("page", "serve"), "tests/unit/test_serve.py"),
     "detach": "tests/process/test_detach.py",
-    **dict.fromkeys(("attach", "wait"), "tests/process/test_attach.py"),
+    **dict.fromkeys(("attach", "leave", "wait"), "tests/process/test_attach.py"),
     **dict.fromkeys(("logs", "ranks", "attempt", "follow"), "tests/process/test_logs.py"),
     **dict.fromkeys(("check", "deep"), "tests/process/test_check.py"),
     **dict.fromkeys(("plan", "json"), "tests/unit/test_plan.py"),

@@ -271,9 +271,8 @@ def test_every_example_is_understood(words: tuple[str, ...], monkeypatch: pytest
     monkeypatch.chdir(tmp_path)
     for name in ("WANDB_API_KEY", "MY_NAME"):
         monkeypatch.setenv(name, "x")
-    if {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--logs", "--wait", "--page", "--serve"} & {
-        *words
-    }:  # They act at once.
+    at_once = {"--ps", "--kill", "--stacks", "--forget", "--check", "--attach", "--leave", "--logs", "--wait"}
+    if (at_once | {"--page", "--serve"}) & {*words}:  # They act at once.
         return
     shown = main.command.main([*words], prog_name="ddplaunch", standalone_mode=False)
     assert shown == 0 if "--plan" in words else isinstance(shown, (LaunchConfig, main.DetachedRun))

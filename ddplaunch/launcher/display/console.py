@@ -146,6 +146,12 @@ class Console:
         """Show ``text`` as the last line, in place of the previous one, until there is other output."""
         self._stderr.progress(escape(text))
 
+    def leave_terminal(self) -> None:
+        """Treat both streams as files from now on: redrawn lines become lines of console.log."""
+        for writer, lines in ((self._stdout, self._stdout_lines), (self._stderr, self._stderr_lines)):
+            writer.is_terminal = False
+            lines.end_live()
+
     def _on_stdout_error(self, problem: str) -> None:
         self.show(f"ddplaunch: stdout {problem}; the job goes on, {self.logs}")
 

@@ -131,12 +131,30 @@ class UserMessages:
         """This process is about to be suspended (Ctrl-Z). A lone worker goes on writing to these ``terminals``."""
         if not self._count:
             effect = "while the nodes start; fg resumes the launcher"
-        elif self._count == self._config.max_nodes == 1 and {"stdout", "stderr"} & {*terminals}:
+        elif self.worker_has_terminal(terminals):
             effect = "the worker runs on and writes to this terminal; fg resumes the launcher"
         else:
             effect = f"the workers run on{' for up to a day' if self._is_remote else ''}; fg shows their output"
+            if self._folder:
+                effect += f", `ddplaunch --leave {self.run_id}` lets you close this terminal"
         self.show(f"suspended: {effect}", Level.NORMAL)
         self.console.wait_shown(_SUSPEND_S)
+
+    @property
+    def has_workers(self) -> bool:
+        """Whether all agents have been ready."""
+        return bool(self._count)
+
+    def worker_has_terminal(self, terminals: Collection[str]) -> bool:
+        """Whether a lone worker writes to this process's terminal itself; ``terminals`` as for ``suspended``."""
+        return self._count == self._config.max_nodes == 1 and bool({"stdout", "stderr"} & {*terminals})
+
+    def left_terminal(self) -> None:
+        """This process uses its terminal no more, from now on."""
+        back = f"to come back: ddplaunch --attach {self.run_id}"
+        self.show(f"the run goes on without this terminal, which can be closed; {back}", Level.NORMAL)
+        self.console.wait_shown(_SUSPEND_S)
+        self.console.leave_terminal()
 
     def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
         """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""

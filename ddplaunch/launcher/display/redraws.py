@@ -59,6 +59,11 @@ class Redraws:
                 self._redraw(redrawn, header, data)
             self._update_live()
 
+    def end_live(self) -> None:
+        """There is no terminal any more: from now on redraws are shown as lines, and not all of them."""
+        with self._lock:
+            self._show_live = None
+
     def flush(self) -> None:
         """Show the last redraw of every unfinished line, as a line."""
         with self._lock:

@@ -1,0 +1,62 @@
+"""A run leaves its terminal only if nobody needs it."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.launcher import terminal_exit
+from ddplaunch.protocol.control import RequestRefused, TerminalLeft
+from ddplaunch.system import terminal
+
+
+class Messages:
+    """Those of a run; counts how often the terminal was left."""
+
+    has_workers, left = True, 0
+
+    def __init__(self, *, has_terminal: bool = False) -> None:
+        self._has_terminal = has_terminal
+
+    def worker_has_terminal(self, _terminals: object) -> bool:
+        return self._has_terminal
+
+    def left_terminal(self) -> None:
+        self.left += 1
+
+
+class Nodes:
+    """One node, whose agent has inherited nothing."""
+
+    def __init__(self) -> None:
+        handle = type("Handle", (), {"inherited_fds": {}})
+        self.all = [type("Node", (), {"handle": handle})]
+
+
+@pytest.fixture(autouse=True)
+def own(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The terminal is the command's, and leaving it does nothing."""
+    calls: list[str] = []
+    monkeypatch.setattr(terminal, "is_own", True)
+    monkeypatch.setattr(terminal, "leave", lambda: calls.append("left"))
+    return calls
+
+
+def answer(messages: Messages, *, is_debugged: bool = False) -> object:
+    return terminal_exit.leave_terminal(Nodes(), messages, is_debugged=is_debugged)  # type: ignore[arg-type]
+
+
+def test_it_says_so_and_leaves(own: list[str]) -> None:
+    messages = Messages()
+    assert answer(messages) == TerminalLeft()
+    assert (own, messages.left) == (["left"], 1)
+
+
+def test_what_needs_the_terminal_keeps_it(own: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert answer(Messages(), is_debugged=True) == RequestRefused("a rank has stopped in a debugger and needs it")
+    assert "its only worker writes" in answer(Messages(has_terminal=True)).reason  # type: ignore[attr-defined]
+    starting = Messages()
+    starting.has_workers = False
+    assert answer(starting) == RequestRefused("its workers have not started yet")
+    monkeypatch.setattr(terminal, "is_own", False)
+    assert "started by a Python program" in answer(Messages()).reason  # type: ignore[attr-defined]
+    assert own == []
