@@ -36,10 +36,11 @@ class UsageRecorder:
         self.attempt = -1
         self._recent: list[UsageSample] = []
         self._waiting: list[UsageSample] = []
+        self._per_record = 1
 
     def begin(self, group: WorkerGroup, at_s: float) -> None:
         """Read the counters from which the first sample of an attempt starts; the workers run since ``at_s``."""
-        self.attempt, self._recent, self._waiting = group.attempt, [], []
+        self.attempt, self._recent, self._waiting, self._per_record = group.attempt, [], [], 1
         self._sampler = UsageSampler(group.workers, self._gpus, self._disk)
         self._outbox.send(self._started(tuple(worker.rank for worker in group.workers), at_s))
 
@@ -47,8 +48,9 @@ class UsageRecorder:
         """Take a sample; send those that make a record."""
         if self._sampler:
             self._recent.append(self._sampler.sample(now))
-            if len(self._recent) >= _PER_RECORD:
+            if len(self._recent) >= self._per_record:
                 self._send(self._sampler)
+                self._per_record = _PER_RECORD  # The first sample is sent at once, for those who look.
 
     def end(self) -> None:
         """The attempt has ended: send what is left."""

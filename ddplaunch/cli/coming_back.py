@@ -1,4 +1,4 @@
-"""Dispatches the commands that come back to a run: ``--leave``, ``--attach``, ``--logs`` and ``--wait``.
+"""Dispatches the commands that come back to a run: ``--leave``, ``--attach``, ``--logs``, ``--wait``, ``--ps RUN_ID``.
 
 Runs in the process that the user started.
 """
@@ -18,13 +18,16 @@ _COMMANDS = ("leave", "attach", "logs", "wait")
 _OF_LOGS = ("ranks", "attempt", "follow")
 
 
-def popped(options: dict[str, Any]) -> dict[str, str]:
+def popped(options: dict[str, Any], *, is_ps: bool) -> dict[str, str]:
     """Take these commands out of ``options``; returns those that are given, with their run ids.
 
+    ``is_ps``: --ps is given, which takes what follows it for a run id.
+
     Raises:
-        UsageError: an option of --logs without it.
+        UsageError: an option of --logs without it, or words after the run id of --ps.
     """
     run_ids = {name: options.pop(name) for name in _COMMANDS}
+    run_ids["ps"] = _popped_run_id(options) if is_ps else None
     given = next((name for name in _OF_LOGS if options[name] not in (None, False)), "")
     if given and run_ids["logs"] is None:
         raise UsageError(f"--{given}: needs --logs", _HINTS.get(given, ""))
@@ -34,13 +37,25 @@ def popped(options: dict[str, Any]) -> dict[str, str]:
     return {name: value for name, value in run_ids.items() if value is not None}
 
 
+def _popped_run_id(options: dict[str, Any]) -> str | None:
+    run_id, options["script"] = options["script"] or None, ""
+    if options["script_args"]:
+        word = options["script_args"][0]
+        raise UsageError(f"--ps {run_id}: {word}: nothing may follow the run id", "Options come before it.")
+    return run_id
+
+
 _HINTS = {"ranks": "--ranks-filter chooses the ranks whose lines the console shows."}
 
 
 def run(
-    commands: Mapping[str, str], others: Sequence[str], options: Mapping[str, Any], report: Callable[[str], None]
+    commands: Mapping[str, str],
+    others: Sequence[str],
+    options: Mapping[str, Any],
+    show: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> int:
-    """Run the only one of ``commands`` and return its exit code.
+    """Run the only one of ``commands`` and return its exit code; ``show`` prints a result, ``report`` a message.
 
     Raises:
         UsageError: it cannot be combined with ``others`` or with one of ``options``; or as the command.
@@ -55,6 +70,10 @@ def run(
         from ddplaunch.commands import launcher_request
 
         return launcher_request.leave(text, log_dir, report)
+    if name == "ps":
+        from ddplaunch.commands import live
+
+        return live.live(text, log_dir, show)
     from ddplaunch.commands import attach
 
     return attach.wait(text, log_dir) if name == "wait" else attach.attach(text, log_dir, report)

@@ -103,8 +103,8 @@ def _dispatch(
 ) -> LaunchConfig | DetachedRun | int:
     """The configuration of the run; or run another command, and return its exit code."""
     is_detached, is_quiet = options.pop("detach"), bool(options["quiet"])
-    coming = coming_back.popped(options)
-    of_runs = {"--ps": ps, "--kill": kill is not None, "--stacks": stacks is not None}
+    coming = coming_back.popped(options, is_ps=ps and not (options["all"] or options["nodes"]))
+    of_runs = {"--ps": ps and "ps" not in coming, "--kill": kill is not None, "--stacks": stacks is not None}
     others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
     files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
     given = {**others, **files, **{f"--{name}": True for name in coming}, "--check": check}
@@ -113,7 +113,7 @@ def _dispatch(
     if coming:
         given = {**others, **files, "--forget": options.pop("forget") is not None, "--check": check}
         report: Callable[[str], None] = (lambda _: None) if is_quiet else _print
-        return coming_back.run(coming, [name for name, is_given in given.items() if is_given], options, report)
+        return coming_back.run(coming, [name for name, is_given in given.items() if is_given], options, _show, report)
     if (forgotten := options.pop("forget")) is not None:
         return _forget(forgotten, {**others, **files, "--check": check}, options)
     if any(files.values()):

@@ -327,9 +327,10 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
     "Existing runs (yours, here and on --hosts)": (
         flag(
             "--ps",
-            "List runs that have processes, their scripts, and whether their launcher is alive.",
+            "List runs that have processes, their scripts, and whether their launcher is alive. --ps RUN_ID: a table "
+            "of the run's ranks, which follows them on a terminal.",
             pet=False,
-            short="list runs that have processes",
+            short="list runs; with RUN_ID: what its ranks use",
         ),
         flag(
             "--all",

@@ -58,7 +58,7 @@ def cells(run: PastRun) -> tuple[str, ...]:
 
 
 def _found(bases: Iterable[Path]) -> list[tuple[PastRun, tuple[Path, ...]]]:
-    runs = [(_of_launchers(folders), folders) for folders in _folders(bases)]
+    runs = [(of_launchers(folders), folders) for folders in _folders(bases)]
     return sorted(runs, key=lambda item: (item[0].start_s, item[0].run_id), reverse=True)
 
 
@@ -79,7 +79,7 @@ def _has_files(entry: os.DirEntry[str]) -> bool:
     return False
 
 
-def _of_launchers(folders: Sequence[Path]) -> PastRun:
+def of_launchers(folders: Sequence[Path]) -> PastRun:
     """One run: what the launcher tells whose part says most about it, if every node has one."""
     runs = sorted(map(_past_run, folders), key=lambda run: run.start_s)
     telling = max(runs, key=lambda run: _WEIGHTS.get(run.result, 1 if run.result != "exit 0" else 0))

@@ -34,7 +34,7 @@ LEVELS = ((180.0, 30.0), (3600.0, 600.0), (86400.0, 1800.0))
 _THIN_S = 120.0
 """Between two whole files of a node; meanwhile samples are appended."""
 
-_FLUSH_S = 5.0
+_FLUSH_S = 1.0
 _CLOSE_S = 2.0
 _MAX_QUEUED = 10_000
 """Records that wait for a disk, of some kB each."""

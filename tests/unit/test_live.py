@@ -1,0 +1,109 @@
+"""The table of --ps RUN_ID, and what it reads of files that are cut off, damaged or written anew."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.commands import live_page as page
+from ddplaunch.commands.usage_reading import NodeSamples, files
+
+NOW = 1_800_000_000.0
+
+
+def node(host: str, *ranks: int, attempt: int = 0, at: float = NOW - 5, **values: Any) -> NodeSamples:
+    """A node whose workers all have these values."""
+    workers = {"cpu": 50.0, "rss": 2e9, "quiet": 3.0, "lines": 4.0, **values}
+    sample = {"t": at, "w": {key: [value] * len(ranks) for key, value in workers.items()}}
+    sample["g"] = {"util": [97.0], "mem": [6e10]}
+    rows = [0, *[None] * (len(ranks) - 1)]
+    start = {"attempt": attempt, "t": at - 10, "ranks": list(ranks), "gpu": rows}
+    return NodeSamples(Path(host), {"host": host}, start, sample)
+
+
+def test_each_rank_has_a_line() -> None:
+    lines = page.rank_table(page.ranks([node("gpu2", 2, 3), node("gpu1", 0, 1)], frozenset({1}), NOW))
+    assert lines == [
+        "rank  node  state    last line  CPU   memory  GPU   GPU memory  lines/s",
+        "0     gpu1  running  3s ago     50 %  1.9 GB  97 %  56 GB       4",
+        "1     gpu1  failed   3s ago     50 %  1.9 GB  -     -           4",
+        "2     gpu2  running  3s ago     50 %  1.9 GB  97 %  56 GB       4",
+        "3     gpu2  running  3s ago     50 %  1.9 GB  -     -           4",
+    ]
+
+
+def test_ranks_that_do_not_fit_are_summed_up_for_each_node() -> None:
+    nodes = [node("gpu1", *range(8)), node("gpu2", *range(8, 16), quiet=90.0)]
+    assert page.node_table(page.ranks(nodes, frozenset({9}), NOW)) == [
+        "ranks  node  state                last line  CPU    memory  GPU   GPU memory  lines/s",
+        "0-7    gpu1  running              3s ago     400 %  15 GB   97 %  56 GB       32",
+        "8-15   gpu2  7 running, 1 failed  1m30s ago  400 %  15 GB   97 %  56 GB       32",
+    ]
+
+
+def test_states_are_those_of_the_newest_attempt() -> None:
+    old, ended, silent = node("gpu1", 0), node("gpu2", 1, attempt=2, rss=None), node("gpu3", 2, attempt=2, at=NOW - 60)
+    assert [(line.rank, line.state) for line in page.ranks([old, ended, silent], frozenset(), NOW)] == [
+        (1, "ended"),
+        (2, "no sample"),
+    ]
+
+
+def test_the_title_says_how_old_the_values_are() -> None:
+    nodes = [node("gpu1", 0), node("gpu2", 1, at=NOW - 12)]
+    ranks = page.ranks(nodes, frozenset(), NOW)
+    assert page.title("job7", 63, nodes, ranks, NOW) == (
+        "job7: running for 1m03s, attempt 0, 2 ranks on 2 nodes; as of 5s ago"
+    )
+    assert page.title("job7", 1, [], [], NOW) == "job7: running for 1s; no usage sample yet"
+
+
+LINES = [
+    '{"schema":1,"node":0,"host":"gpu1"}',
+    '{"attempt":0,"t":1,"ranks":[0],"gpu":[]}',
+    '{"t":2,"w":{"cpu":[1]}}',
+    '{"t":3,"w":{"cpu":[2]}}',
+]
+
+
+def test_a_file_is_read_on_and_again_if_it_was_written_anew(tmp_path: Path) -> None:
+    path = tmp_path / "samples/node_0.jsonl"
+    path.parent.mkdir()
+    path.write_text("\n".join(LINES[:3]) + "\n" + LINES[3][:9])
+    known: dict[Path, NodeSamples] = {}
+    (found,) = files([tmp_path], known)
+    assert (found.head["host"], found.newest["t"]) == ("gpu1", 2)
+    path.write_text("\n".join(LINES) + "\n")
+    files([tmp_path, tmp_path / "none"], known)
+    assert found.newest["t"] == 3
+    new = path.with_suffix(".new")
+    new.write_text('{"schema":1,"host":"gpu2"}\n{"attempt":1,"ranks":[0]}\n')
+    new.replace(path)
+    files([tmp_path], known)
+    assert (found.head["host"], found.start["attempt"], found.newest) == ("gpu2", 1, {})
+
+
+@pytest.mark.parametrize("cut", range(0, len("\n".join(LINES)), 7))
+def test_a_file_may_end_anywhere(tmp_path: Path, cut: int) -> None:
+    (tmp_path / "samples").mkdir()
+    (tmp_path / "samples/node_0.jsonl").write_text("\n".join(LINES)[:cut])
+    found = files([tmp_path], {})
+    ranks = page.ranks(found, frozenset(), NOW)
+    assert page.title("job7", 1, found, ranks, NOW)
+    assert page.node_table(ranks)
+    assert page.rank_table(ranks)
+
+
+@pytest.mark.parametrize("value", [None, "x", True, {}, [], 1e999, -5, [[]], ["x"]])
+@pytest.mark.parametrize("key", ["host", "ranks", "gpu", "t", "w", "g", "attempt"])
+def test_values_of_any_kind_do_no_harm(tmp_path: Path, key: str, value: object) -> None:
+    lines = [{"schema": 1, "host": "a"}, {"attempt": 0, "t": 1, "ranks": [0], "gpu": [0]}, {"t": 2, "w": {"cpu": [1]}}]
+    (tmp_path / "samples").mkdir()
+    changed = "".join(json.dumps({**line, **({key: value} if key in line else {})}) + "\n" for line in lines)
+    (tmp_path / "samples/node_0.jsonl").write_text(changed + "\xff\n[1]\n")
+    found = files([tmp_path], {})
+    ranks = page.ranks(found, frozenset(), NOW)
+    assert page.title("job7", 1, found, ranks, NOW)
