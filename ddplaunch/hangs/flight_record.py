@@ -88,12 +88,14 @@ def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> t
     Raises:
         ValueError: as ``parse``.
     """
-    with _only_value_errors():
-        calls = [_call(entry) for entry in _entries(_document(dump))[-newest:]]
     by_group: defaultdict[str, dict[int, int]] = defaultdict(dict)
-    for call in calls:
-        if not call.is_p2p and _SYNCHRONISES.match(call.operation):
-            by_group[call.group][call.number] = call.created_ns
+    with _only_value_errors():
+        for entry in _entries(_document(dump))[-newest:]:
+            operation = _text(entry["profiling_name"]).partition(":")[2]
+            if entry.get("is_p2p", False) is not True and _SYNCHRONISES.match(operation):
+                number = _integer(entry["collective_seq_id"], _MAX_NUMBER)
+                created_ns = _integer(entry.get("time_created_ns") or 0, _MAX_TIME)
+                by_group[_text(entry["process_group"][0])][number] = created_ns
     return tuple(_times(rank, host, group, created) for group, created in list(by_group.items())[:MAX_GROUPS])
 
 

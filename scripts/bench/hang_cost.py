@@ -1,8 +1,9 @@
-"""What the watch for hangs and slow ranks costs a job of four ranks that steps as fast as it can.
+"""What the watch for hangs and slow ranks costs a job of four ranks.
 
-``hang_cost.py [PAIRS [SECONDS]]``: two jobs, one with the watch and one with ``--hang-report off``, run side by side,
-so that other load on the machine affects both. CPU time and context switches for a step hardly depend on that load; the
-time of a step does. ``SECONDS`` should be more than 60: the watch reads the whole flight record once a minute.
+``hang_cost.py [SECONDS]``, 270 by default, for a table in 6 minutes: three equal jobs, one with the watch and two with
+``--hang-report off``, take turns in slots of a second. One of the two is compared with the other: the control, whose
+deviation from 1 is noise. What the watch uses is also counted directly: the CPU time of launcher and agent beyond that
+of a job without the watch, and that of the thread of each worker that answers.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ import statistics
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,56 +24,103 @@ import psutil
 from common import DDPLAUNCH, PROGRAMS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
 HANGS = Path(__file__).resolve().parents[2] / "tests" / "support" / "programs" / "hangs.py"
-WATCHED = {"with the watch": (), "with --hang-report off": ("--hang-report", "off")}
-RANKS = 4
-START_S = 20.0
-IDLE_S = 30.0
+WATCH: tuple[str, ...] = ()
+OFF = ("--hang-report", "off")
+RANKS, SLOTS = 4, 6
+PERIOD_S, START_S, IDLE_S = 1.0, 20.0, 30.0
+LOOK_S = 0.25
+COLUMNS = ("steps", "wall_s", "cpu_s", "switches")
 
 
-@dataclass(frozen=True)
-class Used:
-    """What the ranks of one job used, for one step; ``answers``: the share of the time that a rank's answers took."""
+@dataclass
+class Job:
+    """A job, and what was found of it; seconds and sums of all ranks.
 
-    wall_us: float
-    cpu_us: float
-    switches: float
-    answers: float
+    Attributes:
+        slots: number of a slot -> the values of ``COLUMNS``.
+        own_s: CPU time of launcher and agent in the whole time.
+        answers_s: CPU time of the threads that answer.
+        longest_s: most CPU time of one such thread within ``LOOK_S``: a step waits at most so long for one sample.
+    """
 
-
-def command(options: Sequence[str], program: Path, *arguments: str) -> tuple[str, ...]:
-    own = ("--nproc-per-node", str(RANKS), "--log-dir", "/dev/null", *options)
-    return *DDPLAUNCH, *own, str(program), *arguments
-
-
-def steps(options: Sequence[str], start: float, end: float) -> Used:
-    done = subprocess.run(
-        command(options, PROGRAMS / "step_times.py", str(start), str(end)),
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-    )
-    rows = [list(map(float, line.split())) for line in re.findall(r"steps (\d+ .*)", done.stdout)]
-    if len(rows) != RANKS:
-        sys.exit(done.stdout + done.stderr)
-    count, wall_s, cpu_s, switches, answer_s = map(sum, zip(*rows, strict=True))
-    return Used(1e6 * wall_s / count, 1e6 * cpu_s / count, switches / count, answer_s / wall_s)
+    process: subprocess.Popen[str]
+    slots: defaultdict[int, list[float]] = field(default_factory=lambda: defaultdict(lambda: [0.0] * len(COLUMNS)))
+    own_s: float = 0.0
+    answers_s: float = 0.0
+    longest_s: float = 0.0
 
 
-def pair(seconds: float) -> list[Used]:
+def begin(options: Sequence[str], program: Path, *arguments: object) -> subprocess.Popen[str]:
+    own = ("--nproc-per-node", str(RANKS), "--log-dir", "/dev/null", "--quiet", *options)
+    words = [*DDPLAUNCH, *own, str(program), *map(str, arguments)]
+    return subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True)
+
+
+def answering(processes: Sequence[psutil.Process]) -> list[Path]:
+    """Counters of the threads that answer the watch."""
+    tasks = (task for process in processes for task in Path(f"/proc/{process.pid}/task").glob("*"))
+    return [task / "schedstat" for task in tasks if (task / "comm").read_text() == "ddplaunch-info\n"]
+
+
+def used_ns(counter: Path) -> int:
+    return int(counter.read_text().split()[0])
+
+
+def follow(job: Job, start: float, end: float) -> None:
+    """Count from outside what the parts of ddplaunch use between these times."""
+    time.sleep(max(0.0, start - time.time()))
+    launcher = psutil.Process(job.process.pid)
+    agent = launcher.children()[0]
+    own = lambda: sum(sum(each.cpu_times()[:2]) for each in (launcher, agent))  # noqa: E731
+    threads = answering(agent.children(recursive=True))
+    own_before, first = own(), list(map(used_ns, threads))
+    before = first
+    while time.time() < end - 1:
+        time.sleep(LOOK_S)
+        now = list(map(used_ns, threads))
+        job.longest_s = max([job.longest_s, *((new - old) / 1e9 for new, old in zip(now, before, strict=True))])
+        before = now
+    job.own_s, job.answers_s = own() - own_before, (sum(before) - sum(first)) / 1e9
+
+
+def finish(job: Job) -> None:
+    output, _ = job.process.communicate()
+    for number, *values in re.findall(r"slot (\d+) (\d+) (\S+) (\S+) (\S+)", output):
+        job.slots[int(number)] = [old + float(new) for old, new in zip(job.slots[int(number)], values, strict=True)]
+    if not job.slots:
+        sys.exit(f"a job has failed:\n{output}")
+
+
+def run(seconds: float) -> list[Job]:
     start = time.time() + START_S
+    end = start + seconds
+    jobs = [
+        Job(begin(options, PROGRAMS / "slot_steps.py", index, start, end, PERIOD_S))
+        for index, options in enumerate((WATCH, OFF, OFF))
+    ]
     with ThreadPoolExecutor() as pool:
-        return list(pool.map(lambda options: steps(options, start, start + seconds), WATCHED.values()))
+        list(pool.map(lambda job: follow(job, start, end), jobs))
+        list(pool.map(finish, jobs))
+    return jobs
 
 
-def ratio(name: str, pairs: Sequence[Sequence[Used]]) -> str:
-    """Mean of the ratios of all pairs, with its 95 % interval from resampling."""
-    ratios = [getattr(one, name) / getattr(other, name) for one, other in pairs]
+def per_step(job: Job, group: int, column: int) -> float:
+    """In the two slots that the job has of the group of slots."""
+    slots = [values for number, values in job.slots.items() if number // SLOTS == group]
+    return sum(values[column] for values in slots) / sum(values[0] for values in slots)
+
+
+def ratio(one: Job, other: Job, name: str) -> str:
+    """Median of the ratios of all groups of slots, with its 95 % interval from resampling."""
+    groups = range(max(one.slots) // SLOTS)  # The last one may be cut.
+    column = COLUMNS.index(name)
+    ratios = [per_step(one, group, column) / per_step(other, group, column) for group in groups]
     chance = random.Random(0)
-    means = sorted(statistics.fmean(chance.choices(ratios, k=len(ratios))) for _ in range(10_000))
-    return f"{statistics.fmean(ratios):.4f} ({means[250]:.4f} to {means[-250]:.4f})"
+    medians = sorted(statistics.median(chance.choices(ratios, k=len(ratios))) for _ in range(4000))
+    return f"{statistics.median(ratios):.4f} ({medians[100]:.4f} to {medians[-100]:.4f})"
 
 
 def switches_of(process: psutil.Process) -> int:
@@ -82,7 +131,7 @@ def switches_of(process: psutil.Process) -> int:
 
 def wakeups(options: Sequence[str]) -> tuple[float, float]:
     """A second: of launcher and agent, and of all else, while all workers but one wait in a collective."""
-    job = subprocess.Popen(command(options, HANGS, "lock"), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    job = begin(options, HANGS, "lock")
     assert job.stdout
     for _ in range(RANKS):
         job.stdout.readline()
@@ -97,27 +146,33 @@ def wakeups(options: Sequence[str]) -> tuple[float, float]:
     return sum(counts[:2]) / IDLE_S, sum(counts[2:]) / IDLE_S
 
 
+def rows(jobs: list[Job], seconds: float) -> list[tuple[str, str, str]]:
+    watched, off, control = jobs
+    steps, wall_s, cpu_s, _ = map(sum, zip(*watched.slots.values(), strict=True))
+    rate = cpu_s / wall_s * RANKS  # CPU seconds of the job in a second in which it runs.
+    share: Callable[[float], str] = lambda used_s: f"{used_s / seconds / rate:.4%}"  # noqa: E731
+    texts = {"cpu_s": "CPU time of a step", "wall_s": "time of a step", "switches": "context switches of a step"}
+    found = [(text, ratio(watched, off, name), ratio(control, off, name)) for name, text in texts.items()]
+    base_s = (off.own_s + control.own_s) / 2
+    return [
+        *found,
+        ("launcher and agent, share of the job's CPU time", share(watched.own_s - base_s), share(off.own_s - base_s)),
+        ("threads that answer, share of the job's CPU time", share(watched.answers_s), share(off.answers_s)),
+        ("longest delay by one sample", f"{1000 * watched.longest_s:.1f} ms", f"{1000 * off.longest_s:.1f} ms"),
+        ("a step, for comparison", f"{1e3 * wall_s / steps:.2f} ms", f"{len(off.slots) // 2} groups of slots"),
+    ]
+
+
 def main() -> None:
-    count, seconds = int(sys.argv[1]) if sys.argv[1:] else 10, float(sys.argv[2]) if sys.argv[2:] else 75.0
-    pairs = []
-    for _ in range(count):
-        pairs.append(pair(seconds))
-        print(*pairs[-1], sep="\n", flush=True)
-    for number, name in enumerate(WATCHED):
-        column = [each[number] for each in pairs]
-        medians = (statistics.median(getattr(each, field) for each in column) for field in Used.__annotations__)
-        texts = (
-            "step {:.1f} us",
-            "CPU of a rank for a step {:.1f} us",
-            "context switches {:.2f}",
-            "answers to the watch {:.4%} of the time",
-        )
-        print(f"{name}:", ", ".join(text.format(value) for text, value in zip(texts, medians, strict=True)))
-    for field in ("wall_us", "cpu_us", "switches"):
-        print(f"ratio of {field}: {ratio(field, pairs)}", flush=True)
+    seconds = float(sys.argv[1]) if sys.argv[1:] else 270.0
+    table = rows(run(seconds), seconds)
     with ThreadPoolExecutor() as pool:
-        for name, found in zip(WATCHED, pool.map(wakeups, WATCHED.values()), strict=True):
-            print(f"{name}: wake-ups a second: launcher and agent {found[0]:.2f}, all others {found[1]:.2f}")
+        found = list(pool.map(wakeups, (WATCH, OFF)))
+    for name, values in zip(("launcher and agent", "all others"), zip(*found, strict=True), strict=True):
+        table.append((f"wake-ups a second, three ranks wait for one: {name}", *(f"{value:.2f}" for value in values)))
+    print("| measure | with the watch, to without | without, to without |\n|---|---|---|")
+    for row in table:
+        print(f"| {' | '.join(row)} |")
 
 
 if __name__ == "__main__":
