@@ -171,7 +171,7 @@ class Agent:
         failure_evidence = self._failure_evidence(group)
         if self._stop_order:
             watch.examine_before_stop(self._wait)
-        elif failure_evidence and not group.all_ended:
+        elif failure_evidence:
             failure_evidence.take(self._wait)
         self._stop_workers(group)
         self._usage.end()
@@ -189,7 +189,7 @@ class Agent:
             hung=watch.is_hung,
             restart_count=round_.restart_count,
         )
-        return result, failure_evidence.of_workers(exits) if failure_evidence and not self._stop_order else ()
+        return result, failure_evidence.of_workers(exits) if failure_evidence and failure_evidence.is_due else ()
 
     def _failure_evidence(self, group: WorkerGroup) -> FailureEvidence | None:
         if self._failure or (group.all_ended and not group.any_failed):
@@ -391,9 +391,11 @@ class Agent:
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:
-        watch, is_first = self._activity_watch, self._stop_order is None
+        watch, earlier = self._activity_watch, self._stop_order
         self._stop_order = order
         self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
-        is_examined_first = is_first and watch is not None and watch.delays_stop
+        # SLURM signals both agent and launcher: only an order with less time is the user's second signal.
+        is_urgent = earlier is not None and order.grace_s < earlier.grace_s
+        is_examined_first = not is_urgent and watch is not None and watch.delays_stop
         if self._group and not self._forkserver.is_starting and not is_examined_first:
             self._group.stop(order.signum)

@@ -106,7 +106,7 @@ class Attempts:
 
 
 def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
-    if not evidence or result.outcome != "failed":
+    if not evidence or result.outcome == "succeeded":
         return replace(result, collectives=())
     from ddplaunch.hangs.explanation import explain_failure
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import time
 from pathlib import Path
 
 import pytest
@@ -19,6 +21,9 @@ STARTS = {
     "launcher-per-worker": ("srun -N2 --ntasks-per-node=2", (), 4),
 }
 
+QUIET_S = 12.0
+"""A job that is stopped after less silence is not examined."""
+
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start", STARTS)
@@ -30,3 +35,20 @@ def test_a_hang_is_reported_once_and_ended_everywhere(slurm: Slurm, start: str, 
     reports = [json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("report.json")]
     assert len(reports) == launchers
     assert_reported_once(done, reports)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start", STARTS)
+def test_a_signal_of_slurm_shows_where_a_quiet_job_stood(slurm: Slurm, start: str, tmp_path: Path) -> None:
+    """As `scancel`, or the end of the time limit: SLURM signals the tasks, which may be agents or launchers."""
+    scheduler, own, _ = STARTS[start]
+    options = (*own, "--hang-report", "60", "--shutdown-timeout", "5", "--log-dir", tmp_path / "logs")
+    arguments = command(*options, PROGRAMS / "hangs.py", "lock")
+    words = [*scheduler.split(), "--job-name", f"quiet-{start}", *arguments]
+    running = slurm.start(words, env={"OMP_NUM_THREADS": "1"})
+    running.wait_for(r"ready \d", 4)
+    time.sleep(QUIET_S)
+    slurm.run("scancel", "--signal=TERM", "--name", f"quiet-{start}")
+    done = running.finish()
+    assert len(re.findall("ddplaunch: when it was stopped", done.err)) == 1, done.err
+    assert re.search(r"rank 2 on node\d+ never joined all_reduce #3 of default_pg \(3 floats\)", done.err), done.err

@@ -48,6 +48,15 @@ def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together():
     assert whole.collectives[-1] == "rank 1 is at train.py:9 in load"
 
 
+def test_where_ranks_waited_is_known_when_a_node_is_lost():
+    attempts = Attempts()
+    attempts.on_started(0, 0, [0, 1])
+    waits = evidence(0, [*done(5), call(6)], world=2, is_running=True, window_s=0.0, where="train.py:7")
+    attempts.on_ended(0, result(0, rank=0, outcome="stopped"), [0, 1], [waits])
+    [whole] = attempts.remove_node(1)
+    assert whole.collectives == ("rank 0 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7)",)
+
+
 def test_sentences_of_an_agent_are_not_believed():
     assert Attempts().on_ended(0, result(0, rank=0, collectives=("made up",)), [0])[0].collectives == ()
 

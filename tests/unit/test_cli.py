@@ -118,7 +118,6 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "no_samples": (None, "samples", False),
     "no_page": (None, "page", False),
     "metrics_file": ("m.prom", "metrics_file", "m.prom"),
-    "no_page": (None, "page", False),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),
     "tee": ("0:2", "tee", Streams(by_local_rank=((0, 2),))),

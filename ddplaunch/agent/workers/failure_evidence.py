@@ -41,21 +41,30 @@ _TIMED_OUT_S, _FAILED_S, _ELSEWHERE_S = 0.5, 0.02, 0.3
 which the page can explain without them; where another node has failed. With a short flight record a worker answers in
 1 ms, with a full one in 0.1 s."""
 
+_AT_END_S = 0.02
+"""Once all workers have ended, no answer is awaited: the thread that has asked ends at once."""
+
 _MAX_CALLS = 16
 """Newest calls that are sent: all workers of a large job fail together."""
 
 
 class FailureEvidence:
-    """Evidence of one attempt."""
+    """Evidence of one attempt.
+
+    Attributes:
+        is_due: the attempt ends because of a failure, or because another node is lost; not because it was stopped.
+    """
 
     def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[object], None]) -> None:
         """``examiner`` asks the workers of ``group``; ``post`` posts an event to this agent, from any thread."""
         self._group, self._examiner, self._post = group, examiner, post
         self._answers: dict[int, Answer] = {}
-        self._was_asked = False
+        self._thread: threading.Thread | None = None
+        self._was_asked = self.is_due = False
 
     def take(self, wait: Wait) -> None:
         """Ask the workers that still run, before they are stopped."""
+        self.is_due = True
         pids = self._group.pids_by_local_rank()
         limit_s = self._limit_s()
         if not any(self._examiner.is_connected(pid) for pid in pids.values()):
@@ -63,20 +72,22 @@ class FailureEvidence:
         self._was_asked = True
         if limit_s > _FAILED_S:  # The lines of the script matter where a rank has not come.
             self._group.request_stacks(resume=False)
-        found: list[dict[int, Answer]] = []
+        has_asked = threading.Event()
 
         def ask() -> None:
-            found.append(self._examiner.ask(pids.values(), examination.RECORD, limit_s))
+            # What a worker answers while it is being stopped also counts; the end of a worker ends its answer.
+            by_pid = self._examiner.ask(pids.values(), examination.RECORD, max(limit_s, _TIMED_OUT_S))
+            self._answers = {local_rank: by_pid[pid] for local_rank, pid in pids.items() if pid in by_pid}
+            has_asked.set()
             self._post(WorkersAsked())
 
+        thread = threading.Thread(target=ask, name="failure", daemon=True)
         try:
-            threading.Thread(target=ask, name="failure", daemon=True).start()
+            thread.start()
         except RuntimeError:  # No room for a thread: the stop does not wait.
             return
-        end_s = time.monotonic() + limit_s
-        wait(lambda: bool(found) or self._group.all_ended, lambda: end_s)
-        by_pid = found[0] if found else {}
-        self._answers = {local_rank: by_pid[pid] for local_rank, pid in pids.items() if pid in by_pid}
+        self._thread, end_s = thread, time.monotonic() + limit_s
+        wait(lambda: has_asked.is_set() or self._group.all_ended, lambda: end_s)
 
     def _limit_s(self) -> float:
         ended = [worker for worker in self._group.workers if worker.returncode]
@@ -87,6 +98,8 @@ class FailureEvidence:
 
     def of_workers(self, exits: Sequence[WorkerExit]) -> tuple[RankEvidence, ...]:
         """Evidence of all workers, which have ended as ``exits``; empty if none has left any."""
+        if self._thread:
+            self._thread.join(_AT_END_S)
         found = (
             tuple(map(self._of_worker, self._group.workers, exits)) if len(exits) == len(self._group.workers) else ()
         )

@@ -200,6 +200,8 @@ class UserMessages:
             self.console.show_page(text)
         elif error:
             self.console.note(f"ddplaunch: {error.text}")
+            for line in result.attempts[-1].collectives if result.attempts else ():  # As after the loss of a node.
+                self.show(f"when it was stopped: {quote(line, 1000)}", Level.NORMAL)
         else:
             self._show_end(result)
         if result.collectives:
