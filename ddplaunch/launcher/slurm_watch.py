@@ -57,8 +57,8 @@ class SlurmWatch:
         self._is_alone = bool(config.rendezvous)
         asks = config.slurm_job and (self._is_alone or config.launcher_assigns_rendezvous) and not config.dry_run
         self._is_on = bool(asks and shutil.which("scontrol"))
-        tasks = os.environ.get("SLURM_NTASKS", "") if self._is_alone else ""
-        self._spread_s = int(tasks) / _MAX_RATE if tasks.isdecimal() else 0.0
+        count, own = (_number(f"SLURM_{name}") if self._is_alone else 0 for name in ("NTASKS", "PROCID"))
+        self._period_s, self._first_s = max(INTERVAL_S, count / _MAX_RATE), own / _MAX_RATE
         self._nodes, self._post, self._show = nodes, post, show
         self._ask_at = _NEVER
         self._is_asking = False
@@ -68,14 +68,12 @@ class SlurmWatch:
         """SLURM is asked from the first attempt on; by the launcher of one node, which may be a spare, before."""
         begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
         if self._is_on and self._ask_at == _NEVER and begins:
-            import random  # Only runs under SLURM wait for it.
-
-            self._ask_at = time.monotonic() + random.uniform(0.0, self._spread_s)
+            self._ask_at = time.monotonic() + self._first_s
 
     def run_due(self, now: float) -> float:
         """Ask SLURM if it is time. Returns when it is time again."""
         if now >= self._ask_at:
-            self._ask_at = now + max(INTERVAL_S, self._spread_s)
+            self._ask_at = now + self._period_s
             if not self._is_asking:
                 self._ask()
         return self._ask_at
@@ -133,6 +131,11 @@ class SlurmWatch:
         departing = {node.index: reason for node, reason in reasons[:free]}
         rendezvous.set_departing(departing, self._nodes.participants, self._nodes.send_to)
         return departing
+
+
+def _number(variable: str) -> int:
+    text = os.environ.get(variable, "")
+    return int(text) if text.isdecimal() else 0
 
 
 def _answer(names: Sequence[str], post: Callable[[object], None]) -> None:

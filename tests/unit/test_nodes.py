@@ -300,3 +300,15 @@ def test_where_each_node_has_a_launcher_its_agent_is_told_of_a_change(own_watch:
         own_watch.on_answer(SlurmAnswered(leaving))
     told = [sent for sent in nodes.all[0].handle.sent if isinstance(sent, NodeDeparts)]  # type: ignore[attr-defined]
     assert told == [NodeDeparts("SLURM drains it"), NodeDeparts("")]
+
+
+def test_launchers_of_one_node_each_take_turns_and_ask_less_often_in_large_jobs(
+    own_watch: SlurmWatch, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("SLURM_NTASKS", "1000")
+    monkeypatch.setenv("SLURM_PROCID", "999")
+    large = SlurmWatch(
+        launch_config(script="x.py", rendezvous=rendezvous_config()), own_watch._nodes, lambda _: None, lambda *_: None
+    )
+    assert (large._first_s, large._period_s) == (199.8, 200.0)
+    assert (own_watch._first_s, own_watch._period_s) == (0.0, 60.0)
