@@ -213,6 +213,7 @@ class Nodes:
         while len(self.all) in self._passed_over:
             index = len(self.all)
             self.all.append(Node(index, self.hosts[index], NoAgent(), NodeState.DONE, unkillable_pids=()))
+            self._show(f"{self.hosts[index]} is not chosen: SLURM takes it out of service", Level.NORMAL)
 
     def on_agent_connected(self, node: Node, facts: NodeFacts | None = None) -> None:
         """The agent accepts records: send its AgentSpec."""

@@ -6,6 +6,7 @@ import os
 
 import pytest
 
+from ddplaunch.launcher import node_memory
 from tests.support.terminal import terminal
 
 pytestmark = pytest.mark.ssh
@@ -25,3 +26,5 @@ def test_a_host_that_swallows_packets_is_named_while_it_is_waited_for(make_lab):
     assert "ddplaunch: connecting: 2 of 3 nodes, waiting for node2\r\x1b[K" in finished.out
     said = [line.rpartition("\x1b[K")[2] for line in finished.out.splitlines()]
     assert "ddplaunch: node2 cannot be used: no answer on port 22; the job runs without it" in said
+    noted = [(event.host, event.kind, event.text) for event in node_memory.remembered()[0]]
+    assert noted == [("node2", "unexplained", "node2 could not be reached: no answer on port 22")]

@@ -267,11 +267,12 @@ def test_nothing_leaves_after_the_last_attempt():
 
 
 def test_a_spare_that_slurm_drains_is_not_chosen():
-    nodes, _, watch = departing(2, "a", "b", "c", "d", leaving={"c": "SLURM drains it", **DRAINED})
+    nodes, said, watch = departing(2, "a", "b", "c", "d", leaving={"c": "SLURM drains it", **DRAINED})
     assert nodes.remaining_without() == (3, 2)
     ends(nodes, 1)
     assert nodes.participants == [0, 3]
     assert (nodes.all[2].host, nodes.all[2].state) == ("c", NodeState.DONE)
+    assert said[-2:] == ["c is not chosen: SLURM takes it out of service", "d replaces b"]
     watch.on_answer(SlurmAnswered({}))
     assert nodes.remaining_without() == (2, 2), "b and c are not used again"
 
