@@ -5,29 +5,18 @@ from __future__ import annotations
 import os
 import re
 import signal
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.debugging import STOP, Debugger
 from tests.support.processes import children, is_alive, wait_until
 from tests.support.runs import run
-from tests.support.screen import CTRL_C, Screen
+from tests.support.screen import CTRL_C
 
-PROMPT = b"(Pdb) "
 QUIT_S = 10.0
 """Less than the grace period; it takes 0.3 s on an idle machine."""
-
-STOP = """
-import os, sys
-rank = int(os.environ["RANK"])
-print("before", rank)
-x = rank * 10 + 7
-if os.environ["RANK"] in sys.argv[1:]:
-    breakpoint()
-print("after", rank)
-"""
 
 MEET = """
 import os, pathlib, sys, time
@@ -52,32 +41,6 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-class Debugger(Screen):
-    """A terminal on which a debugger is used."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.before = self.settings()
-        self._seen = 0
-
-    def settings(self) -> list[object]:
-        return termios.tcgetattr(self._fd)
-
-    def prompted(self, text: bytes = PROMPT) -> bytes:
-        """Wait for the next prompt; returns what was shown since the last one."""
-        wait_until(lambda: text in bytes(self.shown[self._seen :]), 30, f"no prompt in {self.shown[self._seen :]!r}")
-        start, self._seen = self._seen, self.shown.index(text, self._seen) + len(text)
-        return self.shown[start : self._seen]
-
-    def enter(self, line: str) -> None:
-        self.type(line.encode() + b"\n")
-
-    def say(self, line: str) -> bytes:
-        """Type a line at the prompt; returns what is shown up to the next one."""
-        self.enter(line)
-        return self.prompted()
-
-
 @pytest.fixture
 def screen() -> Iterator[Debugger]:
     screen = Debugger()
@@ -89,7 +52,6 @@ def test_one_rank_after_the_other_has_the_terminal(start_method: str, screen: De
     job = script(STOP)
     running = screen.start("--start-method", start_method, "--nproc-per-node", "3", job, "0", "2")
     assert re.search(rb"rank 0 on \S+ stopped at breakpoint\(\) \(job.py:7\) and has the terminal", screen.prompted())
-    screen.wait_for(b"after 1\n") if b"after 1" in screen.shown else None
     assert screen.settings() != screen.before
     assert b"\n7\n" in screen.say("p x")
     assert b"rank 2 on " in screen.say("c")
@@ -146,6 +108,17 @@ def test_ctrl_c_interrupts_what_was_typed_and_twice_stops_the_job(screen: Debugg
     screen.type(CTRL_C + CTRL_C)
     assert running.finish().returncode == 130
     assert screen.settings() == screen.before
+
+
+def test_each_node_of_a_dry_run_can_be_debugged(screen: Debugger, script) -> None:
+    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1")
+    running = screen.start(*options, script(STOP), "1", "2")
+    assert re.search(rb"rank 1 on node0 stopped at breakpoint", screen.prompted())
+    assert re.search(rb"rank 2 on node1 stopped at breakpoint", screen.say("c"))
+    assert b"\n27\n" in screen.say("p x")
+    screen.enter("q")
+    assert running.finish(QUIT_S).returncode == 130
+    assert not re.search(rb"BdbQuit|failed|restart", screen.close())
 
 
 def test_without_a_terminal_the_job_fails_at_once(start_method: str, script) -> None:
