@@ -38,8 +38,12 @@ class Screen:
 
     def start(self, *arguments: str | Path, under: Sequence[str] = ("setsid", "--ctty"), **options: Any) -> Running:
         """Start ddplaunch on it, as a shell does: Ctrl-C reaches it."""
-        fds = {"stdin": self._fd, "stdout": self._fd, "stderr": self._fd}
-        return start(*arguments, under=under, **{**fds, **options})
+        return start(*arguments, under=under, **{**self.streams, **options})
+
+    @property
+    def streams(self) -> dict[str, int]:
+        """Descriptors for a process whose terminal it is."""
+        return {"stdin": self._fd, "stdout": self._fd, "stderr": self._fd}
 
     def type(self, keys: bytes) -> None:
         os.write(self._master, keys)

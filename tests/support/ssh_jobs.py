@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from signal import SIGCONT, SIGSTOP
@@ -17,13 +17,18 @@ ROUNDS = PROGRAMS / "rounds.py"
 
 
 def job(
-    lab: Lab, *arguments: str | Path, hosts: str = "", extra: dict[str, str] | None = None, **popen: Any
+    lab: Lab,
+    *arguments: str | Path,
+    hosts: str = "",
+    extra: dict[str, str] | None = None,
+    under: Sequence[str] = (),
+    **popen: Any,
 ) -> Running:
-    """A run on the hosts, by default all of the lab, started on the lab's machine for launchers."""
+    """A run on the hosts, by default all of the lab, started on the lab's machine for launchers, by ``under``."""
     names = hosts or ",".join(node.name for node in lab.nodes)
     env = {"OMP_NUM_THREADS": "1", "XDG_STATE_HOME": os.environ["XDG_STATE_HOME"], **(extra or {})}
     given = ("--hosts", names, "--ssh-config", lab.ssh_config, "-x", "DDPLAUNCH_TEST_MARK", "-x", "XDG_STATE_HOME")
-    return start(*given, *arguments, under=lab.prefix, env=env, **popen)
+    return start(*given, *arguments, under=(*under, *lab.prefix), env=env, **popen)
 
 
 def rounds(lab: Lab, end: Path, *options: str, hosts: str = "") -> Running:
