@@ -77,6 +77,7 @@ class WorkerConfig:
         start_method: ``forkserver`` imports torch once per node and forks; ``spawn`` starts an interpreter per worker.
         preload: modules that the forkserver imports besides torch, in order.
         numa_binding: binds workers to CPUs near their GPU; None: no binding.
+        debug_on_error: the first rank that raises an exception is debugged before the job ends.
     """
 
     nproc_per_node: int | str | None = None
@@ -88,6 +89,7 @@ class WorkerConfig:
     start_method: StartMethod = "forkserver"
     preload: tuple[str, ...] = ()
     numa_binding: NumaBinding | None = None
+    debug_on_error: bool = False
 
     def validate(self) -> None:
         """Raise UsageError for an invalid value or combination."""
@@ -347,10 +349,11 @@ _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
     "with --dry-run": lambda config: config.dry_run,
     "without --dry-run": lambda config: not config.dry_run,
     "with log files, and --log-dir /dev/null keeps none": lambda config: config.output.log_dir != NO_LOGS,
+    "without --no-python": lambda config: config.entry != "program",
     "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
     "over SSH, with --hosts or --hostfile": lambda config: config.dry_run or config.transport == "ssh",
 }
-_DRY, _REAL, _LOGGED, _HOSTS, _SSH = _CONDITIONS
+_DRY, _REAL, _LOGGED, _PYTHON, _HOSTS, _SSH = _CONDITIONS
 
 _EFFECTIVE_ONLY = (
     ("--inject", "injections", _DRY, "error"),
@@ -359,6 +362,7 @@ _EFFECTIVE_ONLY = (
     ("--interface", "interface", _REAL, "warning"),
     ("--remote-python", "remote.python", _REAL, "warning"),
     ("--remote-setup", "remote.setup", _REAL, "warning"),
+    ("--debug-on-error", "workers.debug_on_error", _PYTHON, "error"),
     ("--remote-python", "remote.python", _HOSTS, "error"),
     ("--remote-setup", "remote.setup", _HOSTS, "error"),
     ("--ssh-user", "remote.user", _SSH, "error"),

@@ -109,6 +109,7 @@ def _workers(options: Mapping[str, Any]) -> WorkerConfig:
         start_method="spawn" if options["start_method"] == "spawn" else "forkserver",
         preload=values.parse_preload(options["preload"]),
         numa_binding=options["numa_binding"],
+        debug_on_error=options["debug_on_error"],
     )
 
 

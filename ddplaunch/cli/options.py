@@ -147,6 +147,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "on. Default: 5m, or ten times the longest pause of the run if that is more.",
             pet=False,
         ),
+        flag(
+            "--debug-on-error",
+            "The first rank that raises an exception stops in pdb (post-mortem) before the job ends. Needs a terminal. "
+            "breakpoint() works without any option.",
+            pet=False,
+        ),
         Option(
             "--health",
             "off|warn|refuse",

@@ -52,10 +52,19 @@ _CTRL_C = b"\x03"
 _MAX_HIDDEN_BYTES = 64 << 10
 
 _KEYS = "c: the rank goes on; q: the job ends; Ctrl-C twice within a second: as Ctrl-C without a debugger"
+_KEYS_POST_MORTEM = "q: the job ends, as it would have without the debugger"
 _TIMEOUTS = (
     "meanwhile torch's own timeouts run: a rank that waits in a collective fails after 10 min (NCCL) or 30 min (gloo), "
     "unless the script sets more: init_process_group(timeout=...)"
 )
+
+
+def missing_terminal(stdout_fd: int) -> str:
+    """Why no debugger can have the terminal; empty if one can."""
+    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
+        if not os.isatty(fd):
+            return f"{name} of ddplaunch is not one"
+    return ""
 
 
 class TerminalEvent:
@@ -110,7 +119,8 @@ class Debugging:
         self._due = _NEVER
         self._world_size = 0
         self._interrupted_at = -_NEVER
-        self._has_explained = self._is_over = self._is_announced = False
+        self._attempt_over = -1
+        self._has_explained = self._is_announced = False
         self._column_is_0 = True
 
     @property
@@ -124,7 +134,7 @@ class Debugging:
         """An event of node ``index``. Other events have no effect."""
         match event:
             case AttemptStarted(world_size=world_size):
-                self._world_size, self._is_over = world_size, False
+                self._world_size = world_size
             case SessionOpened():
                 self._on_opened(_Session(index, event))
             case ChannelClosed():
@@ -146,19 +156,13 @@ class Debugging:
     def _on_opened(self, session: _Session) -> None:
         if self._shutdown.in_progress:
             return  # It is stopped.
-        if problem := self._problem():
+        if problem := missing_terminal(self._console.stdout_fd):
             self._nodes.send_to(session.index, RefuseTerminal(session.opened.session, problem))
             return
         self._sessions[session.index, session.opened.session] = session
         stopped = sum(not each.is_running for each in self._sessions.values())
-        self._due = min(self._due, time.monotonic() + (0.0 if stopped == self._world_size else _SETTLE_S))
-
-    def _problem(self) -> str:
-        """Why there is no terminal; empty if there is one."""
-        for name, fd in (("stdin", 0), ("stdout", self._console.stdout_fd)):
-            if not os.isatty(fd):
-                return f"{name} of ddplaunch is not one"
-        return ""
+        is_last = stopped == self._world_size and not session.opened.is_post_mortem  # Its traceback comes first.
+        self._due = min(self._due, time.monotonic() + (0.0 if is_last else _SETTLE_S))
 
     def _on_output(self, session: _Session, data: str) -> None:
         take = TakeOutput(session.opened.session)
@@ -174,7 +178,8 @@ class Debugging:
 
     def _on_closed(self, key: tuple[int, int], *, has_quit: bool) -> None:
         session = self._sessions.pop(key)
-        self._is_over = self._is_over or session.opened.is_post_mortem
+        if session.opened.is_post_mortem:  # It ends, and the attempt with it.
+            self._attempt_over = max(self._attempt_over, session.opened.attempt)
         if session is self._focus:
             self._focus, self._due = None, time.monotonic()
             if self._next() is None:
@@ -246,12 +251,11 @@ class Debugging:
 
     def _next(self) -> _Session | None:
         """Who is to have the terminal: whoever has it, unless it runs while others wait."""
-        stopped = [each for each in self._sessions.values() if not each.is_running]
-        if self._is_over:
-            return self._focus
+        waiting = [each for each in self._sessions.values() if each.opened.attempt > self._attempt_over]
+        stopped = [each for each in waiting if not each.is_running]
         if self._focus and (not self._focus.is_running or not stopped):
             return self._focus
-        return min(stopped or self._sessions.values(), key=lambda each: each.order, default=None)
+        return min(stopped or waiting, key=lambda each: each.order, default=None)
 
     def _can_read(self) -> bool:
         from ddplaunch.launcher.display import terminal
@@ -294,7 +298,8 @@ class Debugging:
         lines = [f"{session.who}{stopped} has the terminal{' again' * session.had_terminal}{waiting}"]
         if not self._has_explained:
             self._has_explained = True
-            lines += [_KEYS, *([_TIMEOUTS] if self._world_size > 1 else [])]
+            lines.append(_KEYS_POST_MORTEM if session.opened.is_post_mortem else _KEYS)
+            lines += [_TIMEOUTS] if self._world_size > 1 else []
         return list(map(escape, lines))
 
     def _end(self) -> None:

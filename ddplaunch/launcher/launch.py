@@ -73,6 +73,7 @@ def run(
         from ddplaunch.launcher import node_memory
 
         config = node_memory.prefer(config)
+    setup.check_terminal(config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
     with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
         is_detached, warning = folder is not None, None

@@ -55,6 +55,7 @@ _prepared: Callable[[], Callable[[], object]] | None = None
 _error_file, _pid = "", 0
 _keep_record: Callable[[BaseException, str], None] | None = None
 _leave_debugger: Callable[[], None] | None = None
+_debug_error: Callable[[BaseException], None] | None = None
 
 
 def prepare(
@@ -80,6 +81,7 @@ def prepare(
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
     _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
+    _prepare_post_mortem(os.environ.pop(examination.POST_MORTEM_VARIABLE, ""))
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
     if fake_gpus:
@@ -162,6 +164,14 @@ def _prepare_examination(stacks_file: str, socket_name: str) -> None:
         _keep_record, _leave_debugger = responder.keep_record, debugger.release
 
 
+def _prepare_post_mortem(is_wanted: str) -> None:
+    global _debug_error
+    if is_wanted:
+        from ddplaunch.worker import debugger
+
+        _debug_error = debugger.post_mortem
+
+
 def _register_stack_dump(stacks_file: str) -> None:
     """Write the stacks of all threads to a file of the agent when the agent sends the signal."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
@@ -193,6 +203,8 @@ def _exit_with(error: BaseException, error_file: str) -> NoReturn:
     except SystemExit as end:
         exit_code = _code_of(end)
         raise
+    if _debug_error and not isinstance(error, KeyboardInterrupt) and _pid == os.getpid():
+        _debug_error(error)
     if type(error) is KeyboardInterrupt:
         exit_code = -signal.SIGINT
         # Raised again, unprinted, so that the interpreter dies by SIGINT as usual (bpo-1054041).

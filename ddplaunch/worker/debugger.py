@@ -23,6 +23,8 @@ _session: Session | None = None
 _called_at = ""
 """Where ``breakpoint()`` was called, until the debugger stops, which is at the next line."""
 
+_MAX_ERROR_CHARS = 200
+
 _goes_on = False
 """The user has told the debugger to continue."""
 
@@ -138,6 +140,25 @@ def release() -> None:
 
 def _in_debugger(frame: FrameType | None) -> str:
     return f"in a debugger ({_where(_script_frame(frame or sys._getframe(1)))})"
+
+
+def post_mortem(error: BaseException) -> None:
+    """Debug the script's uncaught exception until the user leaves; without effect if there is no terminal."""
+    import contextlib
+    import importlib
+    import traceback
+
+    from ddplaunch.worker.debug_session import NoTerminal
+
+    what = traceback.format_exception_only(type(error), error)[-1].strip()[:_MAX_ERROR_CHARS]
+    frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
+    place = f" ({_where(_script_frame(frames[-1]))})" if frames else ""
+    name = os.environ.get("PYTHONBREAKPOINT", "").split(".")[0]
+    with contextlib.suppress(NoTerminal, KeyboardInterrupt):
+        _take(f"with {what}{place}", is_post_mortem=True)
+        debugger = importlib.import_module(name if name in ("ipdb", "pudb") else "pdb")
+        debugger.post_mortem(error.__traceback__)
+        release()
 
 
 def _script_frame(frame: FrameType) -> FrameType:

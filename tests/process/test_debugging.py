@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,7 +13,7 @@ import pytest
 
 from tests.support.debugging import STOP, Debugger
 from tests.support.processes import children, is_alive, wait_until
-from tests.support.runs import run
+from tests.support.runs import run, start
 from tests.support.screen import CTRL_C
 
 QUIT_S = 10.0
@@ -119,6 +120,62 @@ def test_each_node_of_a_dry_run_can_be_debugged(screen: Debugger, script) -> Non
     screen.enter("q")
     assert running.finish(QUIT_S).returncode == 130
     assert not re.search(rb"BdbQuit|failed|restart", screen.close())
+
+
+def test_a_launcher_per_node_lends_its_own_terminal(screen: Debugger, script, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = str(server.getsockname()[1])
+    options = (
+        "--nnodes",
+        "2",
+        "--nproc-per-node",
+        "1",
+        "--rdzv-backend",
+        "c10d",
+        "--rdzv-endpoint",
+        f"127.0.0.1:{port}",
+    )
+    running = screen.start(*options, "--node-rank", "0", script(STOP), "0")
+    other = start(*options, "--node-rank", "1", tmp_path / "job.py", "0")
+    assert b"rank 0 on " in screen.prompted()
+    screen.enter("c")
+    assert (running.finish().returncode, other.finish().returncode) == (0, 0)
+    assert screen.settings() == screen.before
+
+
+ERROR = """
+import os, pathlib, sys, time
+def step(options):
+    return options["lr"]
+if os.environ["RANK"] == "0":
+    while not pathlib.Path(sys.argv[1]).exists():
+        time.sleep(0.01)
+step({"rate": 1})
+"""
+
+
+def test_the_first_rank_that_raises_is_debugged_and_the_job_fails_as_ever(
+    start_method: str, screen: Debugger, script, tmp_path: Path
+) -> None:
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--debug-on-error")
+    running = screen.start(*options, script(ERROR), tmp_path / "go")
+    shown = screen.prompted()
+    assert re.search(rb"rank 1 on \S+ stopped with KeyError: 'lr' \(job.py:4 in step\) and has the terminal", shown)
+    assert shown.index(b"KeyError: 'lr'\n") < shown.index(b" has the terminal"), "the traceback comes first"
+    screen.say(f"p open({str(tmp_path / 'go')!r}, 'w').close()")
+    assert b"{'rate': 1}" in screen.say("p options")
+    screen.enter("q")
+    assert running.finish(QUIT_S).returncode == 1
+    assert screen.settings() == screen.before
+    assert re.search(rb"rank 1 on \S+ failed: KeyError: 'lr' \(job.py:4\)", screen.close())
+
+
+def test_debugging_of_errors_needs_a_terminal(script) -> None:
+    done = run("--debug-on-error", script(ERROR))
+    assert done.returncode == 2
+    assert "--debug-on-error needs a terminal: stdin of ddplaunch is not one" in done.err
+    done = run("--no-python", "--debug-on-error", "true")
+    assert (done.returncode, "has an effect only without --no-python" in done.err) == (2, True)
 
 
 def test_without_a_terminal_the_job_fails_at_once(start_method: str, script) -> None:

@@ -167,6 +167,8 @@ def worker_spec(
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
         env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
+    if plan.bootstrap and spec.workers.debug_on_error:
+        env[examination.POST_MORTEM_VARIABLE] = "1"
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:
