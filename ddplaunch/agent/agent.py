@@ -14,6 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_details, rendezvous_choice
+from ddplaunch.agent.attempt_outcome import final_failure, outcome
 from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
@@ -33,7 +34,7 @@ from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.debug_sessions import DebugSessions
 from ddplaunch.agent.workers.examiner import Examiner
-from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory, with_memory
+from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
@@ -53,7 +54,7 @@ from ddplaunch.protocol.launcher_agent import (
     SampleCollectives,
     StopWorkers,
 )
-from ddplaunch.protocol.results import AttemptResult, Certainty, Outcome, Round, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, Round
 from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import limits, processes
 from ddplaunch.system.signals import SignalReceived
@@ -179,10 +180,11 @@ class Agent:
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
         exits = exits if self._is_stopping() else self._health.blame(exits, self._wait)
-        failure = self._final_failure(out_of_memory)
+        failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
+        was_stopped = self._is_stopping() or self._rendezvous.stop_reason is not None
         result = AttemptResult(
             attempt=round_.attempt,
-            outcome=self._outcome(failure, exits),
+            outcome=outcome(failure, exits, was_stopped=was_stopped),
             exits=exits,
             duration_s=time.monotonic() - started_at,
             reason=failure.reason if failure else self._own_stop_reason or "",
@@ -208,17 +210,6 @@ class Agent:
         """Whether this node has failed or was stopped alone; a launcher of all nodes stops the others, too."""
         was_stopped_alone = self._own_stop_reason is not None or not self._spec.launcher_assigns_rendezvous
         return bool(group.any_failed or self._failure or (self._stop_order and was_stopped_alone))
-
-    def _final_failure(self, out_of_memory: Certainty) -> AttemptFailure | None:
-        if self._unkillable_pids:
-            pids = ", ".join(map(str, self._unkillable_pids))
-            return AttemptFailure(f"pids {pids} on {self._spec.host} cannot be killed")
-        return self._failure and with_memory(self._failure, out_of_memory)
-
-    def _outcome(self, failure: AttemptFailure | None, exits: tuple[WorkerExit, ...]) -> Outcome:
-        if failure or first_failure.first_failure(exits):
-            return "failed"
-        return "stopped" if self._stop_order or self._rendezvous.stop_reason is not None else "succeeded"
 
     # Starting.
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, get_args
 
 import click
 
-from ddplaunch.cli.detach_options import DETACH_OPTIONS
 from ddplaunch.cli.parser import GroupedCommand, Option, flag
+from ddplaunch.cli.run_options import EXISTING_RUNS, LEAVING_AND_COMING_BACK
 from ddplaunch.config import LaunchConfig, NumaBinding
 
 if TYPE_CHECKING:
@@ -329,40 +329,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
     ),
-    "Leaving a run and coming back": DETACH_OPTIONS,
-    "Existing runs (yours, here and on --hosts)": (
-        flag(
-            "--ps",
-            "List runs that have processes, their scripts, and whether their launcher is alive. --ps RUN_ID: a table "
-            "of the run's ranks, which follows them on a terminal.",
-            pet=False,
-            short="list runs; with RUN_ID: what its ranks use",
-        ),
-        flag(
-            "--all",
-            "With --ps: list the past runs of this machine from their run folders, the newest first.",
-            pet=False,
-        ),
-        flag("--nodes", "With --ps: list the nodes in which earlier runs have found faults.", pet=False),
-        Option(
-            "--forget",
-            "HOSTS|all",
-            "Forget the faults that earlier runs have found in these hosts, as after a repair.",
-            pet=False,
-        ),
-        Option(
-            "--stacks",
-            "RUN_ID",
-            "Show what the workers of a run do now: who waits for whom, and at which line.",
-            pet=False,
-            short="show where the workers of a run are",
-        ),
-        Option("--page", "RUN_ID", "Make run.html, the page of a run on this machine, and print its path.", pet=False),
-        flag("--serve", "Show the pages of your runs on 127.0.0.1, or 127.0.0.1:N if a number follows.", pet=False),
-        Option(
-            "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
-        ),
-    ),
+    "Leaving a run and coming back": LEAVING_AND_COMING_BACK,
+    "Existing runs (yours, here and on --hosts)": EXISTING_RUNS,
     "Dry run": (
         flag(
             "--dry-run",

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from ddplaunch.protocol.results import WorkerError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.protocol.results import Certainty, StreamName, WorkerExit
 
 _MAX_TOTAL_CHARS = 2 << 20
@@ -210,13 +208,6 @@ def killed_for_memory(before: OomCounters, after: OomCounters) -> Certainty:
     if after.cgroup > before.cgroup:
         return "yes"
     return "perhaps" if after.machine > before.machine else "no"
-
-
-def with_memory(failure: AttemptFailure, out_of_memory: Certainty) -> AttemptFailure:
-    """``failure``, with the lack of memory if the kernel killed its process for that."""
-    if failure.returncode != -signal.SIGKILL or out_of_memory == "no":
-        return failure
-    return replace(failure, reason=f"{failure.reason}, {first_failure.KILLED_FOR_MEMORY[out_of_memory]}")
 
 
 def _cgroup_kills(base: Path) -> int:

@@ -1,0 +1,64 @@
+"""Options about runs that go on or have ended: to leave one, to come back to it, to look at it, to end it."""
+
+from __future__ import annotations
+
+from ddplaunch.cli.parser import Option, flag
+
+LEAVING_AND_COMING_BACK = (
+    flag(
+        "--detach",
+        "Start the run, print its run id and return; the run goes on without this terminal and shell.",
+        pet=False,
+    ),
+    Option(
+        "--leave",
+        "RUN_ID",
+        "Make a run in the foreground, as after Ctrl-Z, independent of its terminal, which can then be closed.",
+        pet=False,
+    ),
+    Option(
+        "--attach",
+        "RUN_ID",
+        "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",
+        pet=False,
+    ),
+    Option("--logs", "RUN_ID", "Print the log files of a run's ranks.", pet=False),
+    Option("--ranks", "3,7", "With --logs: of these ranks. Default: all.", pet=False),
+    Option("--attempt", "N", "With --logs: of attempt N. Default: the last one.", pet=False),
+    flag("-f --follow", "With --logs: also print what follows, until the run ends.", pet=False),
+    Option("--wait", "RUN_ID", "Wait for the end of a run and exit with its exit code.", pet=False),
+)
+
+EXISTING_RUNS = (
+    flag(
+        "--ps",
+        "List runs that have processes, their scripts, and whether their launcher is alive. --ps RUN_ID: a table "
+        "of the run's ranks, which follows them on a terminal.",
+        pet=False,
+        short="list runs; with RUN_ID: what its ranks use",
+    ),
+    flag(
+        "--all",
+        "With --ps: list the past runs of this machine from their run folders, the newest first.",
+        pet=False,
+    ),
+    flag("--nodes", "With --ps: list the nodes in which earlier runs have found faults.", pet=False),
+    Option(
+        "--forget",
+        "HOSTS|all",
+        "Forget the faults that earlier runs have found in these hosts, as after a repair.",
+        pet=False,
+    ),
+    Option(
+        "--stacks",
+        "RUN_ID",
+        "Show what the workers of a run do now: who waits for whom, and at which line.",
+        pet=False,
+        short="show where the workers of a run are",
+    ),
+    Option("--page", "RUN_ID", "Make run.html, the page of a run on this machine, and print its path.", pet=False),
+    flag("--serve", "Show the pages of your runs on 127.0.0.1, or 127.0.0.1:N if a number follows.", pet=False),
+    Option(
+        "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
+    ),
+)
