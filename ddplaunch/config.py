@@ -30,6 +30,7 @@ _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
 """Pings and heartbeats are sent once a second; one or two late answers to pings do not show that a node is lost."""
 
 _MAX_SIMULATED_NODES = 256
+_MAX_KEPT_S = 7 * 86400
 NO_LOGS = "/dev/null"
 LINE_PREFIX = "[${host}:${rank}] "
 
@@ -256,6 +257,8 @@ class LaunchConfig:
         task: the only worker of this launcher, where a scheduler started a process for every worker.
         slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
         health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
+        keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
+            earlier run has left; None: leave nothing.
         notices: messages about the configuration, shown at the start.
 
     Raises:
@@ -290,6 +293,7 @@ class LaunchConfig:
     task: ScheduledTask | None = None
     slurm_job: SlurmJob | None = None
     health: HealthPolicy = "refuse"
+    keep_warm_s: float | None = None
     notices: tuple[StartNotice, ...] = ()
 
     def __post_init__(self) -> None:
@@ -317,6 +321,8 @@ class LaunchConfig:
             raise OptionError("--max-restarts", self.max_restarts, "must not be negative")
         if self.master_port is not None and not 0 <= self.master_port <= 65535:
             raise OptionError("--master-port", self.master_port, "must be between 0 and 65535")
+        if self.keep_warm_s is not None and not 0 <= self.keep_warm_s <= _MAX_KEPT_S:
+            raise OptionError("--keep-warm", f"{self.keep_warm_s:g} s", "must be between 0 and 7 days")
         if self.run_id is not None and not is_run_id(self.run_id):
             problem = "use letters, digits and . _ : @ + - (at most 128, no dot first)"
             raise OptionError("--rdzv-id", repr(self.run_id), problem, "It names the log folder.")
@@ -360,6 +366,7 @@ _EFFECTIVE_ONLY = (
     ("--rehearse-compile", "compile_on_cpu", _DRY, "error"),
     ("--numa-binding", "workers.numa_binding", _REAL, "warning"),
     ("--interface", "interface", _REAL, "warning"),
+    ("--keep-warm", "keep_warm_s", _REAL, "warning"),
     ("--remote-python", "remote.python", _REAL, "warning"),
     ("--remote-setup", "remote.setup", _REAL, "warning"),
     ("--debug-on-error", "workers.debug_on_error", _PYTHON, "error"),

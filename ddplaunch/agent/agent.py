@@ -19,7 +19,6 @@ from ddplaunch.agent.events import (
     AttemptFailure,
     ChildExited,
     CollectivesRead,
-    ForkserverExited,
     HealthEvent,
     LauncherLost,
     OutputResumed,
@@ -35,7 +34,7 @@ from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
 from ddplaunch.agent.workers.debug_sessions import DebugSessions
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
-from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, ForkserverClient
+from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.protocol import first_failure
@@ -55,7 +54,7 @@ from ddplaunch.protocol.launcher_agent import (
     StopWorkers,
 )
 from ddplaunch.protocol.results import AttemptResult, Round
-from ddplaunch.protocol.specs import AgentSpec, ForkserverReady, ImportFailed, ProcessSpec, ProcessStarted
+from ddplaunch.protocol.specs import AgentSpec, ProcessSpec, ProcessStarted
 from ddplaunch.system import limits, processes
 from ddplaunch.system.signals import SignalReceived
 
@@ -76,8 +75,8 @@ _NEVER = float("inf")
 class Agent:
     """A node's part in one run. Main thread only."""
 
-    def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object]) -> None:
-        """Choose devices and how workers start; no process runs yet.
+    def __init__(self, spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], warm: Forked | None = None) -> None:
+        """Choose devices and how workers start; no process runs yet, except for the forkserver ``warm``.
 
         Raises:
             LaunchError: the workers cannot run on this node with these settings.
@@ -89,7 +88,9 @@ class Agent:
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
-        self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post)
+        shared = self._placement.shared_environ
+        self._forkserver = ForkserverClient(spec, plan, shared, open_files, mailbox.post, warm)
+        self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         self._report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
@@ -309,7 +310,7 @@ class Agent:
             case ChildExited(local_rank=local_rank) if self._group:
                 self._examiner.forget(self._group.workers[local_rank].pid)
                 self._group.on_exited(local_rank)
-            case ForkserverReady() | ImportFailed() | ForkserverExited():
+            case _ if isinstance(event, ForkserverEvent):
                 self._on_forkserver_event(event)
             case StopWorkers():
                 self._on_stop(event)
@@ -361,7 +362,7 @@ class Agent:
             return False
         return self._forkserver.is_starting or not group.all_ended
 
-    def _on_forkserver_event(self, event: ForkserverReady | ImportFailed | ForkserverExited) -> None:
+    def _on_forkserver_event(self, event: ForkserverEvent) -> None:
         match self._forkserver.handle_event(event):
             case AttemptFailure() as failure:
                 self._failure = self._failure or failure

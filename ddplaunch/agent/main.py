@@ -30,6 +30,7 @@ from ddplaunch.system.signals import SignalReceived
 if TYPE_CHECKING:
     from typing import BinaryIO
 
+    from ddplaunch.agent.workers.forkserver_client import Forked
     from ddplaunch.protocol.queries import InspectNode, ListRuns
 
 _LAST_RECORD_S = 3.0
@@ -39,8 +40,11 @@ _HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP
 """SLURM sends these signals to the tasks of a step; an agent that srun has started is such a task."""
 
 
-def main() -> None:
-    """Run the agent. Stdin and stdout are the control channel, stderr is the user's."""
+def main(warm: Forked | None = None) -> None:
+    """Run the agent. Stdin and stdout are the control channel, stderr is the user's.
+
+    ``warm``: pid and socket of a forkserver, if a keeper has forked it with this agent.
+    """
     control_in, control_out = _take_control_channel()
     mailbox: Mailbox[object] = Mailbox()
     _post_signals(mailbox)
@@ -50,7 +54,7 @@ def main() -> None:
         os.write(control_out, wire.encode(_describe(error, "this node")) + wire.encode(AgentEnded()))
         return
     logs = LogSender(outbox, mailbox)
-    unkillable = _execute(os.fdopen(control_in, "rb"), outbox, mailbox, logs)
+    unkillable = _execute(os.fdopen(control_in, "rb"), outbox, mailbox, logs, warm)
     if unkillable is not None:
         outbox.send(AgentEnded(unkillable))
         logs.send()
@@ -75,7 +79,9 @@ def _post_signals(mailbox: Mailbox[object]) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 
 
-def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender) -> tuple[int, ...] | None:
+def _execute(
+    stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender, warm: Forked | None
+) -> tuple[int, ...] | None:
     """Execute the launcher's first record. Returns the pids that SIGKILL has not ended.
 
     Returns None if the launcher is lost: a launcher that still runs counts this node as lost, so AgentEnded must not
@@ -100,9 +106,12 @@ def _execute(stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: L
             only = "" if spec.output.collect_logs else RETURN_FILE
             logs.prepare(Path(spec.node_dir), inbox.is_closed, only)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
-        agent = Agent(spec, outbox, mailbox)
+        agent = Agent(spec, outbox, mailbox, warm)
         unkillable = agent.run()
-        return None if inbox.is_closed.is_set() else unkillable
+        if inbox.is_closed.is_set():
+            return None
+        agent.leave_keeper()
+        return unkillable
     except Exception as error:
         outbox.send(_describe(error, host))
     return agent.close() if agent else ()

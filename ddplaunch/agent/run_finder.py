@@ -15,15 +15,16 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
 from ddplaunch.agent import launcher_query
-from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol import environment, keeper, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
-from ddplaunch.system import cgroup, processes, procfs, run_json, run_tags
+from ddplaunch.system import cgroup, processes, procfs, run_folder, run_json, run_tags
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
         counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
         age_s=max(0.0, time.time() - oldest_s),
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
-        launcher_alive=any(process.kind == "launcher" or process.launcher_alive for process in found),
+        launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
         script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
     )
 
@@ -133,6 +134,13 @@ class _Inspected:
     run_id: str
     launcher_tags: Mapping[str, str]
     command: tuple[str, ...]
+    state_folder: Path | None
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether it waits for runs with the state folder of this process."""
+        is_ours = self.state_folder == run_folder.base_at_home(os.environ)
+        return self.command[:2] == keeper.COMMAND and not self.tag and is_ours
 
     @property
     def is_agent(self) -> bool:
@@ -194,6 +202,9 @@ def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
         run_id=next(_values(variables, environment.TORCHELASTIC_RUN_ID), ""),
         launcher_tags=run_tags.launcher_memfds(pid),
         command=tuple(process.cmdline()),
+        state_folder=run_folder.base_at_home(
+            {name: value for name in ("XDG_STATE_HOME", "HOME") for value in _values(variables, name)}
+        ),
     )
 
 
@@ -213,6 +224,9 @@ def _is_live_and_ours(process: psutil.Process) -> bool:
 def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
     run_ids = _run_ids(inspected, agents)
     for candidate in inspected:
+        if candidate.is_keeper:
+            state = " ".join(candidate.command[2:])
+            yield RunProcess(candidate.process, keeper.RUN_ID, keeper.RUN_ID, "keeper", script=state)
         scripts = _scripts_of_launcher(candidate.process.pid) if candidate.launcher_tags else {}
         for tag, run_id in candidate.launcher_tags.items():
             yield RunProcess(candidate.process, tag, run_id, "launcher", script=scripts.get(tag, ""))

@@ -51,6 +51,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
     hosts = host_options.select_hosts(options, environ, completed.hosts)
     min_nodes, max_nodes = values.parse_nnodes(str(len(hosts) or 1) if options["nnodes"] is None else options["nnodes"])
     launcher_starts_nodes = bool(hosts or options["dry_run"])
+    meets = max_nodes > 1 and not launcher_starts_nodes
     _check_supported(options)
     _check_rendezvous(options, max_nodes)
     conf = parse_rdzv_conf(
@@ -58,11 +59,9 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         is_static=options["rdzv_backend"] == "static",
         launcher_starts_nodes=launcher_starts_nodes,
     )
-    ignored = (StartNotice("warning", conf.ignored),) if conf.ignored and max_nodes > 1 else ()
-    if options["interface"] and max_nodes == 1 and not options["dry_run"]:
-        ignored = (StartNotice("warning", "--interface has an effect only with several nodes"),)
+    warnings = [conf.ignored] if conf.ignored and max_nodes > 1 else []
+    warnings += _without_effect(options, max_nodes)
     master_addr, master_port = _static_store(options)
-    meets_at_endpoint = max_nodes > 1 and not launcher_starts_nodes
     return LaunchConfig(
         script=options["script"],
         script_args=tuple(options["script_args"]),
@@ -81,7 +80,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         workers=_workers(options),
         output=_output(options, environ),
         timeouts=_timeouts(options, environ, conf if launcher_starts_nodes else None),
-        rendezvous=_rendezvous(completed, environ, conf, min_nodes, max_nodes) if meets_at_endpoint else None,
+        rendezvous=_rendezvous(completed, environ, conf, min_nodes, max_nodes) if meets else None,
         hosts=hosts,
         remote=_remote(completed, environ, hosts),
         master_addr=master_addr,
@@ -94,7 +93,8 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         task=completed.task,
         slurm_job=completed.slurm_job,
         health=_health(options["health"]),
-        notices=(*completed.notices, *ignored),
+        keep_warm_s=_keep_warm_s(options["keep_warm"], environ),
+        notices=(*completed.notices, *(StartNotice("warning", text) for text in warnings)),
     )
 
 
@@ -157,6 +157,17 @@ def _timeouts(options: Mapping[str, Any], environ: Mapping[str, str], conf: Rdzv
 def _seconds(options: Mapping[str, Any], name: str) -> float | None:
     value = options[name]
     return None if value is None else values.parse_seconds(value, f"--{name.replace('_', '-')}")
+
+
+def _without_effect(options: Mapping[str, Any], max_nodes: int) -> list[str]:
+    is_ignored = options["interface"] and max_nodes == 1 and not options["dry_run"]
+    return ["--interface has an effect only with several nodes"] if is_ignored else []
+
+
+def _keep_warm_s(text: str | None, environ: Mapping[str, str]) -> float | None:
+    option = "DDPLAUNCH_KEEP_WARM" if text is None else "--keep-warm"
+    text = environ.get(option) if text is None else text
+    return values.parse_seconds(text, option) if text else None
 
 
 def _health(policy: str) -> HealthPolicy:

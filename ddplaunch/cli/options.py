@@ -88,6 +88,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             type=click.Choice(["forkserver", "spawn", "fork"]),
         ),
         Option("--preload", "A,B", "Modules to import before forking, besides torch.", pet=False),
+        Option(
+            "--keep-warm",
+            "TIME",
+            "Leave torch and --preload imported for the next run, for this time; 0: use nothing that is left.",
+            pet=False,
+            short="leave torch imported for the next run, like 10m",
+        ),
         flag(
             "--pass-local-rank", "Give the script --local-rank=N, for old torch.distributed.launch scripts.", pet=False
         ),

@@ -7,9 +7,11 @@ agent's start-up takes longest.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.errors import StartNotice
 from ddplaunch.system import run_folder, run_tags
 from ddplaunch.transport import agent_process
 
@@ -48,6 +50,8 @@ def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResul
 def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag, stdout_fd) as agent:
+        if agent and agent.kept:
+            config = replace(config, notices=(*config.notices, StartNotice("detail", agent.kept)))
         return run(config, run_id, run_tag, agent, stdout_fd, folder)
 
 

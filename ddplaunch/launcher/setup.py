@@ -20,6 +20,7 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.launcher.debugging import missing_terminal
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
+from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
 from ddplaunch.system import run_folder, run_retention
 from ddplaunch.system.limits import NO_ROOM_HINT
@@ -199,10 +200,21 @@ def agent_spec(
         task=config.task,
         health=config.health,
         usage=usage_sampling(config, is_kept=bool(node_dir)),
+        keep_warm=_keep_warm(config),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
     )
+
+
+def _keep_warm(config: LaunchConfig) -> KeepWarm | None:
+    """What the agents leave for the next run. Other machines do not see the end of this session, or of a SLURM job."""
+    if not config.keep_warm_s or config.dry_run or config.task or config.transport == "srun":
+        return None
+    if config.transport == "local":
+        leader = os.getsid(0)
+        return KeepWarm(config.keep_warm_s, 0 if leader == os.getpid() else leader)
+    return None if "SLURM_JOB_ID" in os.environ else KeepWarm(config.keep_warm_s)
 
 
 def agent_spec_of_run(

@@ -13,7 +13,7 @@ from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
 from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import Program
 
-Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "other"]
+Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of processes of a run, in the order of reports."""
 

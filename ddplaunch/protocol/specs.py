@@ -10,6 +10,7 @@ from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.timeouts import TimeoutConfig
 
 UsageSampling = Literal["off", "all", "mean"]
@@ -59,6 +60,7 @@ class AgentSpec:
         task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
         health: what follows if the hardware of the node is not sound.
         usage: which usage samples the agent sends.
+        keep_warm: leave a keeper for the next run; None: leave none.
     """
 
     run_id: str
@@ -84,6 +86,7 @@ class AgentSpec:
     task: ScheduledTask | None = None
     health: HealthPolicy = "refuse"
     usage: UsageSampling = "off"
+    keep_warm: KeepWarm | None = None
 
 
 # Agent to forkserver.
@@ -98,6 +101,7 @@ class ForkserverSpec:
         preload: further modules to import, in this order.
         script: path of a script, whose text names further parts of torch to import; empty for none.
         script_dir: ``sys.path[0]`` of the workers during the imports; empty for none.
+        env: the environment of a forkserver that a keeper has forked; None: it was started with it.
     """
 
     run_id: str
@@ -106,6 +110,7 @@ class ForkserverSpec:
     preload: tuple[str, ...]
     script: str
     script_dir: str
+    env: dict[str, str] | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,6 +149,13 @@ class ForkserverReady:
 
 
 @dataclass(frozen=True)
+class ForkserverUnfit:
+    """Forkserver that a keeper has forked, in answer to its ForkserverSpec: why the imports must be made anew."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
 class ImportFailed:
     """Forkserver to agent: ``module`` cannot be imported.
 
@@ -167,4 +179,4 @@ class ProcessStarted:
     error: str = ""
 
 
-FROM_FORKSERVER = (ForkserverReady, ImportFailed, ProcessStarted)
+FROM_FORKSERVER = (ForkserverReady, ForkserverUnfit, ImportFailed, ProcessStarted)

@@ -10,6 +10,7 @@ import contextlib
 import os
 import select
 import signal
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -60,6 +61,34 @@ def signal_process(pid: int, signum: int) -> None:
     """Signal ``pid`` alone, a child not reaped yet. Ignores errors."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.kill(pid, signum)
+
+
+class ForkedChild:
+    """A child that this process has not started by ``subprocess``, with the methods of ``Popen`` that are used."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    def kill(self) -> None:
+        """SIGKILL it; ignores a child that is gone."""
+        signal_process(self.pid, signal.SIGKILL)
+
+    def wait(self, timeout: float) -> int:
+        """Wait for its end and reap it; returns its returncode, -SIGKILL if that is lost.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
+        """
+        deadline = time.monotonic() + timeout
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(self.pid, os.WNOHANG)
+                if pid:
+                    return os.waitstatus_to_exitcode(status)
+                if time.monotonic() > deadline:
+                    raise subprocess.TimeoutExpired(f"process {self.pid}", timeout)
+                _wait_any((self.pid,), 0.05)
+        return -signal.SIGKILL
 
 
 def state(pid: int) -> str:

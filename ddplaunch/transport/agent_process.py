@@ -11,11 +11,12 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.system import keeper_files
 from ddplaunch.system.run_folder import working_folder
 
 if TYPE_CHECKING:
@@ -31,16 +32,33 @@ COMMAND = (sys.executable, "-c", _START, PACKAGE_ROOT)
 """Arguments of the process; shown by --plan."""
 
 
+class Child(Protocol):
+    """What a handle uses of ``Popen``: an agent is a child of this process, or was forked by a keeper."""
+
+    pid: int
+
+    @property
+    def stdin(self) -> IO[bytes] | None: ...
+    @property
+    def stdout(self) -> IO[bytes] | None: ...
+    def send_signal(self, sig: int) -> None: ...
+    def kill(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> int: ...
+    def __exit__(self, kind: Any, value: Any, traceback: Any) -> None: ...
+
+
 @dataclass(frozen=True)
 class AgentProcess:
     """A started agent, which reads its first record from stdin.
 
     Attributes:
         inherited_fds: the agent's numbers of inherited descriptors, by stream name.
+        kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
     """
 
-    process: subprocess.Popen[bytes]
+    process: Child
     inherited_fds: Mapping[str, int]
+    kept: str = ""
 
 
 def start(
@@ -74,8 +92,47 @@ def start_node(config: LaunchConfig, node_tag: str, is_first: bool, stdout_fd: i
     """
     if not config.chdir:
         working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
-    env = {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
-    return start(env, _inherited(config, stdout_fd) if is_first else {}, config.chdir)
+    return start(_environ(config, node_tag), _inherited(config, stdout_fd) if is_first else {}, config.chdir)
+
+
+def _environ(config: LaunchConfig, node_tag: str) -> dict[str, str]:
+    return {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
+
+
+def _start_or_take_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProcess:
+    """Start the agent of the only node, or take over what an earlier run has left."""
+    outcome = _taken_over(config, run_tag, stdout_fd)
+    if isinstance(outcome, AgentProcess):
+        return outcome
+    agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
+    return replace(agent, kept=outcome and f"torch is imported anew: {outcome}")
+
+
+def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProcess | str:
+    """The agent of a keeper, or why there is none."""
+    if config.keep_warm_s == 0 or config.task or not (config.keep_warm_s or keeper_files.exists(os.environ)):
+        return ""
+    from ddplaunch.protocol.keeper import FIRST_INHERITED
+    from ddplaunch.transport import keeper_client
+
+    fds = _inherited(config, stdout_fd)
+    try:
+        outcome = keeper_client.take_over(
+            _environ(config, run_tag),
+            os.path.abspath(config.chdir) if config.chdir else working_folder(),
+            tuple(fds.values()),
+            config.workers.preload,
+            config.script if config.entry == "script" and not config.text else "",
+            COMMAND,
+            is_wanted=bool(config.keep_warm_s),
+        )
+    finally:
+        for fd in fds.values():
+            os.close(fd)
+    if outcome.agent is None:
+        return outcome.reason
+    numbers = {name: FIRST_INHERITED + number for number, name in enumerate(fds)}
+    return AgentProcess(outcome.agent, numbers, "torch was imported by an earlier run (--keep-warm)")
 
 
 @contextlib.contextmanager
@@ -87,13 +144,13 @@ def early_agent(config: LaunchConfig, run_tag: str, stdout_fd: int = 1) -> Itera
     agent = None
     if not config.hosts and not config.dry_run:
         with contextlib.suppress(OSError):
-            agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
+            agent = _start_or_take_over(config, run_tag, stdout_fd)
     try:
         yield agent
     finally:
         if agent:
-            with agent.process:  # Closes its pipes and reaps it.
-                agent.process.kill()
+            agent.process.kill()
+            agent.process.__exit__(None, None, None)  # Closes its pipes and reaps it.
 
 
 def _inherited(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:

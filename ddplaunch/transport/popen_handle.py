@@ -18,6 +18,7 @@ from ddplaunch.transport.handle import AgentHandle, ChannelClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from ddplaunch.transport.agent_process import Child
     from ddplaunch.transport.handle import Post, WriteOutput
 
 
@@ -29,7 +30,7 @@ class PopenHandle(AgentHandle):
 
     def __init__(
         self,
-        process: subprocess.Popen[bytes],
+        process: Child,
         name: str,
         post: Post,
         output: WriteOutput,

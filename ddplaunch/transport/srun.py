@@ -77,7 +77,7 @@ class SrunHandle(PopenHandle):
             OSError: there is no srun, or no room for a process.
             RuntimeError: no room for a thread.
         """
-        process = subprocess.Popen(
+        self._srun = process = subprocess.Popen(
             command(host),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -98,7 +98,7 @@ class SrunHandle(PopenHandle):
 
     def kill(self) -> None:
         """Make srun SIGKILL the agent; the kernel then kills its workers."""
-        self._process.terminate()
+        self._srun.terminate()
 
     def close(self, timeout_s: float = 5.0) -> int | None:
         """Close the agent's stdin and wait for its exit, with SIGKILL after ``timeout_s``; at once if not connected.
@@ -156,7 +156,7 @@ class SrunHandle(PopenHandle):
     # The thread that reads stderr.
 
     def _read_stderr(self) -> None:
-        with cast("BinaryIO", self._process.stderr) as stream:
+        with cast("BinaryIO", self._srun.stderr) as stream:
             for raw in stream:
                 line = raw.decode("utf-8", "replace").rstrip()
                 if self._is_connected:

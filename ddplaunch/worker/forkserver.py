@@ -2,7 +2,7 @@
 
 One process per node, a child of the agent, which sends requests over a socket. It forks twice: the process in between
 exits, and the new process becomes a child of the agent, a subreaper. Must never use a GPU, run a parallel CPU operation
-or start a thread; ``_reason_not_to_fork`` checks that.
+or start a thread; ``reason_not_to_fork`` checks that.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ddplaunch.protocol import wire
+from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
@@ -29,7 +29,6 @@ from ddplaunch.worker.bootstrap import caught, finished, script
 __all__ = ["caught", "finished", "main", "script"]
 """What the agent's start of this process imports."""
 
-_HEADER_BYTES = 8
 _MAX_FDS = 5
 _GPU_DEVICES = ("/dev/nvidia", "/dev/kfd", "/dev/dri/")
 
@@ -47,46 +46,55 @@ def main() -> Continuation:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # A forked process must not end with a KeyboardInterrupt here.
     sock = socket.socket(fileno=int(sys.argv[1]))
-    received = _receive(sock, (ForkserverSpec,))
-    if received is None:
+    spec = first_record(sock)
+    if spec is None:
         return lambda: None
-    spec = received[0]
     linux.die_with_parent(spec.agent_pid)
-    linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
     exit.register()
-    if not _prepare(sock, spec):
-        return lambda: None
-    return _serve(sock, spec)
+    return serve(sock, spec)
+
+
+def first_record(sock: socket.socket) -> ForkserverSpec | None:
+    """Block for the agent's first record; None when the agent has closed the socket."""
+    received = _receive(sock, (ForkserverSpec,))
+    return received[0] if received else None
+
+
+def serve(sock: socket.socket, spec: ForkserverSpec) -> Continuation:
+    """Import modules and serve; see ``main``."""
+    linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
+    return _serve(sock, spec) if _prepare(sock, spec) else lambda: None
 
 
 def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
     """Import modules and report to the agent; False if a required import failed."""
-    source = _source(spec)
+    source = text_of(spec.script)
     if not spec.imports:
-        _send(sock, ForkserverReady(""))
+        answer(sock, ForkserverReady(""))
         return True
     variable = preload.early_variable(source, os.environ)
     if variable:
-        _send(sock, ForkserverReady(f"{spec.script} sets {variable}, which torch reads when it is imported"))
+        answer(sock, ForkserverReady(f"{spec.script} sets {variable}, which torch reads when it is imported"))
         return True
     with preload.without_collection(), preload.first_in_path(spec.script_dir):
-        threads = _threads_after_numpy()
+        threads = threads_after_numpy()
         for module in (*preload.modules_for(source), *spec.preload):
             error = preload.try_import(module)
             # A module that the script seems to need may be missing: if the script imports it, the script fails.
             if error and module in (*preload.ALWAYS, *spec.preload):
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
-                _send(sock, ImportFailed(module, preload.describe(error), hidden_by))
+                answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
     responder.watch(sys.modules.get("torch.distributed.distributed_c10d"))
     late_import.choose_modules()
-    _send(sock, ForkserverReady(_reason_not_to_fork(threads)))
+    answer(sock, ForkserverReady(reason_not_to_fork(threads)))
     return True
 
 
-def _source(spec: ForkserverSpec) -> bytes:
+def text_of(script: str) -> bytes:
+    """The text of the script; empty if it is none, or cannot be read."""
     with contextlib.suppress(OSError):
-        return Path(spec.script).read_bytes() if spec.script else b""
+        return Path(script).read_bytes() if script else b""
     return b""
 
 
@@ -94,13 +102,13 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _threads_after_numpy() -> int:
+def threads_after_numpy() -> int:
     """Number of threads after the import of numpy: OpenBLAS's pool has fork handlers, any other thread is a danger."""
     preload.try_import("numpy")
     return _threads()
 
 
-def _reason_not_to_fork(harmless_threads: int) -> str:
+def reason_not_to_fork(harmless_threads: int) -> str:
     """Why a worker forked from this process could hang or fail; empty without a known reason."""
     if _threads() > harmless_threads:
         return f"the imports raised the number of threads by {_threads() - harmless_threads}"
@@ -127,7 +135,7 @@ def _serve(sock: socket.socket, server: ForkserverSpec) -> Continuation:
             return started
         for fd in fds:
             os.close(fd)
-        _send(sock, started)
+        answer(sock, started)
 
 
 def _fork(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> ProcessStarted | Continuation:
@@ -139,7 +147,7 @@ def _fork(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> ProcessS
     gate, opener = os.pipe()
     reader, writer = os.pipe()
     try:
-        intermediate = _quiet_fork()
+        intermediate = quiet_fork()
     except OSError as error:
         for fd in (gate, opener, reader, writer):
             os.close(fd)
@@ -159,7 +167,7 @@ def _fork_again(
     spec: ProcessSpec, fds: list[int], server: ForkserverSpec, gate: int, opener: int, writer: int
 ) -> Continuation:
     try:
-        pid = _quiet_fork()
+        pid = quiet_fork()
     except OSError as error:
         os.write(writer, str(error).encode())
         os._exit(1)
@@ -172,7 +180,8 @@ def _fork_again(
     return _become(spec, fds, server)
 
 
-def _quiet_fork() -> int:
+def quiet_fork() -> int:
+    """``os.fork`` without a warning."""
     # Python 3.12 warns about a fork with threads; here they are all OpenBLAS's.
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -212,6 +221,13 @@ def _open_files_limit() -> int:
     return min(os.sysconf("SC_OPEN_MAX"), 1 << 20)
 
 
+def adopt_environ(env: Mapping[str, str]) -> None:
+    """Make ``env`` the environment of this process, as if it had been started with it; keep changes by the imports."""
+    global _INHERITED
+    _set_environ(env)
+    _INHERITED = dict(env)
+
+
 def _set_environ(env: Mapping[str, str]) -> None:
     """Replace the inherited environment by ``env``; keep changes by the imports, as if the script had imported."""
     for name in _INHERITED.keys() - env.keys():
@@ -230,7 +246,8 @@ def _exec(argv: tuple[str, ...], env: Mapping[str, str]) -> None:
         os._exit(127 if isinstance(error, FileNotFoundError) else 126)
 
 
-def _send(sock: socket.socket, record: object) -> None:
+def answer(sock: socket.socket, record: object) -> None:
+    """Send a record to the agent."""
     with contextlib.suppress(
         ConnectionError
     ):  # The kernel closes a killed agent's sockets before it kills this process.
@@ -240,22 +257,6 @@ def _send(sock: socket.socket, record: object) -> None:
 def _receive(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
     """The next record and its descriptors; None when the agent has closed the socket."""
     try:
-        return _read(sock, allowed)
+        return fd_records.receive(sock, allowed, _MAX_FDS)
     except ConnectionError:
         return None
-
-
-def _read(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[int]] | None:
-    # The descriptors come with the 8 bytes of the length.
-    header, fds, _flags, _address = socket.recv_fds(sock, _HEADER_BYTES, _MAX_FDS)
-    if len(header) < _HEADER_BYTES:
-        return None
-    remaining = int.from_bytes(header, "big")
-    chunks = []
-    while remaining:
-        chunk = sock.recv(min(remaining, 1 << 20))
-        if not chunk:
-            return None
-        chunks.append(chunk)
-        remaining -= len(chunk)
-    return wire.decode(b"".join(chunks), allowed), fds

@@ -29,6 +29,7 @@ MAY_IMPORT = {
     "agent": {*_SHARED, "hangs", "health", "protocol", "system"},
     "agent/workers": {*_SHARED, "hangs", "protocol", "system"},
     "rendezvous": {*_SHARED, "protocol", "system", "cluster"},
+    "warm": {*_SHARED, "protocol", "system", "worker"},
     "worker": {*_SHARED, "protocol", "system"},
     "worker/fake_cuda": {*_SHARED, "protocol", "system"},
     "page": {*_BASE, "protocol", "system", "cluster"},
@@ -148,7 +149,7 @@ def loaded_by(*modules: str) -> set[str]:
 
 
 def test_launcher_and_agent_load_no_torch() -> None:
-    modules = [dotted(file) for file in FILES if file.parts[0] not in ("rendezvous", "worker", "__main__.py")]
+    modules = [dotted(file) for file in FILES if file.parts[0] not in ("rendezvous", "warm", "worker", "__main__.py")]
     assert {"ddplaunch.launcher.run", "ddplaunch.agent.agent", "ddplaunch.cli.main"} <= set(modules)
     assert not loaded_by(*modules) & {"torch", "numpy"}
 

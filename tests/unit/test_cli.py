@@ -96,6 +96,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "run_path": (None, None, "a script is run that way already"),
     "start_method": ("spawn", "start_method", "spawn"),
     "preload": ("a,b", "preload", ("a", "b")),
+    "keep_warm": ("10m", "keep_warm_s", 600.0),
     "pass_local_rank": (None, "pass_local_rank", True),
     "use_env": (None, None, "the default"),
     "role": ("trainer", "role", "trainer"),

@@ -8,18 +8,20 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent import keeper_start
 from ddplaunch.agent.workers import forkserver_client, start_plan
 from ddplaunch.worker import bootstrap
 
 
 def test_what_the_agent_starts_by_name_exists() -> None:
     assert find_spec(forkserver_client.FORKSERVER_MODULE)
+    assert find_spec(keeper_start.KEEPER_MODULE)
     assert Path(start_plan.EXEC_WORKER).is_file()
 
 
-def test_both_starts_of_a_worker_execute_the_same() -> None:
+def test_all_starts_of_a_worker_execute_the_same() -> None:
     own = ast.dump(ast.parse(bootstrap.OUTERMOST).body[0])
-    for text in (forkserver_client._START, Path(start_plan.EXEC_WORKER).read_text()):
+    for text in (forkserver_client._START, keeper_start._START, Path(start_plan.EXEC_WORKER).read_text()):
         executed = [ast.dump(node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.With)]
         assert executed == [own]
 

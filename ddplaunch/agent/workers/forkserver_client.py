@@ -18,22 +18,26 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch.agent import keeper_start
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
 from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
-from ddplaunch.protocol import environment, first_failure, wire
+from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.specs import (
     FROM_FORKSERVER,
     ForkserverReady,
     ForkserverSpec,
+    ForkserverUnfit,
     ImportFailed,
     ProcessSpec,
     ProcessStarted,
 )
 from ddplaunch.protocol.start_method import StartPlan
 from ddplaunch.system import cgroup, processes
+from ddplaunch.system.processes import ForkedChild
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -55,6 +59,8 @@ with finished, caught:
 _COMMAND_LINE_BYTES = 4096
 """Limit of a worker's command line in ps; a longer command line is cut."""
 
+_MAX_REASON = 300
+
 STORE_LOG = "store.log"
 """File in the folder of an attempt: what the process of the workers' store has written."""
 
@@ -62,6 +68,12 @@ _LAST_LINE_S = 1.0
 
 STORE, MEMBER = -1, -2
 """Numbers of the helpers, used where workers have a local rank: the process of the workers' store, and the member."""
+
+
+Forked = tuple[int, int]
+"""Pid and socket of a forkserver that a keeper has forked."""
+
+ForkserverEvent = ForkserverReady | ForkserverUnfit | ImportFailed | ForkserverExited
 
 
 class ForkserverClient:
@@ -80,7 +92,9 @@ class ForkserverClient:
         env: Mapping[str, str],
         open_files: Limits,
         post: Callable[[object], None],
+        warm: Forked | None = None,
     ) -> None:
+        """``warm`` is the first forkserver, if a keeper has forked it with this agent."""
         self.plan = plan
         self.is_ready = False
         self.import_s, self._started_at = 0.0, 0.0
@@ -88,6 +102,7 @@ class ForkserverClient:
         self._env = env
         self._open_files = open_files
         self._post = post
+        self._warm = warm
         self._forkserver: ForkserverProcess | None = None
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
@@ -99,12 +114,21 @@ class ForkserverClient:
         ForkserverReady or ImportFailed will be posted. ``send`` gets a Notice if the workers run without a cgroup.
         """
         if self._forkserver is None:
-            self.is_ready, self._started_at = False, time.monotonic()
-            spec = forkserver_spec(self._spec, self.plan)
-            self._forkserver = ForkserverProcess(spec, self._env, self._open_files, self._post)
+            self._start_forkserver()
             self._cgroup, reason = cgroup.create(self._env[environment.RUN_ID])
             if reason:
                 send(Notice(f"the workers on {self._spec.host} run without a cgroup: {reason}", 1))
+
+    def _start_forkserver(self) -> None:
+        self.is_ready, self._started_at = False, time.monotonic()
+        spec = forkserver_spec(self._spec, self.plan)
+        warm, self._warm = self._warm, None
+        if warm:
+            process, sock = ForkedChild(warm[0]), socket.socket(fileno=warm[1])
+            spec = replace(spec, env=dict(self._env))
+            self._forkserver = ForkserverProcess(process, sock, spec, self._open_files, self._post)
+        else:
+            self._forkserver = ForkserverProcess(*_started(self._env), spec, self._open_files, self._post)
 
     @property
     def is_starting(self) -> bool:
@@ -143,7 +167,7 @@ class ForkserverClient:
         """The local rank or helper that has started; None if its request was dropped by ``close_forkserver``."""
         return self._pending.pop(event.tag, None)
 
-    def handle_event(self, event: ForkserverReady | ImportFailed | ForkserverExited) -> AttemptFailure | Notice | None:
+    def handle_event(self, event: ForkserverEvent) -> AttemptFailure | Notice | None:
         """Handle an answer. Returns why no worker can be started, or a message for the user.
 
         Raises:
@@ -153,6 +177,10 @@ class ForkserverClient:
             raise import_error(self._spec.host, event)
         if isinstance(event, ForkserverExited):
             return self._on_exited(event.pid)
+        if isinstance(event, ForkserverUnfit):
+            self.close_forkserver()
+            self._start_forkserver()
+            return Notice(f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}", 1)
         self.is_ready, self.import_s = True, time.monotonic() - self._started_at
         if event.no_fork_reason and self.plan.how != "exec":
             self.plan = StartPlan("exec", reason=event.no_fork_reason)
@@ -183,6 +211,10 @@ class ForkserverClient:
             cgroup.kill(self._cgroup)
         return processes.sweep(excluded | ({self._forkserver.pid} if self._forkserver else set()))
 
+    def leave_keeper(self) -> None:
+        """Leave a keeper for the next run, if the user wants one; after ``close``."""
+        keeper_start.leave(self._spec, self._open_files, self._env)
+
     def close(self) -> tuple[int, ...]:
         """Kill every child of this process. Returns the pids that SIGKILL has not ended."""
         self.close_forkserver()
@@ -193,23 +225,19 @@ class ForkserverClient:
 
 
 class ForkserverProcess:
-    """One forkserver process."""
+    """One forkserver process, and the thread that posts its answers."""
 
     def __init__(
-        self, spec: ForkserverSpec, env: Mapping[str, str], open_files: Limits, post: Callable[[object], None]
+        self,
+        process: subprocess.Popen[bytes] | ForkedChild,
+        sock: socket.socket,
+        spec: ForkserverSpec,
+        open_files: Limits,
+        post: Callable[[object], None],
     ) -> None:
-        """Start the forkserver with the limit ``open_files``: the agent may have raised its own limit."""
-        self._socket, theirs = socket.socketpair()
-        padding = " " * _COMMAND_LINE_BYTES
-        self._process = subprocess.Popen(
-            [sys.executable, "-u", "-c", _START, PACKAGE_ROOT, str(theirs.fileno()), padding],
-            stdin=subprocess.DEVNULL,
-            stdout=2,
-            env=dict(env),
-            pass_fds=(theirs.fileno(),),
-        )
-        theirs.close()
-        self.pid = self._process.pid
+        """Take over ``process``. Its limit becomes ``open_files``: the agent may have raised its own limit."""
+        self._process, self._socket = process, sock
+        self.pid = process.pid
         with contextlib.suppress(ProcessLookupError):
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
         # Duplicated before the thread runs: the socket may be closed by then.
@@ -228,14 +256,26 @@ class ForkserverProcess:
 
     def send(self, record: object, fds: Sequence[int]) -> None:
         """Send a ForkserverSpec or a ProcessSpec with its descriptors, which the caller may close after the call."""
-        body = wire.encode(record)
         # A forkserver that has ended is reported by ForkserverExited.
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-            socket.send_fds(self._socket, [len(body).to_bytes(8, "big")], list(fds))
-            self._socket.sendall(body)
+            fd_records.send(self._socket, record, fds)
 
     def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
         with stream, contextlib.suppress(OSError, wire.ProtocolError):
             while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
                 post(received[0])
         post(ForkserverExited(self.pid))
+
+
+def _started(env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        padding = " " * _COMMAND_LINE_BYTES
+        process = subprocess.Popen(
+            [sys.executable, "-u", "-c", _START, PACKAGE_ROOT, str(theirs.fileno()), padding],
+            stdin=subprocess.DEVNULL,
+            stdout=2,
+            env=dict(env),
+            pass_fds=(theirs.fileno(),),
+        )
+    return process, ours

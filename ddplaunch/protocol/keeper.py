@@ -1,0 +1,141 @@
+"""Records of a keeper: how a run leaves one (KeeperSpec), and how the next run takes its agent and forkserver from it.
+
+They are exchanged over the keeper's unix socket, one request for each connection. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from ddplaunch.protocol.field_types import OneLine, between
+
+KeptSeconds = Annotated[float, between(0, 7 * 86400)]
+"""How long a keeper waits for the next run."""
+
+MAX_REQUEST_BYTES = 4 << 20
+"""An environment may have 2 MiB."""
+
+COMMAND = ("ddplaunch", "keeper")
+"""Begin of a keeper's command line in ps."""
+
+RUN_ID = "warm"
+"""Stands for a keeper where a run is named: ``--kill warm``."""
+
+ANSWER_S = 1.0
+"""Seconds for which a run waits for a keeper's answer before it starts its own agent."""
+
+
+@dataclass(frozen=True)
+class KeepWarm:
+    """Launcher to agent: leave a keeper for the next run.
+
+    Attributes:
+        seconds: how long it waits for a run.
+        session_leader: the process with whose end the user's session ends; 0 if none is watched.
+    """
+
+    seconds: KeptSeconds
+    session_leader: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class KeeperSpec:
+    """Agent to a new keeper, on its stdin.
+
+    Attributes:
+        seconds: how long it waits for a run.
+        watched: processes with whose end the keeper ends: the leader of the session, and the SLURM job's.
+        preload: the modules of --preload.
+        script: path of the script whose needs of torch are imported too; empty for none.
+        base: folder of the socket.
+    """
+
+    seconds: KeptSeconds
+    watched: tuple[int, ...]
+    preload: tuple[str, ...]
+    script: str
+    base: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takeover:
+    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver or Refused.
+
+    The record carries descriptors: the agent's stdin, stdout and stderr, its working directory, and those that it
+    inherits, which get the numbers from ``FIRST_INHERITED`` on.
+
+    Attributes:
+        surroundings: what the agent would inherit, by name, as ``system.surroundings`` reads it.
+        env: the environment of the agent.
+        umask: of the agent.
+        preload: the modules of --preload.
+        script: path of the run's script; empty if it runs none.
+        argv: the agent's command line in ps.
+        alarm_s: seconds until SIGALRM ends an agent that has received no record; 0: no limit.
+    """
+
+    surroundings: dict[str, str]
+    env: dict[str, str]
+    umask: Annotated[int, between(0, 0o777)]
+    preload: tuple[str, ...]
+    script: str
+    argv: tuple[str, ...]
+    alarm_s: Annotated[int, between(0, 86400)] = 0
+
+
+FIRST_INHERITED = 3
+"""Number of the first inherited descriptor in an agent that a keeper has forked."""
+
+TAKEOVER_FDS = 4
+"""Descriptors of a Takeover before the inherited ones."""
+
+MAX_INHERITED = 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Inquiry:
+    """A new keeper to the one that has the socket: would a run with these settings take it over?
+
+    Answered by Fits, if so, or by Refused; a keeper that no run uses then ends.
+    """
+
+    surroundings: dict[str, str]
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    seconds: KeptSeconds
+    script: str
+
+
+@dataclass(frozen=True)
+class Fits:
+    """Keeper, in answer to Inquiry: it stays, for the seconds of the Inquiry."""
+
+
+@dataclass(frozen=True)
+class TakenOver:
+    """Keeper, in answer to Takeover: ``pid`` is the agent; the record carries its pidfd. AgentGone follows."""
+
+    pid: Annotated[int, between(2, 1 << 22)]
+
+
+@dataclass(frozen=True)
+class AgentGone:
+    """Keeper, after TakenOver: the agent has ended. ``returncode`` as in ``subprocess``."""
+
+    returncode: Annotated[int, between(-64, 255)]
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Keeper: why the run cannot take it over.
+
+    ``kind``: it is ``used`` by a run, or it ``differs``.
+    """
+
+    kind: Literal["used", "differs"]
+    reason: OneLine
+
+
+TO_KEEPER = (Takeover, Inquiry)
+FROM_KEEPER = (TakenOver, Refused, Fits)

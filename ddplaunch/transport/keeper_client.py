@@ -1,0 +1,203 @@
+"""Takes the agent of a run from a keeper that an earlier run has left on this machine, in place of starting one.
+
+Runs in the launcher, and on another machine in the process that starts an agent there. A keeper that does not answer in
+time, is used by another run or differs in any part costs its answer, and nothing else.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import subprocess
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddplaunch.protocol import environment
+from ddplaunch.system import keeper_files
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from ddplaunch.protocol.keeper import Takeover
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What has come of asking for a keeper: ``agent``, or why there is none. ``reason`` is for ``-v``."""
+
+    agent: KeptAgent | None = None
+    reason: str = ""
+
+
+class KeptAgent:
+    """An agent that a keeper has forked, with the methods of ``Popen`` that its handle uses.
+
+    Attributes:
+        stdin: the end of its stdin that this process writes to; None if another process has it.
+        stdout: as ``stdin``, to read from.
+    """
+
+    def __init__(
+        self, pid: int, pidfd: int, client: socket.socket, stdin: BinaryIO | None, stdout: BinaryIO | None
+    ) -> None:
+        self.pid, self.stdin, self.stdout = pid, stdin, stdout
+        self._pidfd, self._client = pidfd, client
+        self._returncode: int | None = None
+
+    def __enter__(self) -> KeptAgent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for stream in (self.stdin, self.stdout):
+            with contextlib.suppress(OSError):
+                if stream:
+                    stream.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.wait(_LAST_S)
+        self._client.close()
+        os.close(self._pidfd)
+
+    def send_signal(self, signum: int) -> None:
+        """Send a signal; ignores an agent that has ended."""
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(self._pidfd, signum)
+
+    def kill(self) -> None:
+        """SIGKILL it; ignores an agent that has ended."""
+        self.send_signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end. Returns its returncode, and -SIGKILL if the keeper that knows it has ended too.
+
+        Raises:
+            subprocess.TimeoutExpired: it has not ended within ``timeout`` seconds.
+        """
+        if self._returncode is None:
+            if not select.select([self._pidfd], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired(f"agent {self.pid}", timeout or 0)
+            self._returncode = self._reported()
+        return self._returncode
+
+    def _reported(self) -> int:
+        from ddplaunch.protocol import fd_records, wire
+        from ddplaunch.protocol.keeper import AgentGone
+
+        with contextlib.suppress(OSError, wire.ProtocolError):
+            self._client.settimeout(_LAST_S)
+            received = fd_records.receive(self._client, (AgentGone,), 0)
+            if received:
+                return int(received[0].returncode)
+        return -signal.SIGKILL
+
+
+_LAST_S = 2.0
+
+
+def take_over(
+    environ: Mapping[str, str],
+    cwd: str,
+    inherited: Sequence[int],
+    preload: tuple[str, ...],
+    script: str,
+    argv: tuple[str, ...],
+    *,
+    is_wanted: bool,
+) -> Outcome:
+    """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
+
+    ``environ`` is the agent's environment, ``script`` a path in ``cwd``. ``is_wanted``: there should be a keeper.
+    """
+    path = _found(is_wanted=is_wanted)
+    if isinstance(path, str):
+        return Outcome(reason=path)
+    child_in, to_agent = os.pipe()
+    from_agent, child_out = os.pipe()
+    with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
+        try:
+            outcome = ask(path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv)
+        finally:
+            os.close(child_in)
+            os.close(child_out)
+        if outcome.agent:
+            outcome.agent.stdin, outcome.agent.stdout = _moved(stdin, "wb"), _moved(stdout, "rb")
+        return outcome
+
+
+def _moved(stream: BinaryIO, mode: str) -> BinaryIO:
+    return os.fdopen(os.dup(stream.fileno()), mode)  # type: ignore[return-value]
+
+
+def _found(*, is_wanted: bool) -> Path | str:
+    """The socket of the keeper, or why there is none; that is empty where the user has not asked for one."""
+    path = keeper_files.path(os.environ)
+    if path is None:
+        return "this user has no home" if is_wanted else ""
+    if path.exists() and environment.RUN_ID not in os.environ:
+        return path
+    if not is_wanted:
+        return ""
+    if environment.RUN_ID in os.environ:
+        return "this run was started by a process of another run"
+    return keeper_files.reason(path) or "none was left yet"
+
+
+def ask(
+    path: Path,
+    streams: tuple[int, int, int],
+    environ: Mapping[str, str],
+    cwd: str,
+    inherited: Sequence[int],
+    preload: tuple[str, ...],
+    script: str,
+    argv: tuple[str, ...],
+    alarm_s: int = 0,
+) -> Outcome:
+    """Ask the keeper at ``path`` for an agent with these standard streams."""
+    from ddplaunch.protocol.keeper import ANSWER_S, Takeover
+    from ddplaunch.system import surroundings
+
+    client = keeper_files.connected(path, ANSWER_S)
+    if client is None:
+        return Outcome(reason=keeper_files.reason(path) or "it does not answer")
+    umask = os.umask(0o077)
+    os.umask(umask)
+    request = Takeover(
+        surroundings=surroundings.read(environ),
+        env=dict(environ),
+        umask=umask,
+        preload=preload,
+        script=script and os.path.join(cwd, script),
+        argv=argv,
+        alarm_s=alarm_s,
+    )
+    try:
+        folder = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        client.close()
+        return Outcome(reason=f"{cwd} cannot be opened")
+    try:
+        return _answered(client, request, (*streams, folder, *inherited))
+    finally:
+        os.close(folder)
+
+
+def _answered(client: socket.socket, request: Takeover, fds: Sequence[int]) -> Outcome:
+    from ddplaunch.protocol import fd_records, wire
+    from ddplaunch.protocol.keeper import FROM_KEEPER, TakenOver
+
+    try:
+        fd_records.send(client, request, fds)
+        received = fd_records.receive(client, FROM_KEEPER, 1)
+    except (OSError, wire.ProtocolError) as error:
+        client.close()
+        return Outcome(reason=f"it does not answer: {error}")
+    if received and isinstance(received[0], TakenOver) and received[1]:
+        return Outcome(KeptAgent(received[0].pid, received[1][0], client, None, None))
+    if received:
+        fd_records.close(received[1])
+    client.close()
+    return Outcome(reason=getattr(received[0], "reason", "") if received else "it has ended")

@@ -1,0 +1,6 @@
+"""The keeper: it has imported torch for the next run of this user, and forks that run's agent and forkserver.
+
+A process of its own, in its own session, that no run owns: it has no run tag, no GPU, no port and no terminal. It has
+one thread. Nothing that belongs to a run stays in it: an agent is a fork of it, with all that the new command has set.
+It never imports a module of the user, and ends itself if one is in memory.
+"""

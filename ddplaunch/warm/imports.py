@@ -1,0 +1,189 @@
+"""What a keeper has imported, and whether the imports of a new process would give the same.
+
+Runs in the keeper, and in the forkserver that is forked from it. The environment variables that the imports read are
+noted, since a run with other values must import for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import sysconfig
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.system import surroundings
+from ddplaunch.worker import preload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import ModuleType
+
+_READ_IN_C = (
+    "LD_",
+    "PYTHON",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "NUMEXPR_",
+    "MALLOC_",
+    "GLIBC_",
+    "ATEN_",
+    "TORCH",
+    "PYTORCH",
+    "LC_",
+    "LANG",
+    "TZ",
+    "SSL_",
+    "HOME",
+)
+"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter."""
+
+
+@dataclass
+class Imports:
+    """What has been imported, from which files, and under which environment.
+
+    Attributes:
+        environ: the environment before the imports.
+        variables: names of the variables that Python code has read.
+        top_level: the first parts of the names of imported modules.
+        missing: the first parts of the names of modules that were not found.
+        files: file of each module -> its time and size.
+    """
+
+    environ: dict[str, str]
+    variables: set[str] = field(default_factory=set)
+    top_level: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+
+    def run(self, modules: Iterable[str], required: Iterable[str]) -> str:
+        """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
+        with preload.without_collection(), _noted_reads(self.variables), _noted_searches(self.missing):
+            for module in modules:
+                error = preload.try_import(module)
+                if error and module in required:
+                    return f"{module} cannot be imported: {type(error).__name__}: {error}"
+        return ""
+
+    def note(self, before: set[str]) -> str:
+        """Note the modules that are not in ``before``. Returns why this process cannot be a keeper."""
+        own = [folder + "/" for folder in _folders_of_packages()]
+        for name, module in tuple(sys.modules.items()):
+            if name in before or name in ("__main__", "ddplaunch"):
+                continue
+            self.top_level.add(name.partition(".")[0])
+            for path in _paths(module):
+                if not path.startswith(tuple(own)):
+                    return f"{name} comes from {path}, which is not a folder of installed packages"
+            file = _file(module)
+            if file:
+                self.files[file] = surroundings.stamp(file)
+        self.top_level.discard("ddplaunch")
+        return ""
+
+    def difference(self, environ: Mapping[str, str], ignored: Iterable[str] = ()) -> str:
+        """The first variable whose value under ``environ`` the imports could have noticed; empty for none."""
+        names = {name for name in environ.keys() | self.environ.keys() if name.startswith(_READ_IN_C)}
+        for name in sorted((names | self.variables).difference(ignored)):
+            if environ.get(name) != self.environ.get(name):
+                return name
+        return ""
+
+    def changed_file(self) -> str:
+        """The first file of an imported module that has changed since; empty for none."""
+        return next((path for path, stamp in self.files.items() if surroundings.stamp(path) != stamp), "")
+
+    def hidden_by(self, folders: Iterable[str]) -> str:
+        """A file or folder in ``folders`` that a new process would import in place of an imported module."""
+        for folder in folders:
+            for name in _listed(folder):
+                if self._is_hidden_by(name.partition(".")[0], f"{folder}/{name}"):
+                    return f"{folder}/{name}"
+        return ""
+
+    def _is_hidden_by(self, module: str, path: str) -> bool:
+        if module not in self.top_level and module not in self.missing:
+            return False
+        if not os.path.isdir(path):
+            return path.endswith((".py", ".pyc", ".so"))
+        # A folder without __init__.py is a package only where no other is found.
+        return module in self.missing or os.path.exists(f"{path}/__init__.py")
+
+
+def user_folders() -> list[str]:
+    """The folders of ``sys.path`` that hold no installed packages: those of PYTHONPATH and of editable packages."""
+    own = {*_folders_of_packages(), PACKAGE_ROOT}
+    return [folder for folder in sys.path if folder not in own and os.path.isdir(folder)]
+
+
+def _folders_of_packages() -> list[str]:
+    """The folders of the standard library, of installed packages, and of this package."""
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)]
+    dynamic = [path for path in sys.path if path.endswith("lib-dynload")]
+    return [*standard, *dynamic, *surroundings.package_folders(), f"{PACKAGE_ROOT}/ddplaunch"]
+
+
+def _paths(module: ModuleType) -> Iterator[str]:
+    """The files or folders from which a module was imported; none for one that is built in or made by a program."""
+    file = _file(module)
+    if file:
+        yield file
+        return
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.origin is None and spec.loader is not None:  # A package without __init__.py.
+        yield from (path for path in spec.submodule_search_locations or () if os.path.isabs(path))
+
+
+def _file(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and os.path.isabs(file) else ""
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+class _noted_reads:
+    """Note in ``names`` which variables are read through ``os.environ`` in the block."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        names, plain = self._names, type(os.environ)
+
+        class Noted(plain):  # type: ignore[valid-type,misc]
+            def __getitem__(self, name: str) -> str:
+                names.add(name)
+                return str(super().__getitem__(name))
+
+        self._plain = plain
+        os.environ.__class__ = Noted
+
+    def __exit__(self, *_: object) -> None:
+        os.environ.__class__ = self._plain
+
+
+class _noted_searches:
+    """Note in ``names`` which top-level modules are not found in the block."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        sys.meta_path.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        self._names.add(name.partition(".")[0])

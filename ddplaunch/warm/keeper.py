@@ -1,0 +1,324 @@
+"""The keeper's process: imports torch, then waits on its socket for the next run, and forks an agent for it.
+
+One thread, one request at a time, so that only one run can take it over. Requests come from processes of this user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ddplaunch.protocol import fd_records, wire
+from ddplaunch.protocol.agent_entry import AGENT_MODULE
+from ddplaunch.protocol.keeper import (
+    ANSWER_S,
+    COMMAND,
+    FROM_KEEPER,
+    MAX_INHERITED,
+    MAX_REQUEST_BYTES,
+    TAKEOVER_FDS,
+    TO_KEEPER,
+    AgentGone,
+    Fits,
+    Inquiry,
+    KeeperSpec,
+    Refused,
+    TakenOver,
+    Takeover,
+)
+from ddplaunch.system import keeper_files, linux, surroundings
+from ddplaunch.warm import handover, pressure
+from ddplaunch.warm.imports import Imports, user_folders
+from ddplaunch.worker import exit, forkserver, preload
+from ddplaunch.worker.bootstrap import caught, finished, script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.worker.forkserver import Continuation
+
+__all__ = ["caught", "finished", "main", "script"]
+"""What the start of this process imports."""
+
+_AGENT_MODULES = (
+    AGENT_MODULE,
+    "ddplaunch.agent.node_details",
+    "ddplaunch.agent.rendezvous_choice",
+    "ddplaunch.agent.multi_node_rendezvous",
+)
+_CHECK_S = 5.0
+"""Seconds between two looks at the memory."""
+
+_TRANSFER_S = 1.0
+"""Time limit of a request that is sent, and of an answer that is read."""
+
+_PREDECESSOR_S = 5.0
+_OMP = "OMP_NUM_THREADS"
+"""Depends on the number of workers, which only the agent knows: the forkserver compares it."""
+
+
+def main(search_path: list[str]) -> Continuation:
+    """Import, then serve until the end. In each forked process, return the function that it must run.
+
+    ``search_path`` is ``sys.path`` in Python's own order.
+    """
+    own_path = sys.path[:]
+    names = set(sys.modules)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    received = wire.read_record(sys.stdin.buffer, (KeeperSpec,))
+    if received is None:
+        os._exit(0)
+    spec: KeeperSpec = received[0]
+    parts = surroundings.read(os.environ)
+    _detach()
+    linux.set_command_line([*COMMAND, "importing"])
+    keeper = Keeper(spec, parts, own_path, search_path)
+    keeper.take_place()
+    exit.register()
+    keeper.learn(_AGENT_MODULES, set(sys.modules))
+    sys.path[:] = search_path
+    keeper.learn(_modules(spec.script, spec.preload), names)
+    return keeper.serve()
+
+
+def _detach() -> None:
+    os.chdir("/")
+    os.umask(0o077)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, 1 << 16)
+
+
+def _modules(path: str, preloaded: Iterable[str]) -> tuple[str, ...]:
+    """What a forkserver would import for this script; of its own words only those of torch."""
+    return (*preload.modules_for(forkserver.text_of(path)), *preloaded)
+
+
+class Keeper:
+    """The state of this process.
+
+    Attributes:
+        imports: what has been imported.
+    """
+
+    def __init__(self, spec: KeeperSpec, parts: dict[str, str], own_path: list[str], search_path: list[str]) -> None:
+        self.imports = Imports(dict(os.environ))
+        self._spec, self._parts, self._own_path, self._search_path = spec, parts, own_path, search_path
+        self._path = keeper_files.in_base(Path(spec.base))
+        self._pid = os.getpid()
+        self._seconds = spec.seconds
+        self._deadline = 0.0
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._watched: list[int] = []
+        self._agent: tuple[int, int, socket.socket] | None = None
+        """Pid and pidfd of the agent that uses this keeper, and the connection of its launcher."""
+        self._script = ""
+        """Of the run that uses this keeper."""
+
+    # The begin.
+
+    def take_place(self) -> None:
+        """Become this user's keeper on this machine, or end: another that fits stays, one that differs ends."""
+        try:
+            for pid in self._spec.watched:
+                self._watched.append(os.pidfd_open(pid))
+            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            lock = os.open(keeper_files.lock_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            self.end(str(error))
+        deadline = time.monotonic() + _PREDECESSOR_S
+        while not _locked(lock):
+            if self._predecessor_stays() or time.monotonic() > deadline:
+                os._exit(0)
+            time.sleep(0.05)
+        keeper_files.write_reason(self._path, "it is still importing")
+
+    def _predecessor_stays(self) -> bool:
+        client = keeper_files.connected(self._path, ANSWER_S)
+        if client is None:  # It ends, or imports.
+            return False
+        inquiry = Inquiry(
+            surroundings=self._parts,
+            env=self.imports.environ,
+            preload=self._spec.preload,
+            seconds=self._spec.seconds,
+            script=self._spec.script,
+        )
+        with client, contextlib.suppress(OSError, wire.ProtocolError):
+            fd_records.send(client, inquiry)
+            received = fd_records.receive(client, FROM_KEEPER, 0)
+            answer = received[0] if received else None
+            return isinstance(answer, Fits) or (isinstance(answer, Refused) and answer.kind == "used")
+        return False
+
+    def learn(self, modules: tuple[str, ...], names: set[str]) -> None:
+        """Import ``modules``; ``names`` were in memory before. Ends this process if it cannot be a keeper with them."""
+        required = (*_AGENT_MODULES, *preload.ALWAYS, *self._spec.preload)
+        reason = self.imports.run(("numpy",), ())
+        threads = forkserver.threads_after_numpy()
+        reason = reason or self.imports.run(modules, required) or self.imports.note(names)
+        reason = reason or forkserver.reason_not_to_fork(threads)
+        if reason:
+            self.end(reason)
+
+    def end(self, reason: str) -> NoReturn:
+        """End this process. ``reason`` is shown with the next run's ``-v``."""
+        if os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self._path.unlink(missing_ok=True)
+            keeper_files.write_reason(self._path, reason)
+        os._exit(0)
+
+    # The loop.
+
+    def serve(self) -> Continuation:
+        """Wait for runs until the end. In a forked process, return the function that it must run."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end("it was ended by --kill warm or another process"))
+        try:
+            self._listen()
+        except OSError as error:
+            self.end(f"{self._path}: {error}")
+        keeper_files.write_reason(self._path, "")
+        self._wait_for(self._seconds)
+        while True:
+            ready = self._wait()
+            if self._agent and self._agent[1] in ready:
+                self._on_agent_gone()
+            if self._listener.fileno() in ready:
+                continuation = self._on_request()
+                if continuation:
+                    return continuation
+
+    def _listen(self) -> None:
+        self._path.unlink(missing_ok=True)
+        with keeper_files.short_path(self._path) as address:
+            self._listener.bind(address)
+        os.chmod(self._path, 0o600)  # Nobody can connect before ``listen``.
+        self._listener.listen(8)
+
+    def _wait_for(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+        linux.set_command_line([*COMMAND, f"waits until {until}"])
+
+    def _wait(self) -> set[int]:
+        """The descriptors that are ready; ends the process when its time has come."""
+        poll = select.poll()
+        for fd in (self._listener.fileno(), *self._watched, *([self._agent[1]] if self._agent else [])):
+            poll.register(fd, select.POLLIN)
+        remaining = self._deadline - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if remaining <= 0 and not self._agent:
+            self.end(f"no run used it for {self._seconds:g} s")
+        ready = {fd for fd, _ in poll.poll(min(_CHECK_S, _CHECK_S if self._agent else remaining) * 1000)}
+        if ready.intersection(self._watched):
+            self.end("the session or the SLURM job that left it has ended")
+        if not ready and (reason := pressure.reason()):
+            self.end(reason)
+        return ready
+
+    def _on_agent_gone(self) -> None:
+        assert self._agent
+        (pid, pidfd, client), self._agent = self._agent, None
+        returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(pidfd)
+        with client, contextlib.suppress(OSError):
+            fd_records.send(client, AgentGone(returncode))
+        self._wait_for(self._seconds)
+        path, self._script = self._script, ""
+        self.learn(_modules(path, ()), set(sys.modules))
+
+    def _on_request(self) -> Continuation | None:
+        client, _ = self._listener.accept()
+        client.settimeout(_TRANSFER_S)
+        try:
+            if linux.peer_credentials(client)[1] == os.geteuid():
+                received = fd_records.receive(client, TO_KEEPER, TAKEOVER_FDS + MAX_INHERITED, MAX_REQUEST_BYTES)
+                if received:
+                    return self._answer(client, *received)
+        except (OSError, wire.ProtocolError):
+            pass
+        client.close()
+        return None
+
+    def _answer(self, client: socket.socket, request: Takeover | Inquiry, fds: list[int]) -> Continuation | None:
+        refused = self._refusal(request, fds)
+        if isinstance(request, Takeover) and not refused:
+            return self._hand_over(client, request, fds)
+        fd_records.close(fds)
+        with client:
+            fd_records.send(client, refused or Fits())
+        if isinstance(request, Inquiry):
+            if refused and refused.kind == "differs":
+                self.end("another took its place")
+            if not refused:
+                self._wait_for(request.seconds)
+                self.learn(_modules(request.script, ()), set(sys.modules))
+        return None
+
+    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> Refused | None:
+        if self._agent:
+            return Refused("used", "another run uses it")
+        if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
+            return Refused("differs", "descriptors are missing")
+        reason = self._difference(request)
+        return Refused("differs", reason) if reason else None
+
+    def _difference(self, request: Takeover | Inquiry) -> str:
+        if name := surroundings.first_difference(self._parts, request.surroundings):
+            return f"{name}: not as when it was left"
+        if request.preload != self._spec.preload:
+            return "other modules in --preload"
+        if name := self.imports.difference(request.env, (_OMP,) if isinstance(request, Takeover) else ()):
+            return f"the environment variable {name} has changed"
+        if path := self.imports.hidden_by(user_folders()):
+            return f"{path} would hide a module" if path.isprintable() else "a file would hide a module"
+        return ""
+
+    def _hand_over(self, client: socket.socket, request: Takeover, fds: list[int]) -> Continuation | None:
+        reader, writer = os.pipe()
+        try:
+            pid = forkserver.quiet_fork()
+        except OSError as error:
+            with client:
+                fd_records.send(client, Refused("differs", f"it cannot fork: {error}"))
+            pid = -1
+        if pid == 0:
+            client.detach()  # Neither is closed: their numbers may soon be files of the agent.
+            self._listener.detach()
+            return handover.become_agent(request, fds, writer, self.imports, self._own_path)
+        fd_records.close([*fds, writer])
+        if pid > 0:
+            self._script = request.script
+            self._confirm(client, pid, reader)
+        os.close(reader)
+        return None
+
+    def _confirm(self, client: socket.socket, pid: int, reader: int) -> None:
+        """Answer once the fork can be found by its run tag, or has ended."""
+        self._agent = (pid, os.pidfd_open(pid), client)
+        problem = os.read(reader, 300).decode(errors="replace")
+        linux.set_command_line([*COMMAND, f"used by process {pid}"])
+        with contextlib.suppress(OSError):
+            if problem == handover.READY:
+                fd_records.send(client, TakenOver(pid), (self._agent[1],))
+            else:
+                text = problem if problem and problem.isprintable() else "its agent ended"
+                fd_records.send(client, Refused("differs", text))
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,64 @@
+"""Whether memory is scarce: then a keeper ends. Reads the machine's memory and that of the cgroups of this process."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from pathlib import Path
+
+_LEAST_PART = 0.05
+"""Of the machine's memory, or of a cgroup's limit, that must be available."""
+
+_STALLED_PERCENT = 10.0
+"""Of the last 10 s, in which some process waited for memory (PSI)."""
+
+
+def reason(root: str = "/") -> str:
+    """Why a keeper must end; empty while there is enough memory, or where nothing can be read."""
+    base = Path(root)
+    return _of_machine(base) or _stalled(base) or _of_cgroups(base)
+
+
+def _of_machine(base: Path) -> str:
+    fields = dict(re.findall(r"^(\w+): +([0-9]+) kB$", _read(base / "proc/meminfo"), re.MULTILINE))
+    if "MemAvailable" not in fields or "MemTotal" not in fields:
+        return ""
+    available, total = int(fields["MemAvailable"]), int(fields["MemTotal"])
+    return f"only {available >> 10} MiB of memory were available" if available < _LEAST_PART * total else ""
+
+
+def _stalled(base: Path) -> str:
+    match = re.search(r"^some avg10=([0-9.]+)", _read(base / "proc/pressure/memory"))
+    return (
+        f"processes waited for memory for {match[1]} % of 10 s" if match and float(match[1]) > _STALLED_PERCENT else ""
+    )
+
+
+def _of_cgroups(base: Path) -> str:
+    """Of each cgroup v2 from that of this process up, as far as it can be seen here."""
+    lines = _read(base / "proc/self/cgroup").splitlines()
+    path = next((line[3:] for line in lines if line.startswith("0::")), "")
+    if ".." in path:  # Outside of this cgroup namespace.
+        return ""
+    mount = base / "sys/fs/cgroup"
+    folder = mount / path.lstrip("/")
+    while folder != mount.parent:
+        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
+        if limit and used is not None:
+            cached = re.search(r"^inactive_file ([0-9]+)$", _read(folder / "memory.stat"), re.MULTILINE)
+            available = limit - used + (int(cached[1]) if cached else 0)
+            if available < _LEAST_PART * limit:
+                return f"only {available >> 20} MiB of the cgroup's {limit >> 20} MiB were available"
+        folder = folder.parent
+    return ""
+
+
+def _number(path: Path) -> int | None:
+    text = _read(path).strip()
+    return int(text) if text.isdigit() else None
+
+
+def _read(path: Path) -> str:
+    with contextlib.suppress(OSError):
+        return path.read_text(errors="replace")
+    return ""

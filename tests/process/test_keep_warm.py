@@ -1,0 +1,295 @@
+"""--keep-warm: the next run takes over what a run has left, and gets all that its own command has set."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.system import keeper_files
+from tests.support import runs
+from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
+from tests.support.runs import PROGRAMS, Finished, Running, run, start
+
+pytestmark = pytest.mark.torch  # The stub lies in a folder of PYTHONPATH, so a keeper does not take it.
+
+TAKEN = "torch was imported by an earlier run"
+PRINT_SIGNALS = PROGRAMS / "print_signals.py"
+
+
+class Kept:
+    """A state folder, and the keeper that runs with it have left."""
+
+    def __init__(self, state: Path) -> None:
+        self.state = state
+
+    @property
+    def environ(self) -> dict[str, str]:
+        return {"XDG_STATE_HOME": str(self.state)}
+
+    @property
+    def socket(self) -> Path:
+        return keeper_files.in_base(self.state / "ddplaunch")
+
+    def run(self, *arguments: str | Path, env: dict[str, str] | None = None, **options: Any) -> Finished:
+        return run("-v", *arguments, env={**self.environ, **(env or {})}, **options)
+
+    def start(self, *arguments: str | Path) -> Running:
+        return start("-v", "--shutdown-timeout", "1", *arguments, env=self.environ)
+
+    def leave(self, *options: str) -> int:
+        """Leave a keeper, and return its pid."""
+        finished = self.run("--keep-warm", "5m", *options, "-m", "ddplaunch.version")
+        assert finished.returncode == 0, finished.err
+        wait_until(self.socket.exists, 30, keeper_files.reason(self.socket))
+        return self.pid()
+
+    def pid(self) -> int:
+        return wait_until(lambda: [pid for pid in keepers() if mark_of(pid) == str(self.state)])[0]
+
+    def why(self) -> str:
+        return keeper_files.reason(self.socket)
+
+    def end(self) -> None:
+        for pid in [pid for pid in keepers() if mark_of(pid) == str(self.state)]:
+            os.kill(pid, signal.SIGTERM)
+            wait_until(lambda pid=pid: not is_alive(pid))
+
+
+def keepers() -> list[int]:
+    pids = [int(name) for name in os.listdir("/proc") if name.isdigit()]
+    return [pid for pid in pids if command_line(pid).startswith("ddplaunch keeper") and is_alive(pid)]
+
+
+def mark_of(pid: int) -> str:
+    """The state folder of a keeper."""
+    variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    return next((line[15:].decode() for line in variables if line.startswith(b"XDG_STATE_HOME=")), "")
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+    """A keeper for runs with one or two workers on this machine's CPUs; a test must not end it."""
+    kept = Kept(tmp_path_factory.mktemp("warm"))
+    kept.leave("--nproc-per-node", "2")
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Iterator[Kept]:
+    """A state folder without a keeper; one that is left in it is ended."""
+    kept = Kept(tmp_path / "state")
+    yield kept
+    kept.end()
+
+
+@pytest.fixture
+def probe(tmp_path: Path) -> Path:
+    """A script in a folder of its own, which prints all that it sees of its process."""
+    (tmp_path / "job").mkdir()
+    return Path(shutil.copy(PROGRAMS / "probe.py", tmp_path / "job"))
+
+
+def seen(finished: Finished) -> list[dict[str, Any]]:
+    """What each worker saw, without what differs between any two runs."""
+    assert finished.returncode == 0, finished.err
+    lines = [re.fullmatch(r"\[\S+:(\d+)\] (\{.*)", line) for line in finished.out.splitlines()]
+    found = [json.loads(match[2]) for match in sorted(filter(None, lines), key=lambda match: int(match[1]))]
+    assert len(found) == 2, finished.out
+    texts = sorted(each.pop("stdin") for each in found)  # Whichever rank reads first has all of it.
+    found[0]["stdin"] = texts
+    for process in (each["process"] for each in found):
+        process["cgroup"] = re.sub(r"ddplaunch-[^/\n]*", "ddplaunch", process["cgroup"])
+        for environ in (process["environ"], process["environ of C"]):
+            names = [name for name in environ if re.search("RUN_ID|_FILE|PORT", name)]
+            environ.update(dict.fromkeys(names, "of this run"))
+    return found
+
+
+@pytest.mark.slow
+def test_a_worker_sees_the_same_as_in_a_run_that_imports_for_itself(shared: Kept, probe: Path, tmp_path: Path) -> None:
+    """Working directory, environment, umask, streams, limits, signals, session, descriptors, memory of the parent."""
+    (folder := tmp_path / "elsewhere").mkdir()
+    env = {"SENTINEL": "in\u00e9rited \udcff", "EMPTY": ""}
+    options = ("--nproc-per-node", "2", probe, "torch", "stdin")
+    results = []
+    for keep in (("--keep-warm", "0"), ()):
+        with open(probe) as stdin:
+            finished = shared.run(*keep, *options, env=env, cwd=folder, umask=0o027, stdin=stdin)
+        assert (TAKEN in finished.err) is not bool(keep), finished.err
+        assert "anew" not in finished.err
+        results.append(seen(finished))
+    assert results[0] == results[1]
+    assert results[1][0]["process"]["cwd"] == str(folder)
+
+
+def test_an_edited_line_counts_in_the_script_and_in_its_modules(shared: Kept, tmp_path: Path) -> None:
+    script, module = tmp_path / "train.py", tmp_path / "mine.py"
+    for number in (1, 2):
+        script.write_text(f"import torch, mine; print('script', {number}, 'module', mine.NUMBER)")
+        module.write_text(f"NUMBER = {number}")
+        finished = shared.run("--nproc-per-node", "2", script)
+        assert TAKEN in finished.err
+        assert finished.out.count(f"script {number} module {number}") == 2
+    assert "mine" not in Path(f"/proc/{shared.pid()}/maps").read_text()
+
+
+def test_the_agent_starts_the_workers_and_has_the_run_tag(shared: Kept) -> None:
+    """As in every run: workers are children of the agent, and a sweep finds every process by its environment."""
+    running = shared.start("--rdzv-id", "tagged", "--nproc-per-node", "2", PRINT_SIGNALS, "60")
+    workers = {int(match[1]) for match in running.wait_for(r"ready \(pid: (\d+)", 2)}
+    agent = wait_until(lambda: children(shared.pid()))[0]
+    helpers = {pid for pid in children(agent) if command_line(pid).startswith("ddplaunch ")}
+    assert workers <= set(children(agent))
+    assert {command_line(pid).split()[1] for pid in helpers} == {"forkserver", "store"}
+    tag = next(word for word in Path(f"/proc/{agent}/environ").read_text().split("\0") if "RUN_ID=tagged" in word)
+    assert {agent, *workers, *helpers} == set(pids_with(tag))
+    assert not any("sock" in os.readlink(f"/proc/{pid}/fd/{fd}") for pid in workers for fd in (0, 1, 2))
+    running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 128 + signal.SIGTERM
+
+
+def test_a_second_start_meanwhile_starts_its_own(shared: Kept) -> None:
+    first = shared.start("--nproc-per-node", "2", PRINT_SIGNALS, "60")
+    first.wait_for(r"ready \(pid", 2)
+    second = shared.run("-m", "ddplaunch.version")
+    assert (second.returncode, "torch is imported anew: another run uses it" in second.err) == (0, True)
+    first.signal(signal.SIGTERM)
+    assert first.finish().returncode == 128 + signal.SIGTERM
+    assert TAKEN in first.error_lines[0]
+
+
+DIFFERENCES: dict[str, tuple[dict[str, Any], str]] = {
+    "environment": ({"env": {"LD_LIBRARY_PATH": "/nowhere"}}, "the environment variable LD_LIBRARY_PATH has changed"),
+    "number of threads": ({"env": {"OMP_NUM_THREADS": "7"}}, "the environment variable OMP_NUM_THREADS has changed"),
+    "process": ({"preexec_fn": lambda: os.nice(1)}, "priority: not as when it was left"),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_anything_different_starts_afresh_and_says_why(shared: Kept, difference: str) -> None:
+    options, reason = DIFFERENCES[difference]
+    finished = shared.run("--nproc-per-node", "2", "-m", "ddplaunch.version", **options)
+    assert finished.returncode == 0, finished.err
+    assert reason in finished.err
+
+
+def test_other_modules_in_preload_start_afresh(shared: Kept) -> None:
+    finished = shared.run("--preload", "json", "-m", "ddplaunch.version")
+    assert "torch is imported anew: other modules in --preload" in finished.err
+
+
+def test_a_file_that_would_hide_a_module_starts_afresh(shared: Kept, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("import sympy; print(sympy.__file__)")
+    (tmp_path / "typing_extensions.py").write_text("from collections import *")
+    finished = shared.run("--nproc-per-node", "2", tmp_path / "train.py")
+    assert f"{tmp_path}/typing_extensions.py would hide a module" in finished.err
+
+
+def test_only_this_user_can_reach_it(shared: Kept) -> None:
+    assert stat.S_IMODE(shared.socket.stat().st_mode) == 0o600
+    assert stat.S_IMODE(shared.socket.parent.stat().st_mode) == 0o700
+    opened = [os.readlink(path) for path in Path(f"/proc/{shared.pid()}/fd").iterdir()]
+    assert sum(name.startswith("socket:") for name in opened) == 1
+    assert not any(name.startswith("/dev/") and name != "/dev/null" for name in opened)
+
+
+@pytest.mark.slow
+def test_ps_shows_it_and_kill_ends_it_alone(own: Kept) -> None:
+    pid = own.leave()
+    running = own.start(PRINT_SIGNALS, "60")
+    running.wait_for(r"ready \(pid")
+    listed = own.run("--ps").out
+    assert re.search(r"^warm +kept .* +used by process \d+ +\S+ +1 keeper +\d+ MB$", listed, re.MULTILINE), listed
+    killed = own.run("--kill", "warm")
+    assert (killed.returncode, "ended 1 keeper" in killed.err) == (0, True)
+    assert not is_alive(pid)
+    running.signal(signal.SIGTERM)  # The run that used it goes on.
+    assert "got SIGTERM" in running.finish().out
+    assert "no run of yours has this id" in own.run("--kill", "warm").err
+
+
+@pytest.mark.slow
+def test_it_ends_at_its_time(own: Kept) -> None:
+    finished = own.run("--keep-warm", "0.2", "-m", "ddplaunch.version")
+    assert finished.returncode == 0, finished.err
+    wait_until(lambda: own.why() == "no run used it for 0.2 s", 30)
+    assert not own.socket.exists()
+
+
+def test_it_ends_with_the_session_of_the_command(own: Kept) -> None:
+    command = shlex.join(runs.command("--keep-warm", "5m", "-m", "ddplaunch.version"))
+    env = runs.environment(own.environ)
+    with subprocess.Popen(["bash", "-c", f"{command}; read"], stdin=subprocess.PIPE, env=env, start_new_session=True):
+        wait_until(own.socket.exists, 30, own.why())
+    wait_until(lambda: own.why() == "the session or the SLURM job that left it has ended")
+    assert not own.socket.exists()
+
+
+@pytest.mark.slow
+def test_a_module_of_the_user_is_never_kept(own: Kept, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("")
+    env = {"PYTHONPATH": str(tmp_path)}
+    finished = own.run("--keep-warm", "5m", "--preload", "mine", "-m", "ddplaunch.version", env=env)
+    assert finished.returncode == 0, finished.err
+    wait_until(lambda: "is not a folder of installed packages" in own.why(), 30, own.why())
+    assert not own.socket.exists()
+    again = own.run("--keep-warm", "5m", "--preload", "mine", "-m", "ddplaunch.version", env=env)
+    assert f"torch is imported anew: mine comes from {tmp_path}/mine.py" in again.err
+    wait_until(lambda: not keepers_of(own), 30)
+
+
+def keepers_of(kept: Kept) -> list[int]:
+    return [pid for pid in keepers() if mark_of(pid) == str(kept.state)]
+
+
+def test_without_the_option_nothing_is_left(own: Kept) -> None:
+    assert own.run("-m", "ddplaunch.version").returncode == 0
+    assert not keepers_of(own)
+    assert not list((own.state / "ddplaunch").glob("warm*"))
+
+
+def agent_of(running: Running, kept: Kept) -> int:
+    return wait_until(lambda: children(kept.pid()))[0]
+
+
+def forkserver_of(running: Running, kept: Kept) -> int:
+    agent = agent_of(running, kept)
+    return next(pid for pid in children(agent) if command_line(pid).startswith("ddplaunch forkserver"))
+
+
+VICTIMS: dict[str, Callable[[Running, Kept], int]] = {
+    "launcher": lambda running, _: running.pid,
+    "agent": agent_of,
+    "forkserver": forkserver_of,
+    "keeper": lambda _, kept: kept.pid(),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", VICTIMS)
+def test_whatever_is_killed_nothing_of_the_run_is_left_and_the_next_works(own: Kept, victim: str) -> None:
+    own.leave("--nproc-per-node", "2")
+    running = own.start("--rdzv-id", "mine", "--nproc-per-node", "2", PRINT_SIGNALS, "60")
+    running.wait_for(r"ready \(pid", 2)
+    agent = Path(f"/proc/{agent_of(running, own)}/environ").read_text().split("\0")
+    tag = next(word for word in agent if "RUN_ID=mine" in word)
+    os.kill(VICTIMS[victim](running, own), signal.SIGKILL)
+    if victim in ("forkserver", "keeper"):
+        running.signal(signal.SIGTERM)
+    running.finish()
+    wait_until(lambda: not pids_with(tag), 10, f"left: {pids_with(tag)}")
+    again = own.run("--nproc-per-node", "2", "-m", "ddplaunch.version")
+    assert again.returncode == 0, again.err
+    assert (TAKEN in again.err) is (victim != "keeper"), again.err

@@ -1,0 +1,231 @@
+"""What a keeper compares before a run may take it over, and when it ends for lack of memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.cli.main import command
+from ddplaunch.config import LaunchConfig
+from ddplaunch.errors import UsageError
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.keeper import Takeover
+from ddplaunch.system import keeper_files, surroundings
+from ddplaunch.warm import pressure
+from ddplaunch.warm.imports import Imports
+
+ROOT = Path(__file__).parents[2]
+
+
+def config(*argv: str) -> LaunchConfig:
+    return command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
+
+
+def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert config().keep_warm_s is None
+    monkeypatch.setenv("DDPLAUNCH_KEEP_WARM", "10m")
+    assert config().keep_warm_s == 600
+    assert config("--keep-warm", "0").keep_warm_s == 0
+    with pytest.raises(UsageError, match="must be between 0 and 7 days"):
+        config("--keep-warm", "-1")
+
+
+# Surroundings.
+
+
+def parts_of_child(prepare: Callable[[], object] = lambda: None, **environ: str) -> dict[str, str]:
+    code = (
+        "import json, os; from ddplaunch.system import surroundings; print(json.dumps(surroundings.read(os.environ)))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environ},
+        cwd=ROOT,
+        capture_output=True,
+        check=True,
+        preexec_fn=prepare,
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_two_processes_of_one_parent_are_equal() -> None:
+    assert surroundings.first_difference(parts_of_child(), parts_of_child()) == ""
+
+
+@pytest.mark.parametrize(
+    ("prepare", "part"),
+    [
+        (lambda: os.nice(1), "priority"),
+        (lambda: os.sched_setaffinity(0, {min(os.sched_getaffinity(0))}), "CPUs and memory nodes"),
+        (lambda: resource.setrlimit(resource.RLIMIT_CORE, (1, 1)), "limits"),
+        (lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN), "blocked and ignored signals"),
+        (lambda: signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), "blocked and ignored signals"),
+        (lambda: Path("/proc/self/oom_score_adj").write_text("500"), "oom_score_adj"),
+        (lambda: Path("/proc/self/timerslack_ns").write_text("60000"), "timer slack"),
+    ],
+)
+def test_what_a_process_inherits_and_cannot_change_is_compared(prepare: Callable[[], object], part: str) -> None:
+    if part.startswith("CPUs") and len(os.sched_getaffinity(0)) == 1:
+        pytest.skip("one CPU")
+    assert surroundings.first_difference(parts_of_child(), parts_of_child(prepare)) == part
+
+
+def test_a_slurm_job_is_a_difference() -> None:
+    here, job = surroundings.read({}), surroundings.read({"SLURM_JOB_ID": "7"})
+    assert surroundings.first_difference(here, job) == "SLURM job"
+
+
+def test_an_installed_package_is_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(surroundings, "package_folders", lambda: [str(tmp_path)])
+    (info := tmp_path / "a-1.dist-info").mkdir()
+    for change in (
+        lambda: (info / "METADATA").write_text("1"),
+        lambda: (info / "METADATA").write_text("22"),
+        lambda: (info / "RECORD").write_text(""),
+        lambda: (tmp_path / "a.pth").write_text("import a"),
+        lambda: os.utime(tmp_path / "a.pth", (1, 1)),
+        lambda: (tmp_path / "b-1.dist-info").mkdir(),
+    ):
+        before = surroundings.read({})
+        assert surroundings.read({}) == before
+        change()
+        assert surroundings.first_difference(before, surroundings.read({})) == "packages"
+
+
+# Imports.
+
+
+@pytest.fixture
+def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of installed packages, with the module ``kept_a``."""
+    monkeypatch.setattr(surroundings, "package_folders", lambda: [str(tmp_path)])
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("READ_BY_A", "1")
+    (tmp_path / "kept_a.py").write_text("import os\nA = os.environ.get('READ_BY_A'), 'READ_TOO' in os.environ\n")
+    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    return tmp_path
+
+
+def imported(module: str) -> tuple[Imports, str]:
+    imports, before = Imports(dict(os.environ)), set(sys.modules)
+    return imports, imports.run([module], [module]) or imports.note(before)
+
+
+def test_the_variables_that_imports_read_are_compared(folder: Path) -> None:
+    imports, reason = imported("kept_a")
+    assert (reason, imports.variables) == ("", {"READ_BY_A", "READ_TOO"})
+    same = dict(os.environ)
+    assert imports.difference({**same, "UNREAD": "1"}) == ""
+    assert imports.difference({**same, "READ_BY_A": "2"}) == "READ_BY_A"
+    assert imports.difference({**same, "READ_TOO": ""}) == "READ_TOO"
+    assert imports.difference({**same, "LD_PRELOAD": "x.so"}) == "LD_PRELOAD"
+    assert imports.difference({**same, "OMP_NUM_THREADS": "9"}, ("OMP_NUM_THREADS",)) == ""
+    assert type(os.environ).__name__ == "_Environ"
+
+
+def test_an_edited_module_is_noticed(folder: Path) -> None:
+    imports, _ = imported("kept_a")
+    assert imports.changed_file() == ""
+    os.utime(folder / "kept_a.py", (1, 1))
+    assert imports.changed_file() == str(folder / "kept_a.py")
+
+
+def test_a_module_from_another_folder_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    mine = tmp_path_factory.mktemp("mine")
+    monkeypatch.syspath_prepend(str(mine))
+    (mine / "kept_b.py").write_text("")
+    (mine / "kept_space").mkdir()
+    (folder / "kept_a.py").write_text("import kept_b")
+    assert imported("kept_a")[1] == f"kept_b comes from {mine}/kept_b.py, which is not a folder of installed packages"
+    assert f"kept_space comes from {mine}/kept_space" in imported("kept_space")[1]
+    assert imported("kept_missing")[1].startswith("kept_missing cannot be imported: ModuleNotFoundError")
+
+
+def test_a_file_that_would_be_imported_instead_is_noticed(folder: Path, tmp_path: Path) -> None:
+    (folder / "kept_a.py").write_text("try:\n    import kept_none\nexcept ImportError:\n    pass")
+    imports, _ = imported("kept_a")
+    (project := tmp_path / "project").mkdir()
+    for name in ("other.py", "kept_a.txt", "notes"):
+        (project / name).touch()
+    (project / "kept_a").mkdir()  # Data, not a package: the module of that name wins.
+    assert imports.hidden_by([str(project), "/nowhere"]) == ""
+    (project / "kept_none").mkdir()
+    assert imports.hidden_by([str(project)]) == f"{project}/kept_none"
+    (project / "kept_none").rmdir()
+    (project / "kept_a" / "__init__.py").touch()
+    assert imports.hidden_by([str(project)]) == f"{project}/kept_a"
+
+
+# Memory.
+
+PLENTY = "MemTotal: 1000000 kB\nMemFree: 10 kB\nMemAvailable: 500000 kB\n"
+CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00 avg60=0.00 avg300=0.00 total=0\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "reason"),
+    [
+        ({}, ""),
+        ({"proc/meminfo": PLENTY.replace("500000", "40000")}, "only 39 MiB of memory were available"),
+        (
+            {"proc/pressure/memory": CALM.replace("some avg10=0.00", "some avg10=12.30")},
+            "waited for memory for 12.30 %",
+        ),
+        (
+            {"sys/fs/cgroup/a/memory.max": "1000000000", "sys/fs/cgroup/a/memory.current": "990000000"},
+            "only 9 MiB of the",
+        ),
+        (
+            {
+                "sys/fs/cgroup/a/memory.max": "1000000000",
+                "sys/fs/cgroup/a/memory.current": "990000000",
+                "sys/fs/cgroup/a/memory.stat": "anon 1\ninactive_file 900000000\n",
+            },
+            "",
+        ),
+        ({"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "990000000"}, ""),
+        ({"proc/self/cgroup": "0::/../../a\n"}, ""),
+    ],
+)
+def test_a_keeper_ends_where_memory_is_scarce(tmp_path: Path, files: dict[str, str], reason: str) -> None:
+    calm = {"proc/meminfo": PLENTY, "proc/pressure/memory": CALM, "proc/self/cgroup": "0::/a/b\n"}
+    for name, text in {**calm, **files}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    found = pressure.reason(str(tmp_path))
+    assert (reason in found) if reason else found == ""
+
+
+def test_nothing_is_known_without_proc(tmp_path: Path) -> None:
+    assert pressure.reason(str(tmp_path)) == ""
+
+
+# Files and records.
+
+
+def test_the_reason_is_one_printable_line_of_bounded_length(tmp_path: Path) -> None:
+    socket = tmp_path / "warm.sock"
+    assert keeper_files.reason(socket) == ""
+    keeper_files.write_reason(socket, "a\x1b[31m\nb" + "c" * 1000)
+    assert keeper_files.reason(socket).startswith("a[31mbcc")
+    assert len(keeper_files.reason(socket)) <= 300
+    keeper_files.write_reason(socket, "")
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_keeper_is_asked_with_values_in_their_limits() -> None:
+    request = Takeover(surroundings={}, env={"A": "\udcff"}, umask=0o22, preload=(), script="", argv=("a",))
+    assert wire.decode(wire.encode(request), (Takeover,)) == request
+    for wrong in (b'"umask":512', b'"umask":-1', b'"umask":"18"'):
+        with pytest.raises(wire.ProtocolError):
+            wire.decode(wire.encode(request).replace(b'"umask":18', wrong), (Takeover,))
