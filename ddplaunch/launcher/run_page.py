@@ -1,13 +1,15 @@
 """Has run.html made: by child processes with the lowest priority, while the run goes on, and at its end.
 
 Runs in the launcher, in the main thread, but for a thread that waits for each child. The launcher never waits for a
-child while workers run. The first page is made after ``FIRST_S``: nobody could open an earlier one.
+child while workers run, and no child outlives it. The first page is made after ``FIRST_S``: nobody could open an
+earlier one.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 import threading
 import time
@@ -31,8 +33,11 @@ _PERIOD_PER_COST = 20.0
 
 _NEVER = float("inf")
 _POLL_S = 0.02
-_SHORT_S, _PATIENCE, _MOST_S = 10.0, 20.0, 10.0
-"""The launcher of a run below ``_SHORT_S`` does not wait for its last page; others for 1/20 of the run at most."""
+_SHORT_S = 10.0
+"""A run below it has a page only if ``--page`` makes one, or ``--on-exit`` waits for it."""
+
+_PATIENCE, _LEAST_S, _MOST_S = 20.0, 1.0, 10.0
+"""The launcher waits for the last page for 1/20 of the run, and for a time between the two others."""
 
 _START = f"{IMPORT_PACKAGE}; from ddplaunch.page.__main__ import main; main()"
 
@@ -42,19 +47,29 @@ class _Child:
 
     def __init__(self, folder: Path) -> None:
         """Raises OSError or RuntimeError: no room for a process or a thread."""
-        self.ended = threading.Event()
+        self.ended, self._lock, self._is_reaped = threading.Event(), threading.Lock(), False
         self._started_at, self.duration_s = time.monotonic(), 0.0
         null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (0, 1, 2)]
         command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
         # A session of its own: Ctrl-C on the terminal does not end it.
         pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=null, setsid=True)
-        threading.Thread(target=self._wait, args=(pid,), name="page", daemon=True).start()
+        self._pid = pid
+        threading.Thread(target=self._wait, name="page", daemon=True).start()
 
-    def _wait(self, pid: int) -> None:
+    def _wait(self) -> None:
         with contextlib.suppress(ChildProcessError):
-            os.waitpid(pid, 0)
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)  # The pid stays this process's for ``kill``.
+            with self._lock:
+                os.waitpid(self._pid, 0)
+                self._is_reaped = True
         self.duration_s = time.monotonic() - self._started_at
         self.ended.set()
+
+    def kill(self) -> None:
+        """End the process; an earlier page stays."""
+        with self._lock:
+            if not self._is_reaped:
+                os.kill(self._pid, signal.SIGKILL)
 
 
 class RunPage:
@@ -92,20 +107,18 @@ class RunPage:
 
     # The end of the run.
 
-    def begin_last(self) -> None:
-        """The report is written: begin to make the last page."""
+    def begin_last(self, run_s: float) -> None:
+        """The report is written: begin to make the last page, unless the run has lasted for less than ``_SHORT_S``."""
         self._due = _NEVER
         if self._child:  # It would not have the report, and could replace the last page.
             self._child.ended.wait(_MOST_S)
-        self._start()
+        if run_s >= _SHORT_S or self._is_awaited:
+            self._start()
 
     def wait_for_last(self, run_s: float, is_interrupted: Callable[[], bool]) -> None:
-        """Wait for the last page, if the run has lasted for ``run_s`` and that is long; until ``is_interrupted()``.
-
-        The process of a short run goes on for some tenths of a second after the launcher.
-        """
-        limit_s = _MOST_S if self._is_awaited else 0.0 if run_s < _SHORT_S else min(_MOST_S, run_s / _PATIENCE)
+        """Wait for the last page, until ``is_interrupted()``; a page that takes too long for the run is given up."""
+        limit_s = _MOST_S if self._is_awaited else min(_MOST_S, max(_LEAST_S, run_s / _PATIENCE))
         deadline = time.monotonic() + limit_s
-        while self._child and time.monotonic() < deadline and not self._child.ended.wait(_POLL_S):
-            if is_interrupted():
-                return
+        while self._child and not self._child.ended.wait(_POLL_S):
+            if is_interrupted() or time.monotonic() > deadline:
+                self._child.kill()

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, run, start
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
@@ -15,10 +14,11 @@ ON = {"DDPLAUNCH_PAGE": "on"}
 
 
 @pytest.mark.parametrize(("end", "verdict"), [("code:0", "succeeded"), ("raise:boom", "RuntimeError: boom")])
-def test_the_page_of_a_short_run_is_made_behind_it(end: str, verdict: str):
-    finished = run("--nproc-per-node", "2", EXIT_WITH, f"*={end}", env=ON)
+def test_a_short_run_has_a_page_when_it_is_asked_for(end: str, verdict: str, tmp_path: Path):
+    finished = run("--nproc-per-node", "2", "--log-dir", tmp_path, EXIT_WITH, f"*={end}", env=ON)
     page = finished.run_dir / "run.html"
-    wait_until(page.exists)
+    assert not page.exists()
+    assert run("--page", finished.run_dir.name, "--log-dir", tmp_path).out.strip() == str(page)
     assert verdict in page.read_text()
 
 

@@ -43,9 +43,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
         return SimpleNamespace(exit_code=7)
 
     _launch_is(monkeypatch, launch)
-    for name in [
-        n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH", "DDPLAUNCH_PAGE"))
-    ]:
+    for name in [n for n in os.environ if n.startswith(("PET_", "TORCH", "PYTHON_EXEC", "_DDPLAUNCH"))]:
         monkeypatch.delenv(name)
     return configs
 
@@ -118,6 +116,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "collect_logs": (None, "collect_logs", True),
     "no_samples": (None, "samples", False),
     "no_page": (None, "page", False),
+    "debug_on_error": (None, "debug_on_error", True),
     "metrics_file": ("m.prom", "metrics_file", "m.prom"),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),

@@ -25,6 +25,9 @@ class Child:
         self.ended, self.duration_s = threading.Event(), 0.1
         self.made.append(folder)
 
+    def kill(self) -> None:
+        self.ended.set()
+
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
@@ -66,19 +69,30 @@ def test_a_page_that_takes_long_is_made_less_often(tmp_path: Path, made: list[Pa
 def test_without_a_folder_or_with_no_page_nothing_is_made(tmp_path: Path, made: list[Path]):
     page = page_of(tmp_path, is_on=False)
     assert page.run_due(2000.0) == float("inf")
-    page.begin_last()
-    RunPage(LaunchConfig(script="train.py"), lambda: None).begin_last()
+    page.begin_last(3600.0)
+    RunPage(LaunchConfig(script="train.py"), lambda: None).begin_last(3600.0)
     assert made == []
 
 
-def test_a_short_run_does_not_wait_for_its_page(tmp_path: Path, made: list[Path]):
+def test_a_short_run_has_no_page(tmp_path: Path, made: list[Path]):
     page = page_of(tmp_path)
-    page.begin_last()
+    page.begin_last(9.9)
     page.wait_for_last(9.9, lambda: pytest.fail("waits"))
-    assert made == [tmp_path]
+    assert made == []
 
 
-def test_a_signal_ends_the_wait(tmp_path: Path, made: list[Path]):
+def test_a_signal_ends_the_wait_and_the_child(tmp_path: Path, made: list[Path]):
     page = page_of(tmp_path)
-    page.begin_last()
+    page.begin_last(3600.0)
     page.wait_for_last(3600.0, lambda: True)
+    assert page._child.ended.is_set()  # type: ignore[union-attr]
+
+
+def test_a_page_that_takes_too_long_is_given_up(tmp_path: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch):
+    page = page_of(tmp_path)
+    page.begin_last(60.0)
+    times = iter((1000.0, 1002.9, 1003.1))
+    monkeypatch.setattr(run_page.time, "monotonic", lambda: next(times))
+    page.wait_for_last(60.0, lambda: False)
+    assert page._child.ended.is_set()  # type: ignore[union-attr]
+    assert not list(times)
