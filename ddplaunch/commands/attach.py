@@ -64,9 +64,9 @@ def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int
     follower = LogFollower(run.path, CONSOLE_LOG)
     viewer = _Viewer(run, follower, report)
     try:
-        viewer.begin()
         while True:
             try:
+                viewer.begin()
                 return viewer.follow_to_the_end()
             except KeyboardInterrupt:
                 if not _wants_to_stop(run, report):
@@ -81,7 +81,7 @@ class _Viewer:
 
     def __init__(self, run: RunFolder, follower: LogFollower, report: Callable[[str], None]) -> None:
         self._run, self._follower, self._report = run, follower, report
-        self._is_terminal = os.isatty(1)
+        self._has_begun, self._is_terminal = False, os.isatty(1)
         self._was_running = run.is_running()
         self._coloured: Callable[[bytes], bytes] = lambda data: data
         if self._is_terminal and not os.environ.get("NO_COLOR"):
@@ -90,7 +90,10 @@ class _Viewer:
             self._coloured = colouring(run_json.text(run.started, "line_prefix"))
 
     def begin(self) -> None:
-        """Show what this is, and the last lines."""
+        """Show what this is, and the last lines, unless they have been shown."""
+        if self._has_begun:
+            return
+        self._has_begun = True
         for line in _introduction(self._run, is_running=self._was_running):
             self._report(line)
         self._write(self._coloured(self._follower.last_lines(_rows())))
