@@ -68,10 +68,14 @@ def run(
 def variables(result: RunResult, error: LaunchError | None) -> dict[str, str]:
     """The result as environment variables; docs/options.md lists them."""
     reason = error.message if error else failure_page.attempt_line(result.attempts[-1]) if result.attempts else ""
+    first = result.first_failure
     return {
         "DDPLAUNCH_OUTCOME": result.outcome,
         "DDPLAUNCH_EXIT_CODE": str(result.exit_code),
         "DDPLAUNCH_EXIT_REASON": quote(reason, 1000) if result.outcome != "succeeded" else "",
+        "DDPLAUNCH_FAILED_RANK": str(first.rank) if first else "",
+        "DDPLAUNCH_FAILED_HOST": first.host if first else "",
+        "DDPLAUNCH_RESTARTS": str(sum(attempt.restart_follows for attempt in result.attempts)),
         "DDPLAUNCH_RUN_NAME": result.run_id,
         "DDPLAUNCH_RUN_DIR": result.run_dir or "",
         "DDPLAUNCH_DURATION_S": f"{result.duration_s:.0f}",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.launcher import on_exit
-from ddplaunch.protocol.results import AttemptResult, RunResult
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from tests.support.runs import run
 
 FAILED = RunResult("job7", 84, "failed", 61.7, (AttemptResult(0, "failed", (), 60.0, reason="gpu3 is lost\x1b"),))
@@ -33,6 +34,14 @@ def test_the_command_sees_the_result(tmp_path: Path):
 
 def test_an_error_of_ddplaunch_is_the_reason():
     assert on_exit.variables(FAILED, LaunchError("no host answers"))["DDPLAUNCH_EXIT_REASON"] == "no host answers"
+
+
+def test_the_rank_that_failed_first_is_named():
+    first = WorkerExit(3, 1, "gpu2", 100, 7, stopped=False, time_s=0.0, duration_s=1.0)
+    restarted = AttemptResult(0, "failed", (), 60.0, attempt_follows=True)
+    found = on_exit.variables(replace(FAILED, first_failure=first, attempts=(restarted, *FAILED.attempts)), None)
+    assert [found[f"DDPLAUNCH_{name}"] for name in ("FAILED_RANK", "FAILED_HOST", "RESTARTS")] == ["3", "gpu2", "1"]
+    assert on_exit.variables(FAILED, None)["DDPLAUNCH_FAILED_RANK"] == ""
 
 
 def test_the_docs_list_all_variables():
