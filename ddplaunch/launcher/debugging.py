@@ -50,6 +50,7 @@ _SHOWN_S = 0.3
 _TWICE_S = 1.0
 _CTRL_C = b"\x03"
 _MAX_HIDDEN_BYTES = 64 << 10
+_MAX_SESSIONS = 1 << 16
 
 _KEYS = "c: the rank goes on; q: the job ends; Ctrl-C twice within a second: as Ctrl-C without a debugger"
 _KEYS_POST_MORTEM = "q: the job ends, as it would have without the debugger"
@@ -158,6 +159,8 @@ class Debugging:
             return  # It is stopped.
         if problem := missing_terminal(self._console.stdout_fd):
             self._nodes.send_to(session.index, RefuseTerminal(session.opened.session, problem))
+            return
+        if len(self._sessions) >= _MAX_SESSIONS:
             return
         self._sessions[session.index, session.opened.session] = session
         stopped = sum(not each.is_running for each in self._sessions.values())

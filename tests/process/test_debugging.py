@@ -71,6 +71,8 @@ def test_lines_are_edited_and_remembered(screen: Debugger, script) -> None:
     assert b"\n42\n" in screen.say("p 4000\x7f\x7f\x7f2")
     screen.type(b"\x1b[A")
     assert b"\n42\n" in screen.say("")
+    screen.resize(20, 77)
+    wait_until(lambda: b"\n(20, 77)\n" in screen.say("p __import__('os').get_terminal_size()[::-1]"))
     screen.enter("c")
     assert running.finish().returncode == 0
     assert screen.close().endswith(b"(Pdb) c\nafter 0\n")

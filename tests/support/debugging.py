@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import struct
 import termios
 
 from tests.support.processes import wait_until
@@ -33,6 +35,10 @@ class Debugger(Screen):
     def settings(self) -> list[object]:
         """What the terminal does with keys and output."""
         return termios.tcgetattr(self._fd)
+
+    def resize(self, rows: int, columns: int) -> None:
+        """As when the user changes the size of the window."""
+        fcntl.ioctl(self._fd, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
 
     def prompted(self) -> bytes:
         """Wait for the next prompt; returns what was shown since the last one."""

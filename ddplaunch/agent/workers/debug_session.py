@@ -45,6 +45,7 @@ class DebugSession:
         self._connection, self._pid, self._send = connection, pid, send
         self._orders: queue.SimpleQueue[SessionOrder] = queue.SimpleQueue()
         self._woken, self._waker = os.pipe()
+        os.set_blocking(self._waker, False)
         self._poll = select.poll()
         self._terminal = -1
         self._pieces_left = debugging.MAX_PIECES
@@ -54,14 +55,15 @@ class DebugSession:
     def handle(self, order: SessionOrder) -> None:
         """Queue an order of the launcher; any thread, before ``run`` has returned."""
         self._orders.put(order)
-        os.write(self._waker, b"x")
+        with contextlib.suppress(BlockingIOError):  # So many wait that it is awake.
+            os.write(self._waker, b"x")
 
     def run(self) -> None:
         """Serve the session until it ends; the only call in its thread."""
         for fd in (self._connection.fileno(), self._woken):
             self._poll.register(fd, select.POLLIN)
         word = b""
-        with contextlib.suppress(OSError):
+        with contextlib.suppress(OSError, termios.error):
             while not (word := self._serve(dict(self._poll.poll(self._timeout_ms())))):
                 pass
         self._drain()

@@ -74,7 +74,10 @@ class Terminal:
         """Send the keys to the debugger from now on. Only Ctrl-Z and Ctrl-backslash still signal the launcher."""
         if self.is_raw:
             return
-        self._saved = termios.tcgetattr(self._fd)
+        try:
+            self._saved = termios.tcgetattr(self._fd)
+        except termios.error:  # The terminal has gone; SIGHUP follows.
+            return
         self._tell_guard(b"r")
         self._set(_raw(self._saved))
         self.is_raw = True
