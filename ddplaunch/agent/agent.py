@@ -88,8 +88,7 @@ class Agent:
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
-        shared = self._placement.shared_environ
-        self._forkserver = ForkserverClient(spec, plan, shared, open_files, mailbox.post, warm)
+        self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
         self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.

@@ -134,7 +134,7 @@ class _Inspected:
     run_id: str
     launcher_tags: Mapping[str, str]
     command: tuple[str, ...]
-    state_folder: Path | None
+    state_folder: Path | None = None
 
     @property
     def is_keeper(self) -> bool:

@@ -1,7 +1,7 @@
 """Where a keeper of this user and machine is found: its socket, its lock, and why there is none.
 
-The files lie beside the run folders. Their names hold the machine and the pid namespace: a home may be shared by many
-machines, and a container may share the home of its host.
+The files lie beside the run folders. Their names hold the machine and namespaces: a home may be shared by many machines
+and containers.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def in_base(base: Path) -> Path:
     """The socket in the folder ``base``."""
     with open("/proc/sys/kernel/random/boot_id") as file:
         machine = file.read(8)
-    return base / f"warm-{machine}-{os.stat('/proc/self/ns/pid').st_ino}-{os.getuid()}.sock"
+    namespaces = "-".join(str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in ("pid", "net", "mnt"))
+    return base / f"warm-{machine}-{namespaces}-{os.getuid()}.sock"
 
 
 @contextlib.contextmanager

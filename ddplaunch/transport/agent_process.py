@@ -105,7 +105,7 @@ def _start_or_take_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> A
     if isinstance(outcome, AgentProcess):
         return outcome
     agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
-    return replace(agent, kept=outcome and f"torch is imported anew: {outcome}")
+    return replace(agent, kept=outcome)
 
 
 def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProcess | str:
@@ -130,9 +130,9 @@ def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProc
         for fd in fds.values():
             os.close(fd)
     if outcome.agent is None:
-        return outcome.reason
+        return outcome.reason and f"{keeper_client.ANEW}: {outcome.reason}"
     numbers = {name: FIRST_INHERITED + number for number, name in enumerate(fds)}
-    return AgentProcess(outcome.agent, numbers, "torch was imported by an earlier run (--keep-warm)")
+    return AgentProcess(outcome.agent, numbers, keeper_client.TAKEN)
 
 
 @contextlib.contextmanager

@@ -11,8 +11,9 @@ import os
 import select
 import signal
 import subprocess
+import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ddplaunch.protocol import environment
 from ddplaunch.system import keeper_files
@@ -82,6 +83,16 @@ class KeptAgent:
             self._returncode = self._reported()
         return self._returncode
 
+    def follow(self) -> NoReturn:
+        """End this process when the agent ends, and as it ends; the agent alone has the standard streams."""
+        null = os.open(os.devnull, os.O_RDWR)
+        for fd in (0, 1, 2):
+            os.dup2(null, fd)
+        code = self.wait()
+        if code < 0:
+            os.kill(os.getpid(), -code)
+        os._exit(code)
+
     def _reported(self) -> int:
         from ddplaunch.protocol import fd_records, wire
         from ddplaunch.protocol.keeper import AgentGone
@@ -95,6 +106,9 @@ class KeptAgent:
 
 
 _LAST_S = 2.0
+
+TAKEN = "torch was imported by an earlier run (--keep-warm)"
+ANEW = "torch is imported anew"
 
 
 def take_over(
@@ -125,6 +139,24 @@ def take_over(
         if outcome.agent:
             outcome.agent.stdin, outcome.agent.stdout = _moved(stdin, "wb"), _moved(stdout, "rb")
         return outcome
+
+
+def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | None:
+    """As ``take_over``, in a process that was started over SSH: the agent gets its standard streams.
+
+    ``start`` is what ``remote_start`` has sent; ``facts`` become those of the agent.
+    """
+    kept, path = start["kept"], keeper_files.path(os.environ)
+    if path is None or not path.exists():
+        if kept["is_wanted"]:
+            facts["kept"] = f"{ANEW}: {(path and keeper_files.reason(path)) or 'none was left yet'}"
+        return None
+    argv, alarm_s = tuple(sys.orig_argv), start["first_record_s"]
+    outcome = ask(path, (0, 1, 2), os.environ, os.getcwd(), (), tuple(kept["preload"]), kept["script"], argv, alarm_s)
+    facts["kept"] = TAKEN if outcome.agent else f"{ANEW}: {outcome.reason}"
+    if outcome.agent:
+        facts["pid"] = outcome.agent.pid
+    return outcome.agent
 
 
 def _moved(stream: BinaryIO, mode: str) -> BinaryIO:

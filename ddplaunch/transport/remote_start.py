@@ -88,13 +88,28 @@ try:
             facts["torch"] = re.search("__version__ *= *.([^'\"]+)", file.read()).group(1)
 except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
+agent = None
+if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
+    from ddplaunch.transport.keeper_client import take_over_here
+    agent = take_over_here(start, facts)
 os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
+if agent:
+    agent.follow()
 if facts.get("ddplaunch") == start["version"]:
     signal.alarm(start["first_record_s"])
     __import__(start["entry"], fromlist=["main"]).main()
 """
 )
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
+
+
+@dataclass(frozen=True)
+class KeptStart:
+    """What a keeper is asked with: the modules of --preload, the script, and whether there should be a keeper."""
+
+    preload: tuple[str, ...]
+    script: str
+    is_wanted: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -108,6 +123,7 @@ class RemoteStart:
         setup: shell text that runs first, in a login shell; empty for none.
         script: file that must exist, relative to ``cwd``; empty for none.
         needs_torch: torch must be installed; false for an agent without workers.
+        kept: how to ask for a keeper that an earlier run has left there; None: it is not asked for.
         entry: module whose ``main()`` is the agent.
     """
 
@@ -117,6 +133,7 @@ class RemoteStart:
     setup: str = ""
     script: str = ""
     needs_torch: bool = True
+    kept: KeptStart | None = None
     entry: str = AGENT_MODULE
 
 
@@ -129,6 +146,7 @@ class NodeFacts:
             answer holds no pid that may be signalled.
         error: why ddplaunch cannot be imported.
         directory: why the working directory cannot be entered; empty if it can.
+        kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
         failed: the step that failed before Python ran, ``python`` or ``setup``; ``status`` is its exit code.
     """
 
@@ -139,6 +157,7 @@ class NodeFacts:
     error: str = ""
     directory: str = ""
     has_script: bool = True
+    kept: str = ""
     failed: str = ""
     status: int = 0
 
@@ -158,14 +177,24 @@ def agent_start(config: LaunchConfig, node_tag: str, *, for_sweep: bool = False)
         setup=config.remote.setup,
         script=config.script if config.entry == "script" and not config.text and not for_sweep else "",
         needs_torch=not for_sweep,
+        kept=None if for_sweep else _kept(config),
     )
+
+
+def _kept(config: LaunchConfig) -> KeptStart | None:
+    if config.keep_warm_s == 0 or config.transport != "ssh":
+        return None
+    script = config.script if config.entry == "script" and not config.text else ""
+    return KeptStart(config.workers.preload, script, bool(config.keep_warm_s))
 
 
 def first_input(start: RemoteStart) -> bytes:
     """Stdin of ``COMMAND``. Records must follow after the facts only: a login script may read earlier input."""
-    values: dict[str, str | int] = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
+    values: dict[str, Any] = {"cwd": start.cwd, "script": start.script, "entry": start.entry}
     values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
     values["first_record_s"] = _FIRST_RECORD_S
+    if start.kept:
+        values["kept"] = asdict(start.kept)
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
     env[START_VARIABLE] = f"start = {values!a}\n{_STARTER}"

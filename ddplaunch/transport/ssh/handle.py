@@ -144,6 +144,8 @@ class SshHandle(AgentHandle):
         self._is_connected = True
         stream.on_stderr_line = lambda line: self._post(Notice(f"{self.host}: {line}"))
         self._post(AgentConnected(facts))
+        if facts.kept:
+            self._post(Notice(f"{self.host}: {facts.kept}", 1))
         return channel, reader
 
     def _not_started(self, is_late: bool, reason: str, lines: deque[str]) -> ConnectFailed:
