@@ -1,0 +1,191 @@
+"""Runs that take over what an earlier run has left (--keep-warm): command to first line, leaks, processes killed.
+
+``BENCH_PRELOAD`` names a heavy package (default: sympy and torch._dynamo). Arguments choose parts: start, leaks, kills.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import psutil
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts
+
+from ddplaunch.system import keeper_files
+
+WORKERS = 8
+PRELOAD = os.environ.get("BENCH_PRELOAD", "sympy,torch._dynamo")
+RUNS = int(os.environ.get("BENCH_WARM_RUNS", "200"))
+KILLS = int(os.environ.get("BENCH_WARM_KILLS", "20"))
+SCRIPT = PROGRAMS / "first_line.py"
+
+
+class State:
+    """A state folder, and the keeper of the runs that use it."""
+
+    def __init__(self, folder: str) -> None:
+        self.environ = {**os.environ, "XDG_STATE_HOME": folder}
+        self.socket = keeper_files.in_base(Path(folder, "ddplaunch"))
+
+    def leave(self, *options: str) -> None:
+        """Leave a keeper, and wait until it is ready."""
+        first_line((*DDPLAUNCH, "--keep-warm", "1h", *options), self.environ)
+        deadline = time.monotonic() + 120
+        while not self.socket.exists():
+            if time.monotonic() > deadline:
+                sys.exit(f"no keeper: {keeper_files.reason(self.socket)}")
+            time.sleep(0.05)
+
+    def keeper(self) -> psutil.Process | None:
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error):
+                if process.cmdline()[:2] == ["ddplaunch", "keeper"] and str(self.socket.parent.parent) == (
+                    process.environ().get("XDG_STATE_HOME")
+                ):
+                    return process
+        return None
+
+    def end(self) -> None:
+        if keeper := self.keeper():
+            keeper.terminate()
+            psutil.wait_procs([keeper], 10)
+
+
+def first_line(command: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]:
+    """Seconds from the command to the first line of its workers, and to that of the last worker."""
+    started = time.perf_counter()
+    with subprocess.Popen(
+        (*command, "--nproc-per-node", str(WORKERS), str(SCRIPT)),
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    ) as process:
+        assert process.stdout
+        times = []
+        for line in process.stdout:  # torchrun's workers may write two into one.
+            times += [time.perf_counter() - started] * line.count(b"first line")
+    if process.returncode or len(times) != WORKERS:
+        sys.exit(f"{' '.join(command)} ended with {process.returncode} after {len(times)} lines")
+    return times[0], times[-1]
+
+
+def start() -> None:
+    """Second runs beside our own cold start and torchrun, in turns."""
+    for options in ((), ("--preload", PRELOAD)):
+        with tempfile.TemporaryDirectory() as folder:
+            state = State(folder)
+            state.leave(*options)
+            commands = {
+                "warm": (*DDPLAUNCH, *options),
+                "cold": (*DDPLAUNCH, "--keep-warm", "0", *options),
+                "torchrun": (*TORCHRUN, "--standalone"),
+            }
+            taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+            for _ in range(REPEATS):
+                for name, command in commands.items():
+                    taken[name].append(first_line(command, state.environ))
+            state.end()
+        print(f"\n{WORKERS} workers, {' '.join(options) or 'torch only'}; medians of {REPEATS}, in turns")
+        warm = statistics.median(first for first, _ in taken["warm"])
+        for name, values in taken.items():
+            first, last = (statistics.median(column) for column in zip(*values, strict=True))
+            print(f"  {name:9} first line {first:.3f} s ({first / warm:.1f} x warm), of the last worker {last:.3f} s")
+
+
+def leaks() -> None:
+    """Descriptors and memory of the keeper after many runs, and processes that are left."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = State(folder)
+        state.leave()
+        first_line(DDPLAUNCH, state.environ)
+        keeper = state.keeper()
+        assert keeper
+        before = (keeper.num_fds(), keeper.memory_full_info().pss, len(keeper.children()))
+        for _ in range(RUNS):
+            first_line(DDPLAUNCH, state.environ)
+        after = (keeper.num_fds(), keeper.memory_full_info().pss, len(keeper.children()))
+        assert state.keeper() == keeper, "another keeper"
+        state.end()
+    print(f"\n{RUNS} warm runs: descriptors {before[0]} -> {after[0]}, children {before[2]} -> {after[2]}, ", end="")
+    print(f"PSS {before[1] >> 10} -> {after[1] >> 10} KiB ({(after[1] / before[1] - 1) * 100:+.2f} %)")
+
+
+def kills() -> None:
+    """SIGKILL at random moments of a warm run: is the run gone, and does the next one work?"""
+    with tempfile.TemporaryDirectory() as folder:
+        state = State(folder)
+        state.leave()
+        took = statistics.median(first_line(DDPLAUNCH, state.environ)[1] for _ in range(3))
+        for victim in ("launcher", "agent", "forkserver"):
+            clean = warm = missed = 0
+            for number in range(KILLS):
+                hit, is_clean = _killed(state, victim, random.uniform(0, took * 1.2), f"{victim}{number}")
+                missed += not hit
+                clean += is_clean
+                first_line(DDPLAUNCH, state.environ)
+                warm += state.keeper() is not None
+            print(
+                f"{victim} killed: {clean} of {KILLS} clean, the next run worked {KILLS} times, keeper left {warm}",
+                end="",
+            )
+            print(f" ({missed} times it had not begun or had ended)")
+        state.end()
+
+
+def _killed(state: State, victim: str, after_s: float, run_id: str) -> tuple[bool, bool]:
+    process = subprocess.Popen(
+        (*DDPLAUNCH, "--rdzv-id", run_id, "--nproc-per-node", str(WORKERS), str(SCRIPT)),
+        env=state.environ,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    time.sleep(after_s)
+    pids = [process.pid] if victim == "launcher" else [p for p in _of_run(run_id) if _is(p, victim)]
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    try:
+        process.wait(60)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        return bool(pids), False
+    deadline = time.monotonic() + 10
+    while left := _of_run(run_id):
+        if time.monotonic() > deadline:
+            print(f"left of {run_id}: {left}")
+            return bool(pids), False
+        time.sleep(0.05)
+    return bool(pids), True
+
+
+def _of_run(run_id: str) -> list[int]:
+    """Processes with the run's tag."""
+    found = []
+    for pid in psutil.pids():
+        with contextlib.suppress(OSError):
+            if f"\0DDPLAUNCH_RUN_ID={run_id}." in "\0" + Path(f"/proc/{pid}/environ").read_bytes().decode("latin1"):
+                found.append(pid)
+    return found
+
+
+def _is(pid: int, kind: str) -> bool:
+    with contextlib.suppress(OSError):
+        line = Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"ddplaunch.agent.main" in line if kind == "agent" else line.startswith(f"ddplaunch\0{kind}".encode())
+    return False
+
+
+if __name__ == "__main__":
+    check_hosts()
+    for part in sys.argv[1:] or ("start", "leaks", "kills"):
+        {"start": start, "leaks": leaks, "kills": kills}[part]()
