@@ -64,6 +64,8 @@ class RunEvents:
 
     def message(self, text: str, level: int, kind: str = "message") -> None:
         """A message to the user; of another ``kind`` if it is about such an event."""
+        if kind in ("hang_reported", "hang_aborted"):
+            self._note_quiet(self._quiet.report(time.time()), max((at for _, at in self._started_s), default=0))
         self.add(kind, text, **({"level": level} if kind == "message" else {}))
 
     def noting_first(self, output: WriteOutput) -> WriteOutput:
@@ -170,6 +172,13 @@ class _QuietTime:
                 self._is_known_since = last_s
                 return "quiet", last_s, now_s - last_s
         return None
+
+    def report(self, now_s: float) -> tuple[str, float, float] | None:
+        """The job hangs: it is quiet, also if that is for a short time only."""
+        if self._is_known_since is not None or not self._since:
+            return None
+        last_s = self._is_known_since = max(self._since.values())
+        return "quiet", last_s, now_s - last_s
 
     def end(self, now_s: float) -> tuple[str, float, float] | None:
         """The job is no longer quiet, or its attempt ends."""

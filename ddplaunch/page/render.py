@@ -174,9 +174,11 @@ def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
         return ""
     if failed:
         return failed[0].title
+    if signal := run_json.text(files.report, "signal"):
+        return f"stopped by {line(signal, 20)}"
     ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
     reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
-    return next(filter(None, reasons), run_json.text(files.report, "signal"))
+    return next(filter(None, reasons), "")
 
 
 def _command(known: reading.Json) -> str:

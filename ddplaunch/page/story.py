@@ -214,7 +214,8 @@ def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> list[Nod
             for rank in range(first, first + workers):
                 exit_ = exits.get((attempt, rank))
                 row.bars.append(_bar(rank, attempt, span, exit_, "lost" if is_lost else "open"))
-    return list((rows or _reported_nodes(exits, attempts)).values())
+    found = (rows or _reported_nodes(exits, attempts)).values()
+    return sorted(found, key=lambda row: min(((bar.attempt, bar.rank) for bar in row.bars), default=(0, 0)))
 
 
 def _reported_nodes(exits: dict[tuple[int | None, int | None], Json], attempts: dict[int, Span]) -> dict[str, NodeRow]:

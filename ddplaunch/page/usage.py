@@ -36,7 +36,12 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 
 @dataclass(frozen=True)
 class Quantity:
-    """One chart: where its values are in a sample, and how they are shown."""
+    """One chart: where its values are in a sample, and how they are shown.
+
+    Attributes:
+        top: the upper end of the chart; None: a round number above the largest value.
+        least: a chart with no larger value is not shown, and no smaller difference makes an outlier.
+    """
 
     title: str
     unit: str
@@ -44,22 +49,23 @@ class Quantity:
     key: str
     scale: float = 1.0
     top: float | None = None
+    least: float = 0.0
 
 
 QUANTITIES = (
-    Quantity("GPU utilisation", "%", "g", "util", top=100),
-    Quantity("GPU memory", "GB", "g", "mem", 1e-9),
-    Quantity("GPU power", "W", "g", "power"),
-    Quantity("GPU temperature", "°C", "g", "temp"),
-    Quantity("Worker CPU", "% of a core", "w", "cpu"),
-    Quantity("Worker memory", "GB", "w", "rss", 1e-9),
-    Quantity("Lines of output", "1/s", "w", "lines"),
-    Quantity("Worker reads", "MB/s", "w", "rd", 1e-6),
-    Quantity("Worker writes", "MB/s", "w", "wr", 1e-6),
-    Quantity("Node CPU", "% of all cores", "n", "cpu", top=100),
+    Quantity("GPU utilisation", "%", "g", "util", top=100, least=3),
+    Quantity("GPU memory", "GB", "g", "mem", 1e-9, least=0.1),
+    Quantity("GPU power", "W", "g", "power", least=20),
+    Quantity("GPU temperature", "°C", "g", "temp", least=5),
+    Quantity("Worker CPU", "% of a core", "w", "cpu", least=5),
+    Quantity("Worker memory", "GB", "w", "rss", 1e-9, least=0.01),
+    Quantity("Lines of output", "1/s", "w", "lines", least=0.01),
+    Quantity("Worker reads", "MB/s", "w", "rd", 1e-6, least=0.1),
+    Quantity("Worker writes", "MB/s", "w", "wr", 1e-6, least=0.1),
+    Quantity("Node CPU", "% of all cores", "n", "cpu", top=100, least=5),
     Quantity("Node memory", "GB", "n", "mem", 1e-9),
-    Quantity("Network received", "MB/s", "n", "rx", 1e-6),
-    Quantity("Network sent", "MB/s", "n", "tx", 1e-6),
+    Quantity("Network received", "MB/s", "n", "rx", 1e-6, least=0.1),
+    Quantity("Network sent", "MB/s", "n", "tx", 1e-6, least=0.1),
     Quantity("Disk of the logs", "% full", "n", "disk", top=100),
 )
 
@@ -188,9 +194,9 @@ def curves(files: list[Path], whole: Span, steps: int) -> tuple[list[Curve], int
         node, unread = _node(file, whole, steps)
         nodes.append(node)
         damaged += unread
-    found = [
-        _curve(quantity, nodes, steps) for quantity in QUANTITIES if any(quantity.title in node.sums for node in nodes)
-    ]
+    titles = {title for node in nodes for title in node.sums}
+    drawn = [_curve(quantity, nodes, steps) for quantity in QUANTITIES if quantity.title in titles]
+    found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     return found, damaged
 
@@ -281,7 +287,7 @@ def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
     usual = median(mean for mean, _, _ in means)
     distance = median(abs(mean - usual) for mean, _, _ in means)
     far = sorted(
-        (each for each in means if abs(each[0] - usual) > max(5 * distance, _FAR * abs(usual), 1e-6)),
+        (each for each in means if abs(each[0] - usual) > max(5 * distance, _FAR * abs(usual), quantity.least, 1e-6)),
         key=lambda each: -abs(each[0] - usual),
     )
     return [

@@ -139,9 +139,15 @@ class Chromium:
         self.call("Input.dispatchKeyEvent", type="keyDown", text=text, **params)
         self.call("Input.dispatchKeyEvent", type="keyUp", **params)
 
-    def picture(self, path: Path, height: int | None = None) -> None:
+    def picture(self, path: Path, height: int | None = None, scale: float = 1) -> None:
         """A PNG of the page, from its top to ``height`` pixels, or whole."""
         size = self.call("Page.getLayoutMetrics")["cssContentSize"]
-        clip = {"x": 0, "y": 0, "width": size["width"], "height": min(size["height"], height or 1 << 20), "scale": 1}
+        clip = {
+            "x": 0,
+            "y": 0,
+            "width": size["width"],
+            "height": min(size["height"], height or 1 << 20),
+            "scale": scale,
+        }
         done = self.call("Page.captureScreenshot", format="png", clip=clip, captureBeyondViewport=True)
         path.write_bytes(base64.b64decode(done["data"]))

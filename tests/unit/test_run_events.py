@@ -140,6 +140,16 @@ def test_a_job_is_quiet_when_all_its_nodes_are():
     assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1021.0) is None
 
 
+def test_a_job_that_hangs_is_quiet_also_within_a_shorter_limit(log: Log):
+    log.on(0, AttemptStarted(3, 1, (11,), 0, 1, 0))
+    log.events.message("no report of a node yet", 0, "hang_reported")
+    log.on(0, WorkerActivity(3, 20.0))
+    log.events.message("nothing has moved", 0, "hang_reported")
+    log.events.message("nothing has moved", 0, "hang_aborted")
+    quiet = [line for line in log.end() if line["event"] == "quiet"]
+    assert [line["attempt"] for line in quiet] == [3]
+
+
 def test_what_is_quiet_at_its_end_is_not_quiet_any_more(log: Log):
     for index in (0, 1):
         log.on(index, WorkerActivity(0, QUIET_S + 5))
