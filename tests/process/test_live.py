@@ -7,6 +7,8 @@ import signal
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.process.test_samples import WORK
 from tests.support.processes import wait_until
 from tests.support.runs import Running, run, start
@@ -20,6 +22,7 @@ def job(seconds: str, end: str = "") -> Running:
     return start(*options, "--no-python", sys.executable, "-S", "-c", f"{WORK}\n{end}", seconds)
 
 
+@pytest.mark.slow
 def test_a_live_run_has_a_line_for_each_rank_and_an_ended_one_says_how_it_ended() -> None:
     running = job("60")
     running.wait_for("line")
@@ -40,6 +43,7 @@ def ps_with_values() -> str:
     return out if re.search(RANK, out) else ""
 
 
+@pytest.mark.slow
 def test_on_a_terminal_the_table_follows_the_run_until_it_ends() -> None:
     running = job("6", "sys.exit(3)")
     running.wait_for("line")

@@ -75,6 +75,7 @@ def test_every_launcher_of_self_organised_nodes_has_its_own(tmp_path: Path) -> N
     assert all(samples for _, _, samples in found)
 
 
+@pytest.mark.slow
 def test_a_gpu_has_values_of_its_driver(tmp_path: Path, nvml_library: Path) -> None:
     say(tmp_path / "says", "gpus 1", "driver 570.1", *gpu(0, 91, 40, 412_500), *healthy(0), "0 temperature 71")
     environ = {"LD_LIBRARY_PATH": str(nvml_library), "FAKE_NVML": str(tmp_path / "says")}
