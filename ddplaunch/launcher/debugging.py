@@ -286,7 +286,9 @@ class Debugging:
         self._terminal.take()
         self._console.hold(is_held=True)
         self._focus, self._is_announced = session, False
-        self._console.raw("".join(f"ddplaunch: {line}\r\n" for line in self._lines(session)).encode())
+        lines = self._lines(session)
+        self._console.raw("".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
+        self._console.note(f"ddplaunch: {lines[0]}")
         session.had_terminal = True
         self._send_size(session)
         if session.hidden:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 5.0
-_QUIT_GRACE_S = 1.0
+_QUIT_GRACE_S = 0.5
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 

@@ -48,6 +48,7 @@ class FakeConsole:
 
     def __init__(self) -> None:
         self.text, self.is_held = "", False
+        self.noted: list[str] = []
 
     def raw(self, data: bytes, written: Any = lambda: None) -> None:
         self.text += data.decode()
@@ -58,6 +59,9 @@ class FakeConsole:
 
     def show(self, text: str) -> None:
         self.text += f"{text}\n"
+
+    def note(self, text: str) -> None:
+        self.noted.append(text)
 
     def flush(self) -> None: ...
 
@@ -139,6 +143,7 @@ def test_the_lowest_of_those_that_stop_together_begins(job: Job) -> None:
         "rank 1 on gpu1 stopped at breakpoint() (x.py:1) and has the terminal; rank 2 waits for it" in job.console.text
     )
     assert job.console.is_held
+    assert len(job.console.noted) == 1, "also in console.log"
 
 
 def test_when_all_have_stopped_nobody_is_waited_for(job: Job) -> None:

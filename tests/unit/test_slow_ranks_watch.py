@@ -17,6 +17,7 @@ from ddplaunch.hangs.slow_reason import reason
 from ddplaunch.launcher import slow_ranks_watch
 from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
+from ddplaunch.protocol.debugging import SessionOpened
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
 from ddplaunch.protocol.launcher_agent import OrderToNodes, SampleCollectives
 from tests.unit.test_member import CONFIG
@@ -80,6 +81,16 @@ def part(times: Sequence[CollectiveTimes], start: int, end: int) -> list[Collect
     return [
         replace(each, first_number=each.first_number + start, created_ns=each.created_ns[start:end]) for each in times
     ]
+
+
+def test_once_a_rank_is_debugged_nobody_is_called_slow() -> None:
+    job = Job()
+    job.start()
+    assert job.ask()
+    job.watch.on_event(0, (0, 1), SessionOpened(0, 0, 1, "gpu0", "at breakpoint() (x.py:1)"))
+    assert not job.ask()
+    job.start(attempt=1)
+    assert not job.ask()
 
 
 def test_nothing_is_asked_before_there_is_a_process_group() -> None:
