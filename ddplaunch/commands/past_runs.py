@@ -162,6 +162,8 @@ def _cause(report: _Json) -> str:
     first = report.get("first_failure")
     if isinstance(first, dict):
         return f"rank {first.get('rank', '?')} on {first.get('host', '?')}: {_failure(first)}"
+    if report.get("outcome") == "stopped" and (signal := run_json.text(report, "signal")):
+        return signal  # An attempt's reason is what the signal has caused.
     attempts = report.get("attempts")
     last = attempts[-1] if isinstance(attempts, list) and attempts else None
     reason = run_json.text(last, "reason") if isinstance(last, dict) else ""

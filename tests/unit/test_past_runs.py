@@ -120,6 +120,7 @@ def test_what_a_real_report_says_is_shown(base: Path) -> None:
         ({"attempts": [{"reason": "gpu3 is lost"}]}, "gpu3 is lost"),
         ({"reason": "no host\n  a: b"}, "no host"),
         ({"signal": "SIGINT"}, "SIGINT"),
+        ({"signal": "SIGTERM", "outcome": "stopped", "attempts": [{"reason": "gpu3 was stopped"}]}, "SIGTERM"),
         ({"first_failure": [], "attempts": [3], "reason": 4, "signal": {}}, ""),
         ({"outcome": "succeeded", "attempts": [{"reason": "x"}]}, ""),
     ],
