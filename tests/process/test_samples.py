@@ -90,6 +90,7 @@ def test_a_gpu_has_values_of_its_driver(tmp_path: Path, nvml_library: Path) -> N
     }
 
 
+@pytest.mark.slow
 def test_each_attempt_has_its_samples() -> None:
     done = run("--max-restarts", "1", "--no-python", sys.executable, "-S", "-c", f"{WORK}\nsys.exit(3)", ENOUGH_S)
     _, starts, samples = lines(done)
