@@ -69,7 +69,6 @@ def run(
     """
     # Imported while the agent starts.
     from ddplaunch.launcher import setup
-    from ddplaunch.launcher.run import Run
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.system import signals
 
@@ -85,6 +84,9 @@ def run(
             folder, warning = setup.create_run_folder(config, run_id)
         with contextlib.ExitStack() as stack:
             stack.enter_context(run_folder.released(folder))
+            early_agent = early_agent and setup.send_early(config, run_id, folder, early_agent)
+            from ddplaunch.launcher.run import Run
+
             setup.prune(config, folder)
             console = setup.open_console(config, folder, stdout_fd, is_detached=is_detached)
             stack.enter_context(contextlib.closing(console))

@@ -6,6 +6,7 @@ write files.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import socket
@@ -20,6 +21,7 @@ from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.launcher.debugging import missing_terminal
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
 from ddplaunch.system import run_folder, run_retention
@@ -205,6 +207,18 @@ def agent_spec(
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
     )
+
+
+def send_early(config: LaunchConfig, run_id: str, folder: Path | None, agent: AgentProcess) -> AgentProcess:
+    """Send its AgentSpec to an agent of a keeper, which is ready before the launcher is; others get it later."""
+    if not agent.is_ready:
+        return agent
+    spec = agent_spec_of_run(config, run_id, folder, node_names(config), 0, agent.inherited_fds)
+    assert agent.process.stdin
+    with contextlib.suppress(OSError):  # The channel will be found closed.
+        agent.process.stdin.write(wire.encode(spec))
+        agent.process.stdin.flush()
+    return replace(agent, has_spec=True)
 
 
 def _keep_warm(config: LaunchConfig) -> KeepWarm | None:

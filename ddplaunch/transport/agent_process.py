@@ -32,6 +32,10 @@ COMMAND = (sys.executable, "-c", _START, PACKAGE_ROOT)
 """Arguments of the process; shown by --plan."""
 
 
+_END_S = 5.0
+"""Seconds for an agent that a failed start of the launcher leaves behind."""
+
+
 class Child(Protocol):
     """What a handle uses of ``Popen``: an agent is a child of this process, or was forked by a keeper."""
 
@@ -54,11 +58,15 @@ class AgentProcess:
     Attributes:
         inherited_fds: the agent's numbers of inherited descriptors, by stream name.
         kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
+        is_ready: it was forked by a keeper, and has loaded its modules.
+        has_spec: it has got its AgentSpec already.
     """
 
     process: Child
     inherited_fds: Mapping[str, int]
     kept: str = ""
+    is_ready: bool = False
+    has_spec: bool = False
 
 
 def start(
@@ -132,7 +140,7 @@ def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProc
     if outcome.agent is None:
         return outcome.reason and f"{keeper_client.ANEW}: {outcome.reason}"
     numbers = {name: FIRST_INHERITED + number for number, name in enumerate(fds)}
-    return AgentProcess(outcome.agent, numbers, keeper_client.TAKEN)
+    return AgentProcess(outcome.agent, numbers, keeper_client.TAKEN, is_ready=True)
 
 
 @contextlib.contextmanager
@@ -149,8 +157,18 @@ def early_agent(config: LaunchConfig, run_tag: str, stdout_fd: int = 1) -> Itera
         yield agent
     finally:
         if agent:
-            agent.process.kill()
-            agent.process.__exit__(None, None, None)  # Closes its pipes and reaps it.
+            _end(agent)
+
+
+def _end(agent: AgentProcess) -> None:
+    """End an agent that the run has not ended; one that may have workers stops them at the end of its input."""
+    if agent.is_ready and agent.process.stdin:
+        with contextlib.suppress(OSError):
+            agent.process.stdin.close()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            agent.process.wait(_END_S)
+    agent.process.kill()
+    agent.process.__exit__(None, None, None)  # Closes its pipes and reaps it.
 
 
 def _inherited(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:

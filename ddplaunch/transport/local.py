@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch import errors
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol import environment
+from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import linux, procfs
 from ddplaunch.transport import agent_process
 from ddplaunch.transport.handle import Transport, node_tag
@@ -37,9 +38,15 @@ class LocalHandle(PopenHandle):
             RuntimeError: no room for a thread; the agent has been killed.
         """
         super().__init__(agent.process, f"with pid {agent.process.pid}", post, output, agent.inherited_fds)
+        self._has_spec = agent.has_spec
         # Pipes to srun keep their size: a slow network follows them, and buffered output would delay answers.
         linux.enlarge_pipe(self._stdout.fileno())
         self._start_threads(self._writer, self._reader)
+
+    def send(self, record: object) -> None:
+        """As in every handle; an AgentSpec that has been sent already is not sent again."""
+        if not (self._has_spec and isinstance(record, AgentSpec)):
+            super().send(record)
 
 
 class LocalTransport(Transport):
