@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.launcher.display import console_log
-from tests.support.detached import UNTIL, folder_of, job, launcher_of, report_of, started, wait_for_log
+from tests.support.detached import JOB, UNTIL, folder_of, job, launcher_of, report_of, started, wait_for_log
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import run, start
 from tests.support.screen import CTRL_C, Screen
@@ -150,9 +150,9 @@ def test_a_viewer_reads_on_in_the_next_file(go: Path, tmp_path: Path) -> None:
 
 
 def test_a_run_in_the_foreground_can_be_attached_to_also_in_another_folder(go: Path, tmp_path: Path) -> None:
-    running = start("--rdzv-id", "job7", "--log-dir", tmp_path / "else", *job(go, "--nproc-per-node", "2"))
+    running = start("--rdzv-id", JOB, "--log-dir", tmp_path / "else", *job(go, "--nproc-per-node", "2"))
     running.wait_for("begins", 2)
-    viewer = start("--attach", "job7")
+    viewer = start("--attach", JOB)
     viewer.wait_for("begins", 2)
     assert run("--wait", "no-such").returncode == USAGE
     go.touch()
@@ -161,9 +161,9 @@ def test_a_run_in_the_foreground_can_be_attached_to_also_in_another_folder(go: P
 
 def test_output_that_is_on_the_runs_terminal_only_is_said_to_be_missing(go: Path) -> None:
     with terminal() as opened:
-        running = opened.start("--rdzv-id", "job7", *job(go))
+        running = opened.start("--rdzv-id", JOB, *job(go))
         running.wait_for("begins")
-        viewer = start("--attach", "job7")
+        viewer = start("--attach", JOB)
         viewer.wait_for("the stdout and stderr of its only worker is on its terminal only, not here")
         go.touch()
         assert viewer.finish().returncode == running.finish().returncode == 7
@@ -195,9 +195,9 @@ def test_the_code_of_a_killed_run_is_unknown(go: Path) -> None:
 
 @pytest.mark.parametrize("option", ["--attach", "--wait"])
 def test_what_cannot_be_shown_is_an_error(option: str, go: Path) -> None:
-    unknown = run(option, "job7")
+    unknown = run(option, JOB)
     assert (unknown.returncode, unknown.out) == (USAGE, "")
-    assert f"{option} job7: no run of yours with this id in {folder_of('')}" in unknown.err
+    assert f"{option} {JOB}: no run of yours with this id in {folder_of('')}" in unknown.err
     running = start("--log-dir", "/dev/null", "--rdzv-id", "job8", "--no-python", "sh", "-c", UNTIL, str(go))
     running.wait_for("begins")
     without = run(option, "job8")
@@ -206,9 +206,9 @@ def test_what_cannot_be_shown_is_an_error(option: str, go: Path) -> None:
     go.touch()
     running.finish()
     for words, text in (
-        ((option, "job7", "x.py"), "no script is run"),
-        ((option, "job7", "--ps"), f"{option} cannot be combined with --ps"),
-        ((option, "job7", "--hosts", "gpu1"), "reads files of this machine"),
+        ((option, JOB, "x.py"), "no script is run"),
+        ((option, JOB, "--ps"), f"{option} cannot be combined with --ps"),
+        ((option, JOB, "--hosts", "gpu1"), "reads files of this machine"),
     ):
         refused = run(*words)
         assert refused.returncode == USAGE
@@ -231,39 +231,39 @@ JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the s
 
 
 def test_a_run_in_the_foreground_leaves_its_terminal(go: Path, screen: Screen) -> None:
-    shell = screen.start("--rdzv-id", "job7", *job(go, "--nproc-per-node", "2"), under=JOB_CONTROL)
+    shell = screen.start("--rdzv-id", JOB, *job(go, "--nproc-per-node", "2"), under=JOB_CONTROL)
     screen.wait_for(b"begins")
-    wait_for_log("job7", "begins")
+    wait_for_log(JOB, "begins")
     screen.type(b"\x1a")
-    screen.wait_for(b"`ddplaunch --leave job7` lets you close this terminal")
+    screen.wait_for(f"`ddplaunch --leave {JOB}` lets you close this terminal".encode())
     screen.wait_for(b"in the shell")
-    launcher = json.loads((folder_of("job7") / "run.json").read_text())["pid"]
-    left = run("--leave", "job7")
+    launcher = json.loads((folder_of(JOB) / "run.json").read_text())["pid"]
+    left = run("--leave", JOB)
     assert (left.returncode, left.out) == (0, ""), left.err
-    assert left.err == "ddplaunch: run job7 goes on without its terminal; to come back: ddplaunch --attach job7\n"
+    assert left.err == f"ddplaunch: run {JOB} goes on without its terminal; to come back: ddplaunch --attach {JOB}\n"
     screen.wait_for(b"ddplaunch: the run goes on without this terminal, which can be closed")
     assert [os.readlink(f"/proc/{launcher}/fd/{fd}") for fd in (0, 1, 2)] == [os.devnull] * 3
     os.kill(shell.pid, signal.SIGKILL)
     shell.finish()
     screen.close()
     os.kill(launcher, signal.SIGHUP)
-    viewer = start("--attach", "job7")
+    viewer = start("--attach", JOB)
     viewer.wait_for("begins", 2)
     assert is_alive(launcher)
     go.touch()
     assert viewer.finish().returncode == 7
-    assert report_of("job7")["exit_code"] == 7
+    assert report_of(JOB)["exit_code"] == 7
 
 
 def test_a_lone_worker_keeps_its_terminal(go: Path) -> None:
     with terminal() as opened:
-        running = opened.start("--rdzv-id", "job7", *job(go))
+        running = opened.start("--rdzv-id", JOB, *job(go))
         running.wait_for("begins")
-        refused = run("--leave", "job7")
+        refused = run("--leave", JOB)
         assert refused.returncode == NODE_NOT_READY
         assert "its only worker writes to the terminal itself (not with -t 3)" in refused.err
         go.touch()
         assert running.finish().returncode == 7
-    ended = run("--leave", "job7")
+    ended = run("--leave", JOB)
     assert ended.returncode == USAGE
     assert "its launcher has ended" in ended.err

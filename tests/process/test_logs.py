@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.protocol import run_events
-from tests.support.detached import folder_of, job, started
+from tests.support.detached import JOB, folder_of, job, started
 from tests.support.processes import wait_until
 from tests.support.runs import run, start
 
@@ -29,17 +29,17 @@ def go(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_the_files_of_ranks_and_attempts_are_printed() -> None:
-    arguments = ("--rdzv-id", "job7", "--nproc-per-node", "2", "--max-restarts", "1")
+    arguments = ("--rdzv-id", JOB, "--nproc-per-node", "2", "--max-restarts", "1")
     assert run(*arguments, "--no-python", "sh", "-c", SPEAK).returncode == 0
-    host = json.loads((folder_of("job7") / "run.json").read_text())["host"].split(".")[0]
-    every = run("--logs", "job7")
+    host = json.loads((folder_of(JOB) / "run.json").read_text())["host"].split(".")[0]
+    every = run("--logs", JOB)
     assert (every.returncode, every.err) == (0, "")
     assert every.out == "\n".join(
         f"==> rank {rank} on {host}, {stream} <==\n{line}\n"
         for rank in (0, 1)
         for stream, line in (("stdout", f"out {rank} 1"), ("stderr", f"err {rank}"))
     )
-    first = run("--logs", "job7", "--attempt", "0", "-f").out
+    first = run("--logs", JOB, "--attempt", "0", "-f").out
     assert re.search(r"^out \d 0$", first, re.MULTILINE)
     assert not re.search(r"^out \d 1$", first, re.MULTILINE)
     for more, text in (
@@ -47,11 +47,11 @@ def test_the_files_of_ranks_and_attempts_are_printed() -> None:
         (("--attempt", "7"), "--attempt 7: the workers have started in attempt 0-1 only"),
         (("--ranks", "x"), "must be ranks like 0,4-7"),
     ):
-        refused = run("--logs", "job7", *more)
+        refused = run("--logs", JOB, *more)
         assert refused.returncode == USAGE
         assert text in refused.err
-    (folder_of("job7") / "attempt_1" / "0" / "stderr.log").unlink()
-    assert run("--logs", "job7", "--ranks", "0").out == "out 0 1\n", "a single file has no title"
+    (folder_of(JOB) / "attempt_1" / "0" / "stderr.log").unlink()
+    assert run("--logs", JOB, "--ranks", "0").out == "out 0 1\n", "a single file has no title"
 
 
 def test_lines_that_follow_are_printed_until_the_end(go: Path) -> None:
@@ -67,9 +67,9 @@ def test_lines_that_follow_are_printed_until_the_end(go: Path) -> None:
 def test_a_restart_is_followed(tmp_path: Path) -> None:
     program = f'echo "attempt $TORCHELASTIC_RESTART_COUNT"; while [ ! -e {tmp_path}/$TORCHELASTIC_RESTART_COUNT ]; '
     program += 'do sleep 0.05; done; test "$TORCHELASTIC_RESTART_COUNT" = 1'
-    running = start("--rdzv-id", "job7", "--max-restarts", "1", "--no-python", "sh", "-c", program)
+    running = start("--rdzv-id", JOB, "--max-restarts", "1", "--no-python", "sh", "-c", program)
     running.wait_for("attempt 0")
-    following = start("--logs", "job7", "-f")
+    following = start("--logs", JOB, "-f")
     following.wait_for("attempt 0")
     (tmp_path / "0").touch()
     following.wait_for("attempt 1", 2)
@@ -78,21 +78,21 @@ def test_a_restart_is_followed(tmp_path: Path) -> None:
 
 
 def test_simulated_nodes_have_a_folder_each() -> None:
-    options = ("--rdzv-id", "job7", "--dry-run", "--nnodes", "2", "--nproc-per-node", "2")
+    options = ("--rdzv-id", JOB, "--dry-run", "--nnodes", "2", "--nproc-per-node", "2")
     program = ("--no-python", "sh", "-c", "echo rank $RANK local $LOCAL_RANK")
     ended = run(*options, *program)
     if ended.returncode:  # A dry run refuses programs.
         script = folder_of("").parent / "x.py"
         script.write_text("import os\nprint('rank', os.environ['RANK'], 'local', os.environ['LOCAL_RANK'])\n")
         assert run("--rdzv-id", "job8", *options[2:], script).returncode == 0
-    run_id = "job8" if ended.returncode else "job7"
+    run_id = "job8" if ended.returncode else JOB
     assert run("--logs", run_id, "--ranks", "3").out.splitlines()[1] == "rank 3 local 1"
 
 
 def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
     go.touch()
-    run("--rdzv-id", "job7", *job(go))
-    folder = folder_of("job7")
+    run("--rdzv-id", JOB, *job(go))
+    folder = folder_of(JOB)
     (folder / "failed" / "rank_2").mkdir(parents=True)
     (folder / "failed" / "rank_2" / "last_lines.log").write_text("the end\n")
     (folder / "gpu8").mkdir()
@@ -101,7 +101,7 @@ def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
     more = ({}, {"host": "../x"}, {"workers": "2"}, {"first_rank": 0, "host": "gpu8", "workers": 1})
     lines = [json.dumps({**event, **each}) for each in more]
     (folder / run_events.FILE).write_text("\n".join((*lines, '{"event": "attempt_started", cut')))
-    some = run("--logs", "job7", "--ranks", "0-2")
+    some = run("--logs", JOB, "--ranks", "0-2")
     assert some.returncode == 0
     assert "begins\n" in some.out
     assert "the end\n" in some.out
@@ -109,15 +109,15 @@ def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
         "ddplaunch: rank 1: its log files are on its node only, gpu9:<run folder>/attempt_0/0",
         "ddplaunch: rank 2: its log files are on its node only, gpu9:<run folder>/attempt_0/1; here are its last lines",
     ]
-    none = run("--logs", "job7", "--ranks", "1")
+    none = run("--logs", JOB, "--ranks", "1")
     assert none.returncode == NODE_NOT_READY
     assert "no log file of rank 1 is on this machine" in none.err
 
 
 def test_without_an_attempt_there_is_nothing_to_print() -> None:
-    assert run("--rdzv-id", "job7", "--no-python", "missing-program").returncode == NODE_NOT_READY
-    wait_until((folder_of("job7") / "run.json").exists)
-    none = run("--logs", "job7")
+    assert run("--rdzv-id", JOB, "--no-python", "missing-program").returncode == NODE_NOT_READY
+    wait_until((folder_of(JOB) / "run.json").exists)
+    none = run("--logs", JOB)
     assert none.returncode == NODE_NOT_READY
     assert "no worker has started" in none.err
 

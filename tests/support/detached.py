@@ -11,6 +11,9 @@ from ddplaunch.system import run_tags
 from tests.support.processes import wait_until
 from tests.support.runs import run
 
+JOB = f"job{os.getpid()}"
+"""A run id that no test of another process uses at the same time: live runs are found on the whole machine."""
+
 UNTIL = 'echo begins; while [ ! -e "$0" ]; do sleep 0.05; done; echo ends; exit 7'
 """A shell program that ends with code 7 once the file of its first argument exists."""
 
