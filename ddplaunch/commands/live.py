@@ -17,7 +17,7 @@ from ddplaunch.commands import live_page as page
 from ddplaunch.commands import past_runs, usage_reading
 from ddplaunch.commands.run_folders import find
 from ddplaunch.protocol.usage import PERIOD_S
-from ddplaunch.system import run_folder, run_json
+from ddplaunch.system import run_json
 from ddplaunch.text import elapsed, escape
 
 if TYPE_CHECKING:
@@ -52,9 +52,7 @@ class _Table:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        # If every node has a launcher, and the disk is shared, the folders of all are there.
-        parent = run.name.parent
-        self._folders = run_folder.of_launchers(parent) if (parent / run_folder.NODES).is_file() else (run.path,)
+        self._folders = run.of_all_launchers()
         self._known: dict[Path, NodeSamples] = {}
         self._started_s = _seconds(run_json.text(run.started, "start"))
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.commands import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
-from ddplaunch.system import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,6 +36,6 @@ def page(run_id: str, log_dir: str | None, show: Callable[[str], None]) -> None:
 
 def _folders(run_id: str, log_dir: str | None) -> tuple[Path, ...]:
     """The folders of the run's launchers."""
-    folder = run_folders.find("--page", run_id, log_dir).name
-    is_shared = "/" not in run_id and (folder.parent / run_folder.NODES).is_file()
-    return run_folder.of_launchers(folder.parent) if is_shared else (folder,)
+    run = run_folders.find("--page", run_id, log_dir)
+    folders = run.of_all_launchers()
+    return (run.name,) if "/" in run_id or folders == (run.path,) else folders

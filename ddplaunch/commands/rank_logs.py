@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import run_events
-from ddplaunch.system import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -42,7 +41,7 @@ class RankLogs:
 def of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
     """The logs by attempt and rank, as far as attempts have started."""
     found: dict[int, dict[int, RankLogs]] = {}
-    for folder in _launchers(run):
+    for folder in run.of_all_launchers():
         starts = list(_starts(folder))
         # The files of several nodes are in a folder for each host.
         is_alone = len({event["host"] for event in starts}) == 1
@@ -52,12 +51,6 @@ def of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
                 rank = event["first_rank"] + local_rank
                 by_rank[rank] = _logs(folder, event, rank, local_rank, is_alone=is_alone)
     return found
-
-
-def _launchers(run: RunFolder) -> tuple[Path, ...]:
-    """The folders of the run's launchers on this machine, or on a file system that they share."""
-    whole = run.name.parent
-    return run_folder.of_launchers(whole) if (whole / run_folder.NODES).is_file() else (run.path,)
 
 
 _NUMBERS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}

@@ -59,6 +59,11 @@ class RunFolder:
         """Whether the launcher is alive, as far as this machine shows it."""
         return is_running(self.path, self.started)
 
+    def of_all_launchers(self) -> tuple[Path, ...]:
+        """The folders of the run's launchers on this machine, or on a file system that they share."""
+        whole = self.name.parent
+        return run_folder.of_launchers(whole) if (whole / run_folder.NODES).is_file() else (self.path,)
+
     def exit_code(self) -> int:
         """The exit code of the run, which has ended.
 
