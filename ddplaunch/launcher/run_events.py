@@ -121,12 +121,19 @@ class RunEvents:
     def _on_ended(self, index: int, result: AttemptResult) -> None:
         # The agent reports exits at the end of the attempt: when they happened follows from how long the workers ran.
         started_s = self._started_s.pop((index, result.attempt), None)
+        if started_s is None and result.exits:  # A worker has failed before all of them ran.
+            self._on_half_started(index, result)
         for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
             ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
             self.of_node("worker_failed", index, failure_line(exit_), ended_s, attempt=result.attempt, rank=exit_.rank)
         self._note_quiet(self._quiet.end(time.time()), result.attempt)
         reason = result.reason or result.node_leaves
         self.of_node("attempt_ended", index, reason, attempt=result.attempt, outcome=result.outcome)
+
+    def _on_half_started(self, index: int, result: AttemptResult) -> None:
+        first_rank, started_s = min(exit_.rank for exit_ in result.exits), time.time() - result.duration_s
+        facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
+        self.of_node("attempt_started", index, "", started_s, **facts)
 
     def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
         for each in findings:

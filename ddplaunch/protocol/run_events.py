@@ -13,7 +13,7 @@ KINDS = {
     "run_started": "the launcher has started",
     "agent_connected": "the agent of a node accepts records",
     "agent_ready": "the agent has read its settings and can start `workers` workers",
-    "attempt_started": "all workers of a node run",
+    "attempt_started": "all workers of a node run; without `world_size` if one failed before all of them ran",
     "first_output": "the first output of a node in an attempt has arrived",
     "worker_failed": "a worker has failed; at most 20 for a node and attempt",
     "attempt_ended": "all workers of a node have ended",

@@ -138,7 +138,7 @@ def test_an_edited_line_counts_in_the_script_and_in_its_modules(shared: Kept, tm
     script, module = tmp_path / "train.py", tmp_path / "mine.py"
     for number in (1, 2):
         script.write_text(f"import torch, mine; print('script', {number}, 'module', mine.NUMBER)")
-        module.write_text(f"NUMBER = {number}")
+        module.write_text(f"NUMBER = {number}" + "\n" * number)  # Python tells files of one second by their sizes.
         finished = shared.run("--nproc-per-node", "2", script)
         assert TAKEN in finished.err
         assert finished.out.count(f"script {number} module {number}") == 2

@@ -298,7 +298,7 @@ def test_the_default_folder_is_private_and_said_once(tmp_path: Path) -> None:
     assert stat.S_IMODE(finished.run_dir.stat().st_mode) == 0o700
     for path in (*finished.run_dir.rglob("*.log"), *finished.run_dir.glob("*.json")):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
-    names = {".ddplaunch-run", "attempt_0", "console.log", "report.json", "run.json"}
+    names = {".ddplaunch-run", "attempt_0", "console.log", "events.jsonl", "report.json", "run.json"}
     assert {path.name for path in finished.run_dir.iterdir()} == names
 
 
