@@ -16,6 +16,7 @@ import pytest
 
 from ddplaunch.system import nvml
 from tests.support import fake_nvml, runs, slowest
+from tests.support.debugging import Debugger
 from tests.support.gpus import Watched, watches
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
@@ -153,3 +154,11 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     monkeypatch.setattr(nvml, "is_installed", lambda: True)
     with watches() as start:
         yield start
+
+
+@pytest.fixture
+def screen() -> Iterator[Debugger]:
+    """A terminal on which somebody debugs."""
+    screen = Debugger()
+    yield screen
+    screen.close()

@@ -7,7 +7,6 @@ is also found elsewhere, by its launcher. Must import little: ``--attach`` shows
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import socket
@@ -87,7 +86,7 @@ class RunFolder:
 
 def is_running(folder: Path, started: dict[str, Any]) -> bool:
     """Whether the launcher of the run folder is alive; ``started`` is its run.json."""
-    return _is_locked(folder) or _has_launcher(started)
+    return run_folder.is_locked(folder) or _has_launcher(started)
 
 
 def bases(log_dir: str | None) -> list[Path]:
@@ -241,18 +240,6 @@ def _live() -> Iterator[tuple[str, str, Path | None]]:
 def _is_own(pid: int) -> bool:
     with contextlib.suppress(OSError):
         return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
-    return False
-
-
-def _is_locked(folder: Path) -> bool:
-    """Whether a launcher holds the folder's lock; false also where the file system has no locks."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
-        with os.fdopen(fd, "rb"):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
     return False
 
 

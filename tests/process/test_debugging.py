@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -40,13 +40,6 @@ def script(tmp_path: Path) -> Callable[[str], Path]:
         return path
 
     return write
-
-
-@pytest.fixture
-def screen() -> Iterator[Debugger]:
-    screen = Debugger()
-    yield screen
-    screen.close()
 
 
 def test_one_rank_after_the_other_has_the_terminal(start_method: str, screen: Debugger, script) -> None:

@@ -15,13 +15,6 @@ pytestmark = pytest.mark.slurm
 
 
 @pytest.fixture
-def screen():
-    screen = Debugger()
-    yield screen
-    screen.close()
-
-
-@pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "job.py"
     path.write_text(STOP)

@@ -19,13 +19,6 @@ ON_TERMINAL = ("setsid", "--ctty")
 
 
 @pytest.fixture
-def screen():
-    screen = Debugger()
-    yield screen
-    screen.close()
-
-
-@pytest.fixture
 def script(tmp_path: Path) -> Path:
     path = tmp_path / "job.py"
     path.write_text(STOP)
