@@ -18,6 +18,7 @@ from ddplaunch.commands import ps_page as page
 from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.launcher import setup
+from ddplaunch.protocol import keeper
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import ListRuns, RunsExamined, RunsFound
 from ddplaunch.system.limits import NO_ROOM_HINT
@@ -105,6 +106,8 @@ def parts_of_run(
     if any(parts.values()):
         return parts
     raise_failures(queries)
+    if run_id == keeper.RUN_ID:
+        raise UsageError(f"{option} {run_id}: nothing is kept warm on the hosts that were queried", "See --keep-warm.")
     known = page.ids(found.values())
     hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other hosts."
     raise UsageError(f"{option} {run_id}: no run of yours has this id on the hosts that were queried", hint)

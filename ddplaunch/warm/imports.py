@@ -10,6 +10,7 @@ import os
 import sys
 import sysconfig
 from dataclasses import dataclass, field
+from importlib import machinery
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
@@ -110,8 +111,9 @@ class Imports:
     def _is_hidden_by(self, module: str, path: str) -> bool:
         if module not in self.top_level and module not in self.missing:
             return False
-        if not os.path.isdir(path):
-            return path.endswith((".py", ".pyc", ".so"))
+        suffix = os.path.basename(path)[len(module) :]
+        if suffix or not os.path.isdir(path):  # A folder with a dot in its name is no package.
+            return suffix in machinery.all_suffixes() and not os.path.isdir(path)
         # A folder without __init__.py is a package only where no other is found.
         return module in self.missing or os.path.exists(f"{path}/__init__.py")
 

@@ -217,7 +217,7 @@ def test_ps_shows_it_and_kill_ends_it_alone(own: Kept) -> None:
     assert not is_alive(pid)
     running.signal(signal.SIGTERM)  # The run that used it goes on.
     assert "got SIGTERM" in running.finish().out
-    assert "no run of yours has this id" in own.run("--kill", "warm").err
+    assert "nothing is kept warm" in own.run("--kill", "warm").err
 
 
 @pytest.mark.slow

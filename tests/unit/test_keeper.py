@@ -158,6 +158,7 @@ def test_a_file_that_would_be_imported_instead_is_noticed(folder: Path, tmp_path
     for name in ("other.py", "kept_a.txt", "notes"):
         (project / name).touch()
     (project / "kept_a").mkdir()  # Data, not a package: the module of that name wins.
+    (project / "kept_none.org.XYZ").mkdir()  # No name of a module.
     assert imports.hidden_by([str(project), "/nowhere"]) == ""
     (project / "kept_none").mkdir()
     assert imports.hidden_by([str(project)]) == f"{project}/kept_none"
