@@ -14,7 +14,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from ddplaunch.system import nvml
+from ddplaunch.system.gpus import nvml
 from tests.support import fake_nvml, runs, slowest
 from tests.support.debugging import Debugger
 from tests.support.gpus import Watched, watches

@@ -13,7 +13,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import node_details, rendezvous_choice
+from ddplaunch.agent import node_details
 from ddplaunch.agent.attempt_outcome import final_failure, outcome
 from ddplaunch.agent.events import (
     AttemptFailure,
@@ -24,10 +24,11 @@ from ddplaunch.agent.events import (
     OutputResumed,
     WorkersSampled,
 )
-from ddplaunch.agent.health_watch import HealthWatch
-from ddplaunch.agent.name_lookup import NameLookups
-from ddplaunch.agent.rendezvous import AgentCallbacks
-from ddplaunch.agent.usage_watch import UsageWatch
+from ddplaunch.agent.rendezvous import choice as rendezvous_choice
+from ddplaunch.agent.rendezvous.name_lookup import NameLookups
+from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+from ddplaunch.agent.watches.health_watch import HealthWatch
+from ddplaunch.agent.watches.usage_watch import UsageWatch
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
-from ddplaunch.system.folder_probe import FolderState
+from ddplaunch.system.files.folder_probe import FolderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.keeper import COMMAND, KeeperSpec
-from ddplaunch.system import procfs, run_folder
+from ddplaunch.system import procfs
+from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

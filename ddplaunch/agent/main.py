@@ -129,10 +129,10 @@ def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryI
     from ddplaunch.protocol import queries
 
     if isinstance(order, queries.ListRuns):
-        from ddplaunch.agent import run_finder
+        from ddplaunch.agent.queries import run_finder
 
         return run_finder.serve(stream, outbox)
-    from ddplaunch.agent import node_check
+    from ddplaunch.agent.queries import node_check
 
     return node_check.serve(order, stream, outbox)
 

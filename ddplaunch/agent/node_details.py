@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import torch_files
 from ddplaunch.protocol.launcher_agent import NodeDetails
-from ddplaunch.system import devices
+from ddplaunch.system.gpus import devices
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.system import run_folder
+from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -67,20 +67,20 @@ def run(
     if name == "logs":
         return _logs(text, options, report)
     if name == "leave":
-        from ddplaunch.commands import launcher_request
+        from ddplaunch.commands.runs import launcher_request
 
         return launcher_request.leave(text, log_dir, report)
     if name == "ps":
-        from ddplaunch.commands import live
+        from ddplaunch.commands.runs import live
 
         return live.live(text, log_dir, show)
-    from ddplaunch.commands import attach
+    from ddplaunch.commands.runs import attach
 
     return attach.wait(text, log_dir) if name == "wait" else attach.attach(text, log_dir, report)
 
 
 def _logs(run_id: str, options: Mapping[str, Any], report: Callable[[str], None]) -> int:
-    from ddplaunch.commands import logs
+    from ddplaunch.commands.runs import logs
 
     attempt = options["attempt"]
     request = logs.LogsRequest(

@@ -62,7 +62,7 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Complete to ``last`` or to the id of a run with a folder in the default folder."""
-    from ddplaunch.commands import run_folders
+    from ddplaunch.commands.runs import run_folders
 
     return _matching(("last", *run_folders.known_ids()), incomplete)
 

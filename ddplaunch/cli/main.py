@@ -133,9 +133,9 @@ def _dispatch(
         return DetachedRun(config) if is_detached else config
     if is_detached:
         raise UsageError("--plan cannot be combined with --detach")
-    from ddplaunch.commands import plan_page
-    from ddplaunch.commands.plan import plan as plan_of
-    from ddplaunch.launcher import node_memory
+    from ddplaunch.commands.plan import page as plan_page
+    from ddplaunch.commands.plan.plan import plan as plan_of
+    from ddplaunch.launcher.run_files import node_memory
 
     planned = plan_of(node_memory.prefer(config))
     _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
@@ -155,7 +155,7 @@ def _check(others: Sequence[str], options: dict[str, Any], *, is_deep: bool) -> 
     """Run --check. A given script must exist; it is not run."""
     if others:
         raise UsageError(f"--check cannot be combined with {others[0]}")
-    from ddplaunch.commands import check
+    from ddplaunch.commands.check import check
 
     if not options["script"]:
         options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
@@ -182,11 +182,11 @@ def _ps_of_files(ps: bool, files: Mapping[str, bool], others: Mapping[str, bool]
     connection_options(options, {})
     report = (lambda _: None) if options["quiet"] else _print
     if name == "--nodes":
-        from ddplaunch.commands import known_nodes
+        from ddplaunch.commands.check import known_nodes
 
         known_nodes.list_all(_show, report)
         return 0
-    from ddplaunch.commands import past_runs
+    from ddplaunch.commands.runs import past_runs
 
     past_runs.list_all(options["log_dir"], _columns(), _show, report)
     return 0
@@ -201,7 +201,7 @@ def _forget(text: str, others: Mapping[str, bool], options: Mapping[str, Any]) -
         raise UsageError(f"--forget cannot be combined with {given}")
     _check_no_script("--forget", options)
     from ddplaunch.cluster.hosts import parse_hosts
-    from ddplaunch.launcher import node_memory
+    from ddplaunch.launcher.run_files import node_memory
 
     hosts = None if text == node_memory.ALL else parse_hosts(text, "--forget")
     node_memory.forget(hosts, (lambda _: None) if options["quiet"] else _print)

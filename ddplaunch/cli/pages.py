@@ -30,13 +30,13 @@ def command(
     if given:
         raise UsageError(f"{name} cannot be combined with {given[0]}")
     if is_server:
-        from ddplaunch.commands.serve import serve
+        from ddplaunch.commands.runs.serve import serve
 
         serve(_port(str(options["script"])), options["log_dir"], show, report)
         return 0
     if options["script"]:
         raise UsageError(f"--page: {options['script']}: no script is run", "--page RUN_ID makes the page of a run.")
-    from ddplaunch.commands.page import page
+    from ddplaunch.commands.runs.page import page
 
     page(run_id, options["log_dir"], show)
     return 0

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.health import Severity
-from ddplaunch.system.gpu_health import GpuHealth
+from ddplaunch.system.gpus.gpu_health import GpuHealth
 from ddplaunch.text import fold_ints, size
 
 if TYPE_CHECKING:

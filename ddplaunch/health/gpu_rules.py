@@ -14,7 +14,7 @@ from ddplaunch.health.xid import ACTIONS, Xid, xid
 from ddplaunch.protocol.health import Finding
 
 if TYPE_CHECKING:
-    from ddplaunch.system.gpu_health import GpuEvent, GpuHealth
+    from ddplaunch.system.gpus.gpu_health import GpuEvent, GpuHealth
 
 _EVENTS = {
     "ecc": Xid("a memory error could not be corrected (double-bit ECC)", "investigate", True),

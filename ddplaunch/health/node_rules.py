@@ -11,7 +11,7 @@ from ddplaunch.protocol.health import Finding
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from ddplaunch.system.folder_probe import FolderState
+    from ddplaunch.system.files.folder_probe import FolderState
 
 FULL_SHARE = 0.95
 _MAX_PATH = 200

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.run_page import RunPage
+    from ddplaunch.launcher.run_files.run_page import RunPage
     from ddplaunch.protocol.results import RunResult
 
 
@@ -40,7 +40,7 @@ def finish(
     ``error`` is the reason of a failure other than a worker's; ``lost`` is as in ``node_memory.remember``.
     """
     if lost or result.health or any(attempt.outcome == "failed" or attempt.cause for attempt in result.attempts):
-        from ddplaunch.launcher import node_memory  # A run without a failure does not wait for the import.
+        from ddplaunch.launcher.run_files import node_memory  # A run without a failure does not wait for the import.
 
         node_memory.remember(config, result, lost, messages.show)
     page.begin_last(result.duration_s)

@@ -1,7 +1,8 @@
 """A node that must not, or should not, be used again after an attempt: it leaves the run, or the run ends.
 
 Runs in the launcher, in the main thread. Only for the nodes of a launcher that assigns their rendezvous: elsewhere the
-agent of a single node decides (``agent/rendezvous.py``), or the coordinator (``rendezvous/coordinator.py``).
+agent of a single node decides (``agent/rendezvous/single_node.py``), or the coordinator
+(``rendezvous/coordinator.py``).
 """
 
 from __future__ import annotations

@@ -18,7 +18,8 @@ from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
-from ddplaunch.system import procfs, run_folder, run_json, script_file
+from ddplaunch.system import procfs
+from ddplaunch.system.files import run_folder, run_json, script_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -12,7 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import StartNotice
-from ddplaunch.system import run_folder, run_tags
+from ddplaunch.system import run_tags
+from ddplaunch.system.files import run_folder
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
@@ -37,7 +38,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
 def check_files(config: LaunchConfig) -> None:
     """Raise UsageError for a file that the run is to write, and cannot."""
     if config.output.metrics_file:
-        from ddplaunch.launcher import metrics_file
+        from ddplaunch.launcher.run_files import metrics_file
 
         metrics_file.check(Path(config.output.metrics_file).absolute())
 
@@ -73,7 +74,7 @@ def run(
     from ddplaunch.system import signals
 
     if config.hosts:
-        from ddplaunch.launcher import node_memory
+        from ddplaunch.launcher.run_files import node_memory
 
         config = node_memory.prefer(config)
     setup.check_terminal(config, stdout_fd)

@@ -17,18 +17,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import after_run, control_socket, departure, outcome, run_facts, setup
+from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
-from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
-from ddplaunch.launcher.run_events import RunEvents
+from ddplaunch.launcher.run_files import run_facts
+from ddplaunch.launcher.run_files.log_collector import LogCollector
+from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
-from ddplaunch.launcher.watches import Watches
+from ddplaunch.launcher.watches.all_watches import Watches
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.fault_injector import Injector
-    from ddplaunch.launcher.log_collector import LogCollector
     from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.run_files.log_collector import LogCollector
     from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 5.0

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.page.reading import Json, block, content, dicts, integer, integers, line, number, words
 from ddplaunch.protocol import first_failure, stack_dump
-from ddplaunch.system import run_json
+from ddplaunch.system.files import run_json
 from ddplaunch.text import clock, duration, fold_ints
 
 if TYPE_CHECKING:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol.run_events import FILE as EVENTS
 from ddplaunch.protocol.run_events import KINDS
-from ddplaunch.system import run_folder, run_json
+from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.text import escape, plural
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from ddplaunch.page import charts, failures, reading, strip, usage
 from ddplaunch.page.reading import RunFiles, integer, line, number, words
 from ddplaunch.page.story import Moment, Story, story
 from ddplaunch.page.where_time_went import Phase, phases
-from ddplaunch.system import run_json
+from ddplaunch.system.files import run_json
 from ddplaunch.text import duration, plural
 
 MAX_BYTES = 1 << 20

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.page.reading import Json, dicts, integer, line, number
 from ddplaunch.page.where_time_went import Span
-from ddplaunch.system import run_json
+from ddplaunch.system.files import run_json
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:

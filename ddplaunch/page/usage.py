@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.page.reading import Json, content, dicts, integer, integers, line
-from ddplaunch.system import run_json
+from ddplaunch.system.files import run_json
 from ddplaunch.text import median
 
 if TYPE_CHECKING:

@@ -148,7 +148,7 @@ _RasText = Annotated[str, Limit(f"at most {MAX_RAS_CHARS} characters", lambda te
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
-    """What one GPU does, as ``system.nvml.GpuActivity`` has it, with its fields. None: unknown."""
+    """What one GPU does, as ``system.gpus.nvml.GpuActivity`` has it, with its fields. None: unknown."""
 
     index: Count
     name: OneLine = ""
@@ -167,7 +167,7 @@ class NodeEvidence:
     """What is known about a node, apart from its workers.
 
     Attributes:
-        ras: the answer of NCCL's RAS, which covers all nodes, for ``system.ras_report``; empty if there is none.
+        ras: the answer of NCCL's RAS, which covers all nodes, for ``system.gpus.ras_report``; empty if there is none.
         ras_missing: why there is none, or that it is cut; one sentence.
         gpus: the job's GPUs of NVIDIA.
         gpus_missing: why there are none; one sentence.

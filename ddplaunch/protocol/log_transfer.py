@@ -1,7 +1,8 @@
 """Transfer of a node's log files to the launcher at the end of a run: records, limits and safe file names.
 
-Used by ``agent.log_sender`` and ``launcher.log_collector``. Pure. The launcher grants bytes, and grants more after it
-has written some. At most ``WINDOW_BYTES`` of a node are in transit: that limits memory and the delay of a pong.
+Used by ``agent.log_sender`` and ``launcher.run_files.log_collector``. Pure. The launcher grants
+bytes, and grants more after it has written some. At most ``WINDOW_BYTES`` of a node are in transit: that limits memory
+and the delay of a pong.
 """
 
 from __future__ import annotations

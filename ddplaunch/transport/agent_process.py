@@ -16,8 +16,8 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
-from ddplaunch.system import keeper_files
-from ddplaunch.system.run_folder import working_folder
+from ddplaunch.system.files import keeper_files
+from ddplaunch.system.files.run_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ddplaunch.protocol import environment
-from ddplaunch.system import keeper_files
+from ddplaunch.system.files import keeper_files
 
 if TYPE_CHECKING:
     import socket

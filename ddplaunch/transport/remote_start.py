@@ -24,7 +24,7 @@ from ddplaunch.protocol.agent_entry import (
     STANDARD_LIBRARY_FIRST,
     START_VARIABLE,
 )
-from ddplaunch.system.run_folder import working_folder
+from ddplaunch.system.files.run_folder import working_folder
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.version import __version__
 

@@ -34,7 +34,8 @@ from ddplaunch.protocol.keeper import (
     TakenOver,
     Takeover,
 )
-from ddplaunch.system import keeper_files, linux, surroundings
+from ddplaunch.system import linux, surroundings
+from ddplaunch.system.files import keeper_files
 from ddplaunch.warm import handover, pressure
 from ddplaunch.warm.imports import Imports, user_folders
 from ddplaunch.worker import exit, forkserver, preload
@@ -51,8 +52,8 @@ __all__ = ["caught", "finished", "main", "script"]
 _AGENT_MODULES = (
     AGENT_MODULE,
     "ddplaunch.agent.node_details",
-    "ddplaunch.agent.rendezvous_choice",
-    "ddplaunch.agent.multi_node_rendezvous",
+    "ddplaunch.agent.rendezvous.choice",
+    "ddplaunch.agent.rendezvous.multi_node",
 )
 _CHECK_S = 5.0
 """Seconds between two looks at the memory."""

@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ddplaunch.protocol import examination, stack_dump
 from ddplaunch.protocol.agent_entry import is_own_module
-from ddplaunch.system import linux, private_file
+from ddplaunch.system import linux
+from ddplaunch.system.files import private_file
 
 if TYPE_CHECKING:
     from types import TracebackType

@@ -15,7 +15,7 @@ from multiprocessing import process, spawn
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import function_call
-from ddplaunch.system import private_file
+from ddplaunch.system.files import private_file
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.function_call import FunctionCall

@@ -153,7 +153,7 @@ def keep_record(error: BaseException, folder: str) -> None:
         return
     with contextlib.suppress(Exception):
         from ddplaunch.protocol import first_failure
-        from ddplaunch.system import private_file
+        from ddplaunch.system.files import private_file
 
         if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
             return

@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts
 
-from ddplaunch.system import keeper_files
+from ddplaunch.system.files import keeper_files
 
 WORKERS = 8
 PRELOAD = os.environ.get("BENCH_PRELOAD", "sympy,torch._dynamo")

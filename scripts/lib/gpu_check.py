@@ -17,7 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
 from ddplaunch.health.gpu_rules import at_start
 from ddplaunch.health.port_rules import ports_at_start
-from ddplaunch.system.gpu_health import Answer, GpusRead, GpuWatch, MemoryRead
+from ddplaunch.system.gpus.gpu_health import Answer, GpusRead, GpuWatch, MemoryRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.system import keeper_files
+from ddplaunch.system.files import keeper_files
 from tests.support import runs
 from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, run, start

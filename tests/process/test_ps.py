@@ -14,7 +14,8 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from ddplaunch.protocol import environment as worker_environment
-from ddplaunch.system import cgroup, run_folder
+from ddplaunch.system import cgroup
+from ddplaunch.system.files import run_folder
 from tests.support.processes import is_alive, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, command, environment, run, start
 

@@ -27,7 +27,7 @@ from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, Rendezvou
 from ddplaunch.health.gpu_rule_table import RULES as RULES_OF_GPUS
 from ddplaunch.health.port_rules import PORT_RULES
 from ddplaunch.health.xid import ACTIONS, XIDS, Xid
-from ddplaunch.launcher.metrics import METRICS
+from ddplaunch.launcher.run_files.metrics import METRICS
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.protocol.run_events import FIELDS, KINDS

@@ -7,7 +7,7 @@ import queue
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
-from ddplaunch.system.gpu_health import Answer, GpusRead, GpuWatch
+from ddplaunch.system.gpus.gpu_health import Answer, GpusRead, GpuWatch
 
 T = TypeVar("T")
 

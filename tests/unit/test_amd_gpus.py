@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.health import gpu_rules
-from ddplaunch.system import amd_gpus, nvml
-from ddplaunch.system.gpu_health import GpuHealth, GpuMemory, GpusRead, GpuUsage, MemoryRead
+from ddplaunch.system.gpus import amd_gpus, nvml
+from ddplaunch.system.gpus.gpu_health import GpuHealth, GpuMemory, GpusRead, GpuUsage, MemoryRead
 from ddplaunch.system.infiniband import IbPort
 from tests.support.gpus import watches
 

@@ -10,8 +10,8 @@ import pytest
 
 from ddplaunch import text
 from ddplaunch.agent import torch_files
-from ddplaunch.commands import check_page as page
-from ddplaunch.commands.check_page import CheckedNode
+from ddplaunch.commands.check import page as page
+from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware, NodeHealth
 from ddplaunch.protocol.queries import (
@@ -25,7 +25,7 @@ from ddplaunch.protocol.queries import (
     NodeTime,
 )
 from ddplaunch.protocol.specs import Program
-from ddplaunch.system import devices
+from ddplaunch.system.gpus import devices
 
 LOOK = NodeReport(
     python="3.11.7",

@@ -13,7 +13,7 @@ from ddplaunch.launcher.display import console_log, stream_writer
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.system import free_space
+from ddplaunch.system.files import free_space
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:

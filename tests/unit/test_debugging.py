@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher import debugging
-from ddplaunch.launcher.debugging import Debugging, KeysTyped, TerminalResized
 from ddplaunch.launcher.display import terminal
+from ddplaunch.launcher.watches import debugging
+from ddplaunch.launcher.watches.debugging import Debugging, KeysTyped, TerminalResized
 from ddplaunch.protocol.debugging import (
     GiveTerminal,
     LeaveSession,

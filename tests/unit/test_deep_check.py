@@ -10,8 +10,9 @@ import pytest
 
 from ddplaunch import LaunchConfig
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.commands import check, check_job, deep_check
-from ddplaunch.commands.check_page import CheckedNode
+from ddplaunch.commands.check import check, deep_check
+from ddplaunch.commands.check import job as check_job
+from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
 from ddplaunch.protocol import wire

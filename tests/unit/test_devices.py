@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.system import devices
+from ddplaunch.system.gpus import devices
 
 EIGHT = tuple("01234567")
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-11111111-2222-3333-4444-555555555555")

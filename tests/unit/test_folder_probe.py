@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ddplaunch.system.folder_probe import probe
+from ddplaunch.system.files.folder_probe import probe
 
 
 def test_a_folder_that_can_be_written_to(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.health import gpu_rules
-from ddplaunch.system import gpu_health, gpu_history, nvml
-from ddplaunch.system.gpu_health import (
+from ddplaunch.system.gpus import gpu_health, gpu_history, nvml
+from ddplaunch.system.gpus.gpu_health import (
     GpuEvent,
     GpuEvents,
     GpuHealth,

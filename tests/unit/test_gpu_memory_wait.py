@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import gpu_memory_wait
-from ddplaunch.agent.gpu_memory_wait import await_free_memory
+from ddplaunch.agent.watches import gpu_memory_wait
+from ddplaunch.agent.watches.gpu_memory_wait import await_free_memory
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.system.gpu_health import GpuMemory, MemoryRead
+from ddplaunch.system.gpus.gpu_health import GpuMemory, MemoryRead
 
 MB = 1 << 20
 BEFORE = 1000 * MB

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands import gpu_rates_page as page
+from ddplaunch.commands.check import gpu_rates_page as page
 from ddplaunch.health.gpu_outliers import MEASURED, outliers
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpu_rates import GpuRates, NodeGpuRates

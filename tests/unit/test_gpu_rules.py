@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.health import gpu_rules
 from ddplaunch.health.gpu_rule_table import RULES
-from ddplaunch.system.gpu_health import GpuEvent, GpuHealth, GpusRead
+from ddplaunch.system.gpus.gpu_health import GpuEvent, GpuHealth, GpusRead
 from tests.support.fake_nvml import Says
 
 MB = 1 << 20

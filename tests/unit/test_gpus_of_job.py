@@ -7,14 +7,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import gpus_of_job
-from ddplaunch.agent.gpus_of_job import GpusAnswered, GpusOfJob
+from ddplaunch.agent.watches import gpus_of_job
+from ddplaunch.agent.watches.gpus_of_job import GpusAnswered, GpusOfJob
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.protocol.health import HealthFound
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system import nvml
-from ddplaunch.system.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuUsage, UsageRead
+from ddplaunch.system.gpus import nvml
+from ddplaunch.system.gpus.gpu_health import GpuEvent, GpuEvents, GpuHealth, GpusRead, GpuUsage, UsageRead
 from ddplaunch.system.infiniband import IbPort
 from ddplaunch.system.kernel_log import LoggedXid
 

@@ -12,9 +12,9 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.hangs.explanation import explain
-from ddplaunch.launcher import hang_watch
 from ddplaunch.launcher.display import hang_files
-from ddplaunch.launcher.hang_watch import HangWatch
+from ddplaunch.launcher.watches import hang_watch
+from ddplaunch.launcher.watches.hang_watch import HangWatch
 from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,

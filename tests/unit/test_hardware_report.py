@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent import hardware_report
-from ddplaunch.agent.hardware_report import HardwareReport
+from ddplaunch.agent.rendezvous import hardware_report
+from ddplaunch.agent.rendezvous.hardware_report import HardwareReport
 from ddplaunch.protocol.health import NodeHardware
 from ddplaunch.protocol.rendezvous import RoundFormed
 from ddplaunch.protocol.results import Round

@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import gpus_of_job
-from ddplaunch.agent.gpus_of_job import GpusAnswered
-from ddplaunch.agent.health_watch import HealthWatch
+from ddplaunch.agent.watches import gpus_of_job
+from ddplaunch.agent.watches.gpus_of_job import GpusAnswered
+from ddplaunch.agent.watches.health_watch import HealthWatch
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system import nvml
-from ddplaunch.system.gpu_health import GpuHealth, GpusRead
+from ddplaunch.system.gpus import nvml
+from ddplaunch.system.gpus.gpu_health import GpuHealth, GpusRead
 from tests.support.configs import rendezvous_config
 
 LOST = GpuHealth(index=0, uuid="GPU-0", error="GPU is lost")

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent import health_look
-from ddplaunch.system import devices, folder_probe, nvml
-from ddplaunch.system.folder_probe import FolderState
-from ddplaunch.system.gpu_health import GpusRead
+from ddplaunch.agent.watches import health_look
+from ddplaunch.system.files import folder_probe
+from ddplaunch.system.files.folder_probe import FolderState
+from ddplaunch.system.gpus import devices, nvml
+from ddplaunch.system.gpus.gpu_health import GpusRead
 from ddplaunch.system.infiniband import IbPort
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says

@@ -10,7 +10,7 @@ from ddplaunch.health import differences, node_rules, wording
 from ddplaunch.health.verdict import with_hardware
 from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
-from ddplaunch.system.folder_probe import FolderState
+from ddplaunch.system.files.folder_probe import FolderState
 
 XID = Finding(
     rule="xid-79",

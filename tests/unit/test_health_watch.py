@@ -8,8 +8,8 @@ from types import SimpleNamespace
 
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.health_watch import HealthWatch
 from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.launcher.watches.health_watch import HealthWatch
 from ddplaunch.protocol.health import Finding, HardwareOfNode, HealthFound, NodeHardware, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
 from tests.support.configs import rendezvous_config

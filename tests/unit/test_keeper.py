@@ -18,7 +18,8 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.keeper import Takeover
-from ddplaunch.system import keeper_files, surroundings
+from ddplaunch.system import surroundings
+from ddplaunch.system.files import keeper_files
 from ddplaunch.warm import pressure
 from ddplaunch.warm.imports import Imports
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands import live_page as page
-from ddplaunch.commands.usage_reading import NodeSamples, files
+from ddplaunch.commands.runs import live_page as page
+from ddplaunch.commands.runs.usage_reading import NodeSamples, files
 
 NOW = 1_800_000_000.0
 

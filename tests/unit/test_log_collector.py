@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher import log_collector, log_writer
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.log_collector import LogCollector
 from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.launcher.run_files import log_collector, log_writer
+from ddplaunch.launcher.run_files.log_collector import LogCollector
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
-from ddplaunch.system import free_space
+from ddplaunch.system.files import free_space
 from ddplaunch.transport.handle import LogData
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import FakeTransport

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.log_follower import LogFollower
-from ddplaunch.commands.prefix_colours import colouring
+from ddplaunch.commands.runs.log_follower import LogFollower
+from ddplaunch.commands.runs.prefix_colours import colouring
 from ddplaunch.config import LINE_PREFIX
 
 

@@ -12,9 +12,10 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddplaunch.errors import USAGE, OptionError
-from ddplaunch.launcher import metrics_file, metrics_watch
-from ddplaunch.launcher.metrics import METRICS, NodeMetrics, RunMetrics, text
-from ddplaunch.launcher.metrics_watch import PERIOD_S, MetricsWatch
+from ddplaunch.launcher.run_files import metrics_file
+from ddplaunch.launcher.run_files.metrics import METRICS, NodeMetrics, RunMetrics, text
+from ddplaunch.launcher.watches import metrics_watch
+from ddplaunch.launcher.watches.metrics_watch import PERIOD_S, MetricsWatch
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult
 from ddplaunch.protocol.usage import GpusUsage, UsageSample, UsageSampled, UsageStarted, UsedGpu, WorkersUsage

@@ -8,13 +8,13 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous
-from ddplaunch.agent.rendezvous import AgentCallbacks
+from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
+from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, Notice
 from ddplaunch.protocol.rendezvous import MemberReady, RoundFormed
 from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system import run_folder
+from ddplaunch.system.files import run_folder
 
 ROUND = Round(
     attempt=0,

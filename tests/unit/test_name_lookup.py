@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from ddplaunch.agent.events import NameLookedUp
-from ddplaunch.agent.name_lookup import NameLookup
+from ddplaunch.agent.rendezvous.name_lookup import NameLookup
 from ddplaunch.system import network
 from tests.support.processes import wait_until
 

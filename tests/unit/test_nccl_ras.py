@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ddplaunch.system import nccl_ras
-from ddplaunch.system.nccl_ras import RasAnswer, ask, own_address
+from ddplaunch.system.gpus import nccl_ras
+from ddplaunch.system.gpus.nccl_ras import RasAnswer, ask, own_address
 from tests.support.fake_ras import HEALTHY_TEXT, Behaviour, as_json, fake_ras, rank
 
 STATUS = as_json([rank(0, AllReduce=7), rank(1, AllReduce=7)], [])

@@ -10,8 +10,8 @@ import pytest
 from ddplaunch.agent.workers.node_evidence import gather
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence
-from ddplaunch.system import nccl_ras, nvml
-from ddplaunch.system.nvml import GpuActivity
+from ddplaunch.system.gpus import nccl_ras, nvml
+from ddplaunch.system.gpus.nvml import GpuActivity
 from tests.support.fake_ras import as_json, fake_ras, rank
 
 STATUS = as_json([rank(0)], [])

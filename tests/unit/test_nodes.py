@@ -10,7 +10,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
-from ddplaunch.launcher.slurm_watch import SlurmAnswered, SlurmWatch
+from ddplaunch.launcher.watches.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system import nvml
-from ddplaunch.system.nvml import GpuActivity, gpu_activity
+from ddplaunch.system.gpus import nvml
+from ddplaunch.system.gpus.nvml import GpuActivity, gpu_activity
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says, gpu
 
@@ -104,7 +104,7 @@ def test_without_the_library_there_is_a_reason(monkeypatch: pytest.MonkeyPatch, 
 def test_only_a_library_that_loads_counts_as_installed(nvml_library: Path, tmp_path: Path) -> None:
     (tmp_path / nvml.LIBRARY).write_text("not a library")
     for folder, is_installed in ((nvml_library, "True"), (tmp_path, "False")):
-        text = "import sys; from ddplaunch.system import nvml; print(nvml.is_installed(), 'pynvml' in sys.modules)"
+        text = "import sys; from ddplaunch.system.gpus import nvml; print(nvml.is_installed(), 'pynvml' in sys.modules)"
         command = ["env", f"LD_LIBRARY_PATH={folder}", sys.executable, "-c", text]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{is_installed} False\n"
 

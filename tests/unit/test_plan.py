@@ -13,15 +13,15 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.commands.plan import plan
-from ddplaunch.commands.plan_model import Plan
-from ddplaunch.commands.plan_page import as_json, page
+from ddplaunch.commands.plan.model import Plan
+from ddplaunch.commands.plan.page import as_json, page
+from ddplaunch.commands.plan.plan import plan
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
 from ddplaunch.fault_spec import parse
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
-from ddplaunch.system.devices import has_driver
+from ddplaunch.system.gpus.devices import has_driver
 from ddplaunch.transport import agent_process, remote_start
 from tests.support.configs import launch_config, rendezvous_config
 

@@ -7,7 +7,7 @@ import os
 
 import pytest
 
-from ddplaunch.agent import launcher_query
+from ddplaunch.agent.queries import launcher_query
 from ddplaunch.commands import ps, run_queries
 from ddplaunch.config import RemoteConfig
 from ddplaunch.launcher import setup

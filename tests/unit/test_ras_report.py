@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddplaunch.system.ras_report import Communicator, RasRank, RasReport, report
+from ddplaunch.system.gpus.ras_report import Communicator, RasRank, RasReport, report
 from tests.support.fake_ras import BAD_TEXT, HEALTHY_TEXT, as_json, missing, rank
 
 

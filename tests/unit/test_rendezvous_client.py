@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.rendezvous_client import RendezvousClient
+from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.protocol.rendezvous import MemberReady
 from tests.support.configs import rendezvous_config
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.launcher.control_socket import ControlRequest
-from ddplaunch.launcher.requested_examinations import RequestedExaminations
+from ddplaunch.launcher.watches.requested_examinations import RequestedExaminations
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import FROM_LAUNCHER, ExamineRun, RequestRefused, RunExamined
 from ddplaunch.protocol.hang_evidence import RankEvidence

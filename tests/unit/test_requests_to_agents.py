@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent.events import WorkersSampled
-from ddplaunch.agent.multi_node_rendezvous import MultiNodeRendezvous
+from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.workers import activity_watch
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.examiner import Examiner

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.agent.rendezvous import SingleNodeRendezvous
+from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 from ddplaunch.protocol.restart_policy import (
     MAX_IDENTICAL_FAILURES,
     reason_not_to_restart,

@@ -13,7 +13,7 @@ import pytest
 from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
-from ddplaunch.launcher.run_events import QUIET_S, RunEvents, _QuietTime
+from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
 from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -107,7 +107,7 @@ def test_it_is_the_users_alone(log: Log):
 
 def test_a_failure_is_when_the_worker_ended_not_when_it_was_reported(log: Log, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
-    monkeypatch.setattr("ddplaunch.launcher.run_events.time.time", lambda: now)
+    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", lambda: now)
     log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0))
     now = 1060.0
     log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0, 5.0),), duration_s=60.0)))

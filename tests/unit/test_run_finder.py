@@ -9,11 +9,12 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch import LaunchConfig
-from ddplaunch.agent import run_finder
+from ddplaunch.agent.queries import run_finder
 from ddplaunch.commands import ps_page as page
-from ddplaunch.launcher import run_facts
+from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
-from ddplaunch.system import run_folder, run_json, run_tags
+from ddplaunch.system import run_tags
+from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.transport.handle import node_tag
 
 FRESH = "20261120-193012-a1b2c3"

@@ -15,14 +15,14 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
-from ddplaunch.system import run_folder
-from ddplaunch.system.run_retention import prune
+from ddplaunch.system.files import run_folder
+from ddplaunch.system.files.run_retention import prune
 
 ROOT = Path(run_folder.__file__).parents[2]
 
 CREATE = (
-    "import sys, pathlib; from ddplaunch.system.run_folder import create;"
-    "from ddplaunch.system.run_retention import prune;"
+    "import sys, pathlib; from ddplaunch.system.files.run_folder import create;"
+    "from ddplaunch.system.files.run_retention import prune;"
 )
 """Locks are held by processes, so other runs are other processes here."""
 
@@ -277,7 +277,8 @@ def test_what_is_no_folder_of_the_run_is_passed_over(tmp_path: Path) -> None:
 
 def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
     code = (
-        "from ddplaunch.system.run_folder import move_into_run; mine = create(pathlib.Path(sys.argv[1]), 'job7.host');"
+        "from ddplaunch.system.files.run_folder import move_into_run;"
+        "mine = create(pathlib.Path(sys.argv[1]), 'job7.host');"
         "print('ready', flush=True); input(); print(move_into_run(mine, 'job7', sys.argv[2], (sys.argv[3],)))"
     )
     runs = [other_run(code, tmp_path, key, f"gpu1.{rank}") for rank in range(3) for key in ("k1", "k2")]
@@ -290,7 +291,9 @@ def test_launchers_that_meet_at_once_find_one_folder(tmp_path: Path) -> None:
 
 def test_a_run_is_kept_while_one_of_its_launchers_runs_and_then_deleted_as_a_whole(tmp_path: Path) -> None:
     ended = launchers_folder(tmp_path, "job7", "k", "gpu1")
-    code = "from ddplaunch.system.run_folder import move_into_run; mine = create(pathlib.Path(sys.argv[1]), 'other');"
+    code = (
+        "from ddplaunch.system.files.run_folder import move_into_run;mine = create(pathlib.Path(sys.argv[1]), 'other');"
+    )
     running = other_run(code + "print(move_into_run(mine, 'job7', 'k', ('gpu2',)), flush=True); input()", tmp_path)
     assert running.stdout
     assert running.stdout.readline().strip() == str(tmp_path / "job7" / "gpu2")

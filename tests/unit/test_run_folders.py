@@ -9,13 +9,14 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import LaunchConfig, LaunchError, UsageError
-from ddplaunch.commands import run_folders
-from ddplaunch.commands.run_folders import find
+from ddplaunch.commands.runs import run_folders
+from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NO_REPORT
-from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
+from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import RunResult
-from ddplaunch.system import run_folder, run_tags
+from ddplaunch.system import run_tags
+from ddplaunch.system.files import run_folder
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 

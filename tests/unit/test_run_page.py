@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch import LaunchConfig
 from ddplaunch.config import OutputConfig
-from ddplaunch.launcher import run_page
-from ddplaunch.launcher.run_page import FIRST_S, PERIOD_S, RunPage
+from ddplaunch.launcher.run_files import run_page
+from ddplaunch.launcher.run_files.run_page import FIRST_S, PERIOD_S, RunPage
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 
 STARTED = AttemptStarted(0, 1, (11,), 0, 1, 0)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ddplaunch.system import run_folder, run_retention
+from ddplaunch.system.files import run_folder, run_retention
 
 if TYPE_CHECKING:
     from pathlib import Path

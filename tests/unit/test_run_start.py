@@ -24,7 +24,8 @@ from ddplaunch.protocol.launcher_agent import (
     RunIdAgreed,
     StopWorkers,
 )
-from ddplaunch.system import run_folder, run_tags
+from ddplaunch.system import run_tags
+from ddplaunch.system.files import run_folder
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed, FromNode
 from tests.support.configs import launch_config

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import pages
-from ddplaunch.commands import page as page_command
-from ddplaunch.commands.serve import _Server
+from ddplaunch.commands.runs import page as page_command
+from ddplaunch.commands.runs.serve import _Server
 from ddplaunch.errors import UsageError
 from tests.support import run_folders
 

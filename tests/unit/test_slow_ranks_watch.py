@@ -14,8 +14,8 @@ import pytest
 from ddplaunch.config import LaunchConfig, TimeoutConfig
 from ddplaunch.hangs.call_times import pack, unpack
 from ddplaunch.hangs.slow_reason import reason
-from ddplaunch.launcher import slow_ranks_watch
-from ddplaunch.launcher.slow_ranks_watch import SampleJudged, SlowRanksWatch
+from ddplaunch.launcher.watches import slow_ranks_watch
+from ddplaunch.launcher.watches.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
 from ddplaunch.protocol.debugging import SessionOpened
 from ddplaunch.protocol.hang_evidence import CollectiveTimes

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import usage_watch
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.usage_sampler import DiskUse, UsageSampler
-from ddplaunch.agent.usage_watch import UsageWatch
+from ddplaunch.agent.watches import usage_watch
+from ddplaunch.agent.watches.usage_sampler import DiskUse, UsageSampler
+from ddplaunch.agent.watches.usage_watch import UsageWatch
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.launcher.usage_watch import Clock
+from ddplaunch.launcher.watches.usage_watch import Clock
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.protocol.usage import FROM_AGENT, MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean

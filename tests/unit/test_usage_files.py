@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher import usage_files
-from ddplaunch.launcher.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
-from ddplaunch.launcher.usage_watch import UsageWatch
+from ddplaunch.launcher.run_files import usage_files
+from ddplaunch.launcher.run_files.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
+from ddplaunch.launcher.watches.usage_watch import UsageWatch
 from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted, UsedGpu
 from tests.support.usage import sample
 

@@ -13,12 +13,12 @@ from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.protocol.hang_evidence import MAX_GPUS, MAX_RAS_CHARS, Gpu, NodeEvidence
-from ddplaunch.system import nccl_ras, nvml
+from ddplaunch.system.gpus import nccl_ras, nvml
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ddplaunch.system.nvml import GpuActivity
+    from ddplaunch.system.gpus.nvml import GpuActivity
 
 _MARGIN_S = 0.5
 """Both sources end by themselves before the limit, unless the name in NCCL_RAS_ADDR must be looked up."""

@@ -16,7 +16,8 @@ from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment, examination, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
-from ddplaunch.system import devices, nccl_ras, numa
+from ddplaunch.system import numa
+from ddplaunch.system.gpus import devices, nccl_ras
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

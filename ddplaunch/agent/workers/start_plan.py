@@ -17,8 +17,8 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.protocol import start_method
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
 from ddplaunch.protocol.specs import ForkserverSpec
-from ddplaunch.system import run_folder, run_retention, script_file
-from ddplaunch.system.run_folder import working_folder
+from ddplaunch.system.files import run_folder, run_retention, script_file
+from ddplaunch.system.files.run_folder import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.stream_writer import StreamWriter
-from ddplaunch.system.free_space import keep_free
+from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable

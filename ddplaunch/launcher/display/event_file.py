@@ -15,7 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.run_events import FILE
-from ddplaunch.system.free_space import keep_free
+from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -11,7 +11,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, stack_dump, wire
-from ddplaunch.system import private_file, run_json
+from ddplaunch.system.files import private_file, run_json
 
 if TYPE_CHECKING:
     from pathlib import Path

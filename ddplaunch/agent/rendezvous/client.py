@@ -1,0 +1,291 @@
+"""Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
+
+Runs in the agent, main thread only; a daemon thread posts the member's records, and its end, as FromMember events. Must
+not decide anything about rounds (see ``multi_node_rendezvous``).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import FromMember
+from ddplaunch.agent.workers.helper_output import HelperOutput
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.rendezvous import FROM_MEMBER, MemberReady, MemberSpec, NodeLeft, RendezvousLost, WaitingNodes
+from ddplaunch.system import network
+from ddplaunch.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import BinaryIO
+
+    from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+    from ddplaunch.config import RendezvousConfig
+    from ddplaunch.protocol.specs import AgentSpec
+
+LOG = "rendezvous.log"
+"""File in the run folder: what the member has written."""
+
+_ENDED = "this node's member of the rendezvous has ended"
+_NOT_HOSTED = (
+    "The node that has the endpoint's address serves the rendezvous, if the port is free: start ddplaunch on that node "
+    "too, or give another address. --rdzv-conf read_timeout=SECONDS waits longer."
+)
+_NOT_STARTED = (
+    "Is ddplaunch started on the node that serves the rendezvous, and is the port open? "
+    "--rdzv-conf join_timeout=SECONDS waits longer."
+)
+_NOT_JOINED = "Start the others with the same --rdzv-endpoint and --rdzv-id."
+_NOT_REACHED = (
+    "Check that every node can reach every other at any port; --local-addr and --interface select the network."
+)
+
+
+class RendezvousClient:
+    """This node's part in one rendezvous.
+
+    Attributes:
+        ready: what the member has reported; None until it has joined.
+        index: this node's number in the rendezvous; None until it has joined.
+        server_address: address at which this node connected to the rendezvous; empty until ``index`` is set.
+        address: address at which other nodes connect to this one; empty until ``index`` is set.
+        is_server: this node serves the rendezvous.
+        waiting_nodes: the nodes that wait for the next round, as last reported.
+        is_spare: the run has all nodes that it needs; this node waits until one is lost.
+        lost_reason: why the rendezvous is lost; None while it is not.
+        has_left: this node has left the run; the other nodes continue without it.
+        rejected_count: records that this node has ignored because others than the nodes of the run wrote them.
+    """
+
+    def __init__(self, host: str, config: RendezvousConfig) -> None:
+        """Bind the endpoint's socket if the endpoint is on this node.
+
+        Raises:
+            LaunchError: this node must serve the rendezvous and cannot, or the endpoint's host name cannot be resolved.
+        """
+        if config.interface and not config.local_addr:
+            config = replace(config, local_addr=network.address_of(host, config.interface))
+        self.config = config
+        self.ready: MemberReady | None = None
+        self.index: int | None = None
+        self.lost_reason: str | None = None
+        self._search_failure: str | None = None
+        self.is_spare = self.has_left = False
+        self.rejected_count = 0
+        self.waiting_nodes = WaitingNodes(host, 1, (len(config.participants) or config.min_nodes) - 1)
+        self._host = host
+        self._listener, self.addresses = network.bind_endpoint(host, config)
+        self.is_server = self._listener is not None
+        self.port: int = self._listener.getsockname()[1] if self._listener else config.port
+        self.server_address = self.address = ""
+        if not self.is_server and len(self.addresses) == 1:
+            self.route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
+        self._channel: BinaryIO | None = None
+        self._socket: socket.socket | None = None
+
+    @property
+    def endpoint(self) -> str:
+        """The endpoint, for messages."""
+        ports = () if self.is_server or self.index is not None else self.config.other_ports
+        return f"{self.addresses[0]}:{self.port}" + (f" (or port {', '.join(map(str, ports))})" if ports else "")
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        """Variables of the workers for the network through which this node has joined."""
+        if not (name := network.interface_of(self.address)):
+            return {}
+        names = {"GLOO_SOCKET_IFNAME": name}
+        if self.config.local_addr:
+            names["NCCL_SOCKET_IFNAME"] = f"={name}"
+        return names
+
+    def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
+        """Start the member's process; its output goes into the run folder."""
+        ours, theirs = socket.socketpair()
+        self._channel, self._socket = ours.makefile("wb"), ours
+        stream = ours.makefile("rb")
+        self.send(self._member_spec(spec))  # Records wait in the socket until the process has started.
+        null = os.open(os.devnull, os.O_RDWR)
+        endpoint_fd = self._listener.detach() if self._listener else os.dup(null)
+        self._listener = None
+        file = Path(spec.node_dir, LOG) if spec.node_dir else None
+        output = HelperOutput(f"the member of the rendezvous on {self._host}", file, callbacks.send)
+        callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
+        threading.Thread(target=self._read_all, args=(stream, callbacks.post), name="rendezvous", daemon=True).start()
+
+    def on_ready(self, event: MemberReady) -> None:
+        """This node has joined the rendezvous.
+
+        Raises:
+            LaunchError: this node has no address for connections of other nodes.
+        """
+        self.ready, self.index = event, event.node_index
+        self.server_address, self.port = event.server_address, event.port
+        self.address = self.config.local_addr or (event.server_address if self.is_server else self.route_address())
+
+    def route_address(self) -> str:
+        """This node's address on its route to the node that serves the rendezvous.
+
+        Raises:
+            LaunchError: that node's host name cannot be resolved here.
+        """
+        return network.route_address(self._host, self.server_address or self.addresses[0], self.port)
+
+    def listen(self, address: str) -> socket.socket:
+        """A bound socket for the workers' store, at ``address`` unless it is empty or the user chose another.
+
+        Raises:
+            LaunchError: the address is not this node's.
+        """
+        self.address = self.config.local_addr or address or self.address
+        return network.listen(self._host, network.bindable(self.address), 0)
+
+    def send(self, record: object) -> None:
+        """Send to the member, for the coordinator. Does nothing if the member has ended: an event reports that."""
+        if self._channel:
+            with contextlib.suppress(OSError):
+                self._channel.write(wire.encode(record))
+                self._channel.flush()
+
+    def leave(self) -> None:
+        """Report to the other nodes that this one leaves the run; then the member ends, unless it serves them."""
+        self.has_left = True
+        if self.index is not None:
+            self.send(NodeLeft(self.index))
+            if self._socket and not self.is_server:
+                with contextlib.suppress(OSError):
+                    self._socket.shutdown(socket.SHUT_WR)
+
+    def join_deadline(self, deadline: float) -> float:
+        """Deadline of the wait for a round: ``deadline``, but none for a spare, which may wait for the whole run."""
+        return float("inf") if self.is_spare else deadline
+
+    # Messages to the user; those of errors have a hint.
+
+    def on_waiting_nodes(self, event: WaitingNodes, *, is_alone: bool) -> str:
+        """The message while nodes are waited for; empty if none is needed. ``is_alone``: the launcher has one node."""
+        self.waiting_nodes = event
+        # If one launcher has all nodes, the message of one node is enough.
+        if event.missing and (self.is_server or is_alone):
+            return self._waiting_message()
+        may_come = not event.missing and event.count < self.config.max_nodes
+        return self._last_call_message() if may_come and is_alone else ""
+
+    def _waiting_message(self) -> str:
+        """The message while other nodes have not joined."""
+        count = plural(self.waiting_nodes.missing, "more node")
+        return f"waiting at {self.endpoint} for {count}; here: {self.waiting_nodes.hosts}"
+
+    def _last_call_message(self) -> str:
+        """The message while there are enough nodes, and more could join."""
+        here = f"{self.waiting_nodes.count} of up to {plural(self.config.max_nodes, 'node')} are here"
+        return f"{here}; the workers start within {self.config.last_call_timeout_s:g} s, or once all have come"
+
+    def spare_message(self, hosts: tuple[str, ...], departs: str) -> str:
+        """The message when this node becomes a spare; ``departs``: because it is taken out of service."""
+        if departs:
+            return f"{self._host} is left: {departs}; it waits until the run ends, or needs it"
+        return (
+            f"the run at {self.endpoint} has all nodes that it needs ({', '.join(hosts)}); "
+            f"{self._host} waits until a node is lost"
+        )
+
+    def rejected_message(self) -> str:
+        """The message when the first record without a valid signature was ignored."""
+        return (
+            f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
+            f"{self.endpoint}; a firewall would keep it away"
+        )
+
+    def rejected_total(self) -> str:
+        """The message at the end of a run in which records were ignored."""
+        return f"{self._host} has ignored {plural(self.rejected_count, 'record')} from outside this run"
+
+    def search_message(self, reason: str, limit_s: float) -> str:
+        """The message while no node has answered at the endpoint. Keeps ``reason`` for a later error."""
+        self._search_failure = reason
+        return (
+            f"{self._host_with_addresses} has not found the rendezvous at {self.endpoint}{self._why_not_served_here}: "
+            f"{reason}; the search goes on for up to {limit_s:g} s"
+        )
+
+    def unreachable_error(self) -> tuple[str, str]:
+        """The message and hint when the rendezvous is lost or was never found."""
+        if self.index is not None:
+            return (
+                f"{self._host} has lost the rendezvous at {self.endpoint}: {self.lost_reason}",
+                f"This node's address on the route to it is {self.route_address()}. Does ddplaunch still run on the "
+                "node that serves the rendezvous, and is the network between the nodes up?",
+            )
+        reason = self.lost_reason or self._search_failure or "no node has answered there in time"
+        return (
+            f"{self._host_with_addresses} cannot join the other nodes at {self.endpoint}{self._why_not_served_here}: "
+            f"{reason}",
+            _NOT_HOSTED if self.config.is_server is None else _NOT_STARTED,
+        )
+
+    def too_few_error(self, *, launcher_starts_nodes: bool) -> tuple[str, str]:
+        """The message and hint when other nodes have not joined in time, or this node has not found the rendezvous."""
+        if self.index is None and not self.is_server:
+            return self.unreachable_error()
+        timeout_s, waiting = self.config.join_timeout_s, self.waiting_nodes
+        return (
+            f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
+            f"{waiting.count + waiting.missing} are needed",
+            _NOT_REACHED if launcher_starts_nodes else _NOT_JOINED,
+        )
+
+    @property
+    def _host_with_addresses(self) -> str:
+        return f"{self._host} ({', '.join(network.own_addresses(os.environ)[:4]) or 'no address but loopback'})"
+
+    @property
+    def _why_not_served_here(self) -> str:
+        """For messages, where no option names the server: the node with the endpoint's address serves, if it can."""
+        if self.config.is_server is not None:
+            return ""
+        is_mine = network.is_local(self.addresses[0])
+        return ", an address of this host whose port is taken" if is_mine else ", which is not an address of this host"
+
+    def close(self) -> None:
+        """Close the channel, which ends the member's process."""
+        if self._channel:
+            with contextlib.suppress(OSError):  # Buffered records for a process that has ended.
+                self._channel.close()
+            self._channel = None
+        if self._socket:
+            self._socket.close()
+        if self._listener:
+            self._listener.close()
+
+    def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
+        with stream:
+            try:
+                while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
+                    post(FromMember(self.config.token, received[0]))
+            except (OSError, wire.ProtocolError):
+                pass
+        post(FromMember(self.config.token, RendezvousLost(_ENDED)))
+
+    def _member_spec(self, spec: AgentSpec) -> MemberSpec:
+        config = self.config
+        completed = replace(
+            config,
+            server_addresses=self.addresses,
+            port=self.port,
+            other_ports=() if self.is_server else config.other_ports,
+            is_server=self.is_server,
+        )
+        return MemberSpec(
+            rendezvous=completed,
+            node_id=f"{self._host} {os.urandom(8).hex()}",
+            run_id=spec.run_id,
+            max_restarts=spec.max_restarts,
+            launcher_assigns_rendezvous=spec.launcher_assigns_rendezvous,
+        )

@@ -1,0 +1,400 @@
+"""Rendezvous of several nodes: joins, waits for rounds, reports failures, and waits for the verdict of all nodes.
+
+Runs in the agent, main thread only. The node's member of the rendezvous is another process, to which a
+``RendezvousClient`` sends. A launcher that assigns the rendezvous replaces a lost rendezvous by another.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent import node_folder
+from ddplaunch.agent.events import FromMember, LauncherLost
+from ddplaunch.agent.rendezvous import hardware_report, verdicts
+from ddplaunch.agent.rendezvous.client import RendezvousClient
+from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    AttemptEnded,
+    EndpointOpen,
+    ExamineWorkers,
+    FirstRoundFormed,
+    JoinRendezvous,
+    NodeLostRendezvous,
+    Notice,
+    OrderToNodes,
+    ReportOfNode,
+    RunIdAgreed,
+    SampleCollectives,
+)
+from ddplaunch.protocol.rendezvous import (
+    AllNodesLeft,
+    ListenForWorkersStore,
+    MemberReady,
+    NodeJoined,
+    NodeRefused,
+    NodeStops,
+    NoFreePlace,
+    RecordsRejected,
+    RendezvousLost,
+    RendezvousNotFound,
+    ReportToServer,
+    RoundFormed,
+    RoundVerdict,
+    StopRound,
+    WaitingNodes,
+    WorkersEnded,
+    WorkersStoreListens,
+)
+from ddplaunch.protocol.restart_policy import reason_to_leave
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants
+
+if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
+    from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+    from ddplaunch.protocol.health import NodeHardware
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.specs import AgentSpec
+
+_CLOSE_S = 2.0
+_SERVER_LEAVES_S = 0.2
+_VERDICT_S = 30.0
+_TELL_S = 30.0
+"""For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
+
+_REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
+_NEVER = float("inf")
+
+
+class MultiNodeRendezvous:
+    """One node's part in a rendezvous of several nodes."""
+
+    def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
+        self._spec = spec
+        self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
+        self._local_world_size = local_world_size
+        self._callbacks = callbacks
+        self._next_config = spec.rendezvous
+        self._client: RendezvousClient | None = None
+        self._listener: socket.socket | None = None
+        self._round: Round | None = None
+        self._next_attempt = 0
+        self._shares_host = self._is_complete = False
+        self._hardware = hardware_report.HardwareReport()
+        self._departs = ""
+        self._stopped_attempt = -1
+        self._verdict: RoundVerdict | None = None
+        self._all_left = False
+
+    @property
+    def stop_reason(self) -> str | None:
+        if self._lost_reason is not None:
+            return self._lost_reason
+        is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
+        return "another node stopped the workers" if is_stopped else None
+
+    @property
+    def _lost_reason(self) -> str | None:
+        client = self._client
+        if self._launcher_assigns_rendezvous and self._next_config and client:
+            return "the rendezvous has moved"
+        if client is None or client.lost_reason is None:
+            return None
+        return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
+
+    @property
+    def _serves(self) -> bool:
+        return self._client is not None and self._client.is_server
+
+    @property
+    def _is_lost(self) -> bool:
+        return self._lost_reason is not None
+
+    @property
+    def worker_environ(self) -> dict[str, str]:
+        return self._client.worker_environ if self._client else {}
+
+    # Before a round.
+
+    def next_round(self) -> tuple[Round, socket.socket | None] | None:
+        while not self._callbacks.is_stopping():
+            deadline = time.monotonic() + self._join_timeout_s()
+            client = self._client if self._client and not self._is_lost else self._connect(deadline)
+            if client is None or client.index is None:
+                continue
+            self._round = self._verdict = None
+            self._join(client)
+            self._wait_for(lambda: bool(self._round or self._verdict), partial(client.join_deadline, deadline))
+            if self._verdict and not self._round:
+                self._finish_as_spare(client, self._verdict)
+                return None
+            if self._round and not self._callbacks.is_stopping():
+                listener, self._listener = self._listener, None
+                self._next_attempt = self._round.attempt + 1
+                return self._round, listener
+        return None
+
+    def complete(self, spec: AgentSpec) -> AgentSpec:
+        ready = self._client.ready if self._client else None
+        if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
+            return spec
+        self._is_complete = True
+        if spec.node_dir:
+            place = f"{spec.host}.{self._round.node_rank}"
+            names = (place,) if self._shares_host else (spec.host, place)
+            spec = node_folder.moved(spec, ready, names, self._callbacks.send)
+        self._callbacks.send(FirstRoundFormed(spec.node_dir))
+        if report := self._hardware.of(self._round.attempt, spec.host):
+            self.report_activity(report)
+        return replace(spec, run_id=ready.run_id)
+
+    def describe(self, hardware: NodeHardware) -> None:
+        self._hardware.hardware = hardware
+
+    def _join(self, client: RendezvousClient) -> None:
+        host, size = self._spec.host, self._local_world_size
+        self._hardware.on_join()
+        index, address = client.index or 0, client.server_address
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs))
+
+    def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
+        """Report the end of a run in which this spare has never taken part.
+
+        Raises:
+            LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
+        """
+        if verdict.leaves:
+            self._await_others(client)
+            raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
+        if not client.is_spare:
+            raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
+        self._leave()
+        self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
+        result = AttemptResult(
+            verdict.attempt, verdicts.outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause
+        )
+        self._callbacks.send(AttemptEnded(result))
+
+    def refuse(self, reason: str) -> None:
+        """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
+        config = self._next_config
+        if config is None or self._launcher_assigns_rendezvous:
+            return
+        is_fixed = config.min_nodes == config.max_nodes
+        with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
+            client = self._connect(time.monotonic() + _TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
+            if client and client.index is not None:
+                client.send(NodeRefused(client.index, reason))
+                self._await_others(client)
+
+    def _await_others(self, client: RendezvousClient) -> None:
+        """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
+        if client.is_server:
+            self._send_notice(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
+            is_over = lambda: self._all_left or self._is_lost or self._callbacks.is_stopping()  # noqa: E731
+            self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
+
+    def _join_timeout_s(self) -> float:
+        config = self._next_config or (self._client.config if self._client else None)
+        return config.join_timeout_s if config else _NEVER
+
+    def _connect(
+        self, deadline: float, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
+    ) -> RendezvousClient | None:
+        """Connect to the next rendezvous, once it is known. None if this node must stop before, or if not wanted."""
+        if self._client:
+            self._client.close()
+            self._client = None
+        self._callbacks.wait(lambda: self._next_config is not None or self._callbacks.is_stopping(), _NEVER)
+        config, self._next_config = self._next_config, None
+        if self._listener:
+            self._listener.close()
+            self._listener = None
+        if config is None:
+            return None
+        self._all_left, self._stopped_attempt = False, -1
+        self._client = client = RendezvousClient(self._spec.host, config)
+        if not is_wanted(client):
+            return None
+        if client.is_server and self._launcher_assigns_rendezvous:
+            self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
+        client.connect(self._spec, self._callbacks)
+        deadline = min(deadline, time.monotonic() + config.join_timeout_s)
+        self._wait_for(lambda: client.index is not None, deadline)
+        return client
+
+    def _wait_for(self, done: Callable[[], bool], deadline: float | Callable[[], float]) -> None:
+        """Wait until ``done``, the rendezvous is lost, or this node must stop.
+
+        Raises:
+            LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
+        """
+        is_in_time = self._callbacks.wait(lambda: done() or self._is_lost or self._callbacks.is_stopping(), deadline)
+        client = self._client
+        if client is None or (self._launcher_assigns_rendezvous and self._is_lost):
+            return
+        if self._is_lost:
+            raise LaunchError(*client.unreachable_error(), RENDEZVOUS)
+        if not is_in_time:
+            message, hint = client.too_few_error(launcher_starts_nodes=self._launcher_assigns_rendezvous)
+            raise LaunchError(message, hint, RENDEZVOUS)
+
+    # After a round.
+
+    def finish_round(self, result: AttemptResult) -> AttemptResult:
+        # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
+        if self._client and self._client.has_left:
+            return replace(result, outcome="stopped", attempt_follows=True)
+        is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
+        if self._client:
+            index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
+            has_unkillable = self._callbacks.has_unkillable()
+            reason = result.reason if is_stopping or has_unkillable else ""
+            leaves = reason_to_leave(result.exits)
+            ended = WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason, has_unkillable, leaves)
+            self._client.send(ended)
+        verdict = self._await_verdict(result.outcome == "succeeded")
+        if verdict is None:
+            return self._without_verdict(result, is_stopping)
+        if not verdict.attempt_follows:
+            self._leave()
+        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
+
+    def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
+        lost_reason = self._lost_reason
+        if lost_reason is None or is_stopping:
+            return replace(result, reason=self.stop_reason or result.reason)
+        if self._launcher_assigns_rendezvous:
+            return replace(result, outcome="stopped", attempt_follows=True, reason=lost_reason)
+        return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
+
+    def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
+        """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
+        lost_after_s = self._client.config.lost_after_s if self._client else 0.0
+        limit_s = self._spec.timeouts.shutdown_timeout_s + lost_after_s + _VERDICT_S
+        deadline = _NEVER if succeeded else time.monotonic() + limit_s
+        may_stop_early = succeeded or self._launcher_assigns_rendezvous
+        self._callbacks.wait(
+            lambda: self._has_verdict_or_is_lost() or (may_stop_early and self._callbacks.is_stopping()), deadline
+        )
+        if self._launcher_assigns_rendezvous and self._callbacks.is_stopping():  # The launcher stops all nodes.
+            self._callbacks.wait(self._has_verdict_or_is_lost, time.monotonic() + _CLOSE_S)
+        return self._verdict
+
+    def _has_verdict_or_is_lost(self) -> bool:
+        return self._verdict is not None or self._is_lost
+
+    def report_failure(self) -> None:
+        if self._round and self._client and self._client.index is not None:
+            self._client.send(NodeStops(self._client.index, self._round.attempt))
+
+    def report_activity(self, report: Report) -> None:
+        if self._client and self._client.index is not None:
+            self._client.send(ReportToServer(self._client.index, report))
+
+    def close(self) -> None:
+        """Leave the run unless it has ended: otherwise only missing heartbeats would show the loss to other nodes."""
+        client = self._client
+        if client and client.rejected_count:
+            self._callbacks.send(Notice(client.rejected_total()))
+        if client is None or client.index is None or self._is_lost:
+            return
+        if self._verdict is None and not client.has_left:
+            client.leave()
+        if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
+            limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
+            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + limit_s)
+
+    def _leave(self) -> None:
+        """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
+        client = self._client
+        if client and client.is_server:
+            self._callbacks.wait(lambda: self._all_left or self._is_lost, time.monotonic() + _CLOSE_S)
+        elif client:
+            client.leave()
+
+    # Events.
+
+    def handle_event(self, event: object) -> None:
+        match event:
+            case FromMember(token=token, record=record) if self._client and self._client.config.token == token:
+                self._handle_record(self._client, record)
+            case JoinRendezvous(rendezvous=config):
+                self._next_config = config
+            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not self._serves:
+                # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
+                endpoint = self._client.endpoint if self._client else ""
+                self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
+            case NodeDeparts(reason=reason):
+                self._on_departs(reason)
+            case SetParticipants() | OrderToNodes() if self._client:
+                self._client.send(event)
+            case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
+                self._client.leave()
+
+    def _on_departs(self, reason: str) -> None:
+        """The coordinator learns of it with the next NodeJoined, or with another one if it has got one already."""
+        self._departs, client = reason, self._client
+        if client and client.index is not None and not self._round and not self._verdict:
+            self._join(client)
+
+    def _handle_record(self, client: RendezvousClient, record: object) -> None:
+        match record:
+            case MemberReady():
+                client.on_ready(record)
+                if not self._launcher_assigns_rendezvous:
+                    self._callbacks.send(RunIdAgreed(record.run_id))
+            case WaitingNodes():
+                if text := client.on_waiting_nodes(record, is_alone=not self._launcher_assigns_rendezvous):
+                    self._send_notice(text)
+            case NoFreePlace(hosts=hosts):
+                if not client.is_spare:
+                    self._callbacks.send(Notice(client.spare_message(hosts, self._departs)))
+                client.is_spare = True
+            case RendezvousNotFound(reason=reason, limit_s=limit_s):
+                self._send_notice(client.search_message(reason, limit_s))
+            case ListenForWorkersStore(attempt=attempt, address=address):
+                self._listener = self._listener or client.listen(address)
+                client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
+            case RoundFormed(round=formed, shares_host=shares_host):
+                self._round, self._shares_host, client.is_spare = formed, shares_host, False
+                self._hardware.on_formed(record)
+            case StopRound(attempt=attempt):
+                self._stopped_attempt = attempt
+            case RoundVerdict():
+                self._verdict = record
+            case AllNodesLeft():
+                self._all_left = True
+            case ReportOfNode():
+                self._callbacks.send(record)
+            case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
+                self._callbacks.post(record)
+            case RecordsRejected(count=count):
+                self._on_rejected(client, count)
+            case RendezvousLost():
+                self._on_lost(client, record)
+
+    def _on_rejected(self, client: RendezvousClient, count: int) -> None:
+        if not client.rejected_count:
+            self._callbacks.send(Notice(client.rejected_message()))
+        client.rejected_count = count
+
+    def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
+        if client.lost_reason is None:
+            client.lost_reason = event.reason
+            if self._launcher_assigns_rendezvous and not client.has_left:
+                self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
+        if event.refused_hint:
+            raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
+
+    def _send_notice(self, text: str) -> None:
+        """Send a message for the user, shown only with --verbose if the launcher reports the progress of all nodes."""
+        self._callbacks.send(Notice(text, 1 if self._launcher_assigns_rendezvous else 0))

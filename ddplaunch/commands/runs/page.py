@@ -1,0 +1,41 @@
+"""``--page``: makes the page of a run anew, from its run folder on this machine.
+
+Runs in the process that the user started. Works for runs that go on, have ended or were killed, and for those of older
+versions: the page says what is missing.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from ddplaunch.commands.runs import run_folders
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+def page(run_id: str, log_dir: str | None, show: Callable[[str], None]) -> None:
+    """Make the page of this run, and print its path; of each launcher of the run that has a folder here.
+
+    ``run_id`` may also be the beginning of one, or ``last``; ``RUN_ID/NAME`` is the folder of one launcher.
+
+    Raises:
+        UsageError: there is no such run in the default folder and ``log_dir``, or there are several.
+        LaunchError: the page cannot be written.
+    """
+    from ddplaunch.page.make import make
+
+    for folder in _folders(run_id, log_dir):
+        try:
+            show(str(make(folder)))
+        except OSError as error:
+            raise LaunchError(f"--page: {folder}: {error.strerror}", "", NODE_NOT_READY) from None
+
+
+def _folders(run_id: str, log_dir: str | None) -> tuple[Path, ...]:
+    """The folders of the run's launchers."""
+    run = run_folders.find("--page", run_id, log_dir)
+    folders = run.of_all_launchers()
+    return (run.name,) if "/" in run_id or folders == (run.path,) else folders

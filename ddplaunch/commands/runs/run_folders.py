@@ -1,0 +1,250 @@
+"""Finds the folder of a run on this machine, by the run's id, the beginning of its id, or ``last``.
+
+Runs in the process that the user started, and only reads. Looks into the default folder and ``--log-dir``; a live run
+is also found elsewhere, by its launcher. Must import little: ``--attach`` shows its first line at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.config import NO_LOGS
+from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.system import procfs, run_tags
+from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files.run_folder import LOCK
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+LAST = "last"
+"""In place of a run id: the run that was started last."""
+
+_AGAIN = re.compile(r"\.(?:[2-9]|[0-9a-f]{6})")
+"""The end of a folder's name after the run id, if an earlier run had this id."""
+
+_MAX_NAMED, _MAX_KNOWN = 5, 100
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The folder of a launcher of the run.
+
+    Attributes:
+        path: leads to the folder also after it was moved, as long as this process lives.
+        name: path of the folder when it was found, for messages.
+        started: run.json; empty if it cannot be read.
+        launchers: the run's launchers with a folder on this machine.
+    """
+
+    run_id: str
+    path: Path
+    name: Path
+    started: dict[str, Any]
+    launchers: int = 1
+
+    @property
+    def launcher_pid(self) -> int:
+        """Of the launcher, if it is on this machine; otherwise 0."""
+        pid = self.started.get("pid")
+        return pid if type(pid) is int and pid > 0 and self.started.get("host") == socket.gethostname() else 0
+
+    def is_running(self) -> bool:
+        """Whether the launcher is alive, as far as this machine shows it."""
+        return is_running(self.path, self.started)
+
+    def of_all_launchers(self) -> tuple[Path, ...]:
+        """The folders of the run's launchers on this machine, or on a file system that they share."""
+        whole = self.name.parent
+        return run_folder.of_launchers(whole) if (whole / run_folder.NODES).is_file() else (self.path,)
+
+    def exit_code(self) -> int:
+        """The exit code of the run, which has ended.
+
+        Raises:
+            LaunchError: the launcher has left no report.
+        """
+        report = run_json.read(self.path / run_json.REPORT)
+        code = report.get("exit_code") if report else None
+        if type(code) is int and 0 <= code <= 255:
+            return code
+        host = run_json.text(self.started, "host") or "an unknown host"
+        if self.launcher_pid:
+            problem, hint = (
+                "its launcher was killed before it wrote a report",
+                f"Its last lines: {self.name}/console.log.",
+            )
+        else:
+            problem, hint = f"there is no report, and its launcher is not on this machine but on {host}", "Ask there."
+        raise LaunchError(f"{self.run_id}: the exit code is not known: {problem}", hint, NO_REPORT)
+
+
+def is_running(folder: Path, started: dict[str, Any]) -> bool:
+    """Whether the launcher of the run folder is alive; ``started`` is its run.json."""
+    return run_folder.is_locked(folder) or _has_launcher(started)
+
+
+def bases(log_dir: str | None) -> list[Path]:
+    """The folders with the run folders of this machine: the default one, and ``log_dir``."""
+    given = Path(log_dir).absolute() if log_dir and log_dir != NO_LOGS else None
+    return list(dict.fromkeys(filter(None, (run_folder.base_at_home(os.environ), given))))
+
+
+def find(option: str, text: str, log_dir: str | None) -> RunFolder:
+    """The run that ``text``, the value of ``option``, means; of several with one id a live one, else the newest.
+
+    Raises:
+        UsageError: there is no such run, or several ids begin so.
+        LaunchError: the run keeps no files.
+    """
+    where = bases(log_dir)
+    word, _, part = text.partition("/")
+    found = _named(word, _in_bases(where))
+    if not any(is_running(folder, _started(folder)) for folder in found):
+        live = {tag: (run_id, folder) for tag, run_id, folder in _live()}
+        folders = dict.fromkeys(
+            (*_in_bases(where), *(_run_of(folder) for _, folder in live.values() if folder is not None))
+        )
+        found = _last(folders) if word == LAST else _named(word, folders) or _beginning(option, word, folders)
+        if not found and any(word in (tag, run_id) for tag, (run_id, _) in live.items()):
+            raise LaunchError(f"{option} {text}: this run keeps no files (--log-dir /dev/null)", "", NODE_NOT_READY)
+    if not found:
+        raise _unknown(option, text, where)
+    if part:
+        return _opened(found[0] / part, option, text)
+    return _of_run(found)
+
+
+def known_ids() -> list[str]:
+    """The ids of all runs with a folder in the default folder, for completion."""
+    return sorted({_id_of(folder) for folder in _newest_first(_in_bases(bases(None)))[:_MAX_KNOWN]})
+
+
+# Names of folders.
+
+
+def _in_bases(where: Iterable[Path]) -> Iterator[Path]:
+    for base in where:
+        with contextlib.suppress(OSError):
+            yield from (base / name for name in os.listdir(base) if not name.startswith("."))
+
+
+def _run_of(folder: Path) -> Path:
+    """The folder of the whole run, which has those of its launchers if every node has one."""
+    return folder.parent if (folder.parent / run_folder.NODES).is_file() else folder
+
+
+def _newest_first(folders: Iterable[Path]) -> list[Path]:
+    return sorted(filter(run_folder.of_launchers, folders), key=_made_s, reverse=True)
+
+
+def _last(folders: Iterable[Path]) -> list[Path]:
+    return _newest_first(folders)[:1]
+
+
+def _named(word: str, folders: Iterable[Path]) -> list[Path]:
+    """The folders of all runs with this run id or run tag, the newest first."""
+    run_id = run_tags.run_id_of(word)
+    found = [folder for folder in folders if folder.name in (word, run_id) or _is_again(folder.name, run_id)]
+    return _newest_first(folder for folder in found if word in (_id_of(folder), _tag_of(folder)))
+
+
+def _beginning(option: str, word: str, folders: Iterable[Path]) -> list[Path]:
+    """The folders of the only run whose id begins with ``word``, or has it behind its last dash; the newest first.
+
+    Raises:
+        UsageError: there are several such runs.
+    """
+    found = _newest_first(
+        folder for folder in folders if folder.name.startswith(word) or folder.name.rpartition("-")[2] == word
+    )
+    ids = list(dict.fromkeys(map(_id_of, found)))
+    if len(ids) > 1:
+        more = f" and {len(ids) - _MAX_NAMED} more" if len(ids) > _MAX_NAMED else ""
+        text = f"{option} {word}: several runs begin so: {', '.join(ids[:_MAX_NAMED])}{more}"
+        raise UsageError(text, "Give more of the run id.")
+    return found
+
+
+def _is_again(name: str, run_id: str) -> bool:
+    return name.startswith(run_id) and bool(_AGAIN.fullmatch(name, len(run_id)))
+
+
+def _started(folder: Path) -> dict[str, Any]:
+    launchers = run_folder.of_launchers(folder)
+    return (run_json.read(launchers[0] / run_json.RUN) if launchers else None) or {}
+
+
+def _id_of(folder: Path) -> str:
+    return run_json.text(_started(folder), "run_id") or folder.name
+
+
+def _tag_of(folder: Path) -> str:
+    return run_json.text(_started(folder), "run_tag")
+
+
+def _made_s(folder: Path) -> float:
+    for path in (folder / LOCK, folder / run_folder.NODES, folder):
+        with contextlib.suppress(OSError):
+            return path.stat().st_mtime
+    return 0.0
+
+
+def _unknown(option: str, text: str, where: Iterable[Path]) -> UsageError:
+    newest = _newest_first(_in_bases(where))[:_MAX_NAMED]
+    hint = f"The newest are: {', '.join(map(_id_of, newest))}." if newest else ""
+    looked = " and ".join(map(str, where)) or "a home folder: there is none"
+    return UsageError(f"{option} {text}: no run of yours with this id in {looked}", f"{hint} See --log-dir.".strip())
+
+
+# The folder of one launcher.
+
+
+def _of_run(runs: list[Path]) -> RunFolder:
+    """Of the first of ``runs`` that goes on, else of the first; of its launchers one on this machine, if any is."""
+    opened = [[_opened(folder) for folder in run_folder.of_launchers(run)] for run in runs]
+    live = [launchers for launchers in opened if any(map(RunFolder.is_running, launchers))]
+    launchers = (live or opened)[0]
+    here = [each for each in launchers if each.launcher_pid] or launchers
+    best = next(filter(RunFolder.is_running, here), here[0])
+    return RunFolder(best.run_id, best.path, best.name, best.started, len(here))
+
+
+def _opened(folder: Path, option: str = "", text: str = "") -> RunFolder:
+    try:
+        fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{option} {text}: {folder}: {error.strerror}") from None
+    path = Path(f"/proc/self/fd/{fd}")
+    started = run_json.read(path / run_json.RUN) or {}
+    return RunFolder(run_json.text(started, "run_id") or folder.name, path, folder, started)
+
+
+# Live runs.
+
+
+def _live() -> Iterator[tuple[str, str, Path | None]]:
+    """Run tag, run id and folder of every live launcher of this user; the folder is None if it keeps no files."""
+    for pid in procfs.pids():
+        if (tags := run_tags.launcher_memfds(pid)) and _is_own(pid):
+            folders = {run_json.text(body, "run_tag"): folder for folder, body in run_json.of_launcher(pid)}
+            for tag, run_id in tags.items():
+                yield tag, run_id, folders.get(tag)
+
+
+def _is_own(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return os.stat(f"/proc/{pid}").st_uid == os.geteuid()
+    return False
+
+
+def _has_launcher(started: dict[str, Any]) -> bool:
+    pid = started.get("pid")
+    is_here = started.get("host") == socket.gethostname() and type(pid) is int and pid > 0
+    return is_here and run_json.text(started, "run_tag") in run_tags.launcher_memfds(int(pid or 0))

@@ -1,0 +1,253 @@
+"""``--collect-logs``: copies the log files of other machines to the run's folder once their workers have ended.
+
+In a run of a function the same way brings what it has returned, with or without the logs.
+
+Runs in the launcher, in the main thread; a thread of ``LogWriter`` writes the files. The names and the
+amount of a node's data are checked, since the node is not trusted. Failures here do not change the run's outcome.
+"""
+
+from __future__ import annotations
+
+import enum
+import signal
+import time
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.errors import Level
+from ddplaunch.launcher.nodes import Node, NodeState
+from ddplaunch.launcher.run_files.log_writer import LogWriter, Written
+from ddplaunch.protocol.log_transfer import MAX_FILES, WINDOW_BYTES, GrantLogBytes, LogsFound, LogsSent, cost, is_safe
+from ddplaunch.text import plural, quote, size
+from ddplaunch.transport.handle import LogData
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.nodes import Nodes
+
+_MAX_NODE_BYTES = 16 << 30
+"""Limit for one node: more data would fill most disks."""
+
+_MAX_SENDERS = 16
+"""Number of nodes that send at a time: this process holds up to one window per node in memory."""
+
+_CHECK_S = 1.0
+_STALL_S = 60.0
+_EXIT_S = 5.0
+_WRITE_S = 5.0
+_CONNECTION_CLOSED = "the connection was closed"
+_NEVER = float("inf")
+
+
+class _State(enum.Enum):
+    WAITING = enum.auto()
+    """Fewer than ``_MAX_SENDERS`` nodes must be sending before this one starts."""
+    SENDING = enum.auto()
+    DONE = enum.auto()
+    """All files have arrived, or the rest is not requested; the agent exits next."""
+
+
+@dataclass
+class _Sender:
+    """A node that has logs to send.
+
+    Attributes:
+        deadline: when the transfer fails if no data arrives, or the agent is killed if it does not exit.
+        failure: why the logs are incomplete; None if they are complete or still arriving.
+        received: sum of the ``cost`` of the data that has arrived.
+    """
+
+    node: Node
+    found: LogsFound
+    state: _State = _State.WAITING
+    deadline: float = 0.0
+    failure: str | None = None
+    received: int = 0
+    files: int = 0
+    skipped_files: int = 0
+    written: Written = field(default_factory=Written)
+
+    def finish(self) -> None:
+        """The transfer has ended; the agent exits next."""
+        self.state, self.deadline = _State.DONE, time.monotonic() + _EXIT_S
+
+    def give_up(self, failure: str) -> None:
+        """End the transfer of this node's logs, which stay incomplete because of ``failure``."""
+        self.finish()
+        self.failure = failure
+        self.node.handle.send(GrantLogBytes(0))
+
+
+class LogCollector:
+    """Collects the log files of all nodes."""
+
+    def __init__(self, folder: Path | None, nodes: Nodes, messages: UserMessages, kind: str = "logs") -> None:
+        """``folder`` is the run's; None if nothing is collected. ``kind`` of files: ``setup.copied_files``."""
+        self._folder, self._kind = folder, kind
+        self._nodes = nodes
+        self._progress, self._show = messages.progress, messages.show
+        self._senders: dict[int, _Sender] = {}
+        self._writer: LogWriter | None = None
+        self._signals = 0
+
+    # During the transfer.
+
+    def on_found(self, node: Node, event: LogsFound) -> bool:
+        """A node has logs to send. Returns whether they are collected."""
+        if self._folder is None or node.state is not NodeState.ENDING:
+            return False
+        node.state = NodeState.SENDING_LOGS
+        self._senders[node.index] = _Sender(node, event)
+        self._request_more()
+        return True
+
+    def on_record(self, node: Node, event: LogData | LogsSent) -> None:
+        """Handle a piece of a log file, or the end of a node's logs; ignored unless it was requested."""
+        sender = self._senders.get(node.index)
+        if sender is None or sender.state is not _State.SENDING:
+            return
+        match event:
+            case LogData():
+                self._on_data(sender, event)
+            case LogsSent(skipped_files=skipped_files):
+                sender.skipped_files = skipped_files
+                sender.finish()
+        self._request_more()
+
+    def _on_data(self, sender: _Sender, event: LogData) -> None:
+        sender.received += cost(event.chunk)
+        sender.files += event.chunk.is_last
+        sender.deadline = time.monotonic() + _STALL_S
+        was_requested = sender.received <= WINDOW_BYTES + sender.written.cost and sender.files <= MAX_FILES
+        if not was_requested or not is_safe(event.chunk.path):
+            sender.give_up("the node sent data that was not requested")
+        elif sender.received > _MAX_NODE_BYTES:
+            sender.give_up(f"more than {size(_MAX_NODE_BYTES)} are not copied from one node")
+        elif self._folder:
+            self._writer = self._writer or LogWriter()
+            self._writer.put(self._folder / sender.node.host, event, sender.written, sender.node.handle.send)
+
+    def _request_more(self) -> None:
+        sending = sum(sender.state is _State.SENDING for sender in self._senders.values())
+        for sender in self._senders.values():
+            if sender.state is _State.WAITING and sending < _MAX_SENDERS:
+                sending += 1
+                sender.state, sender.deadline = _State.SENDING, time.monotonic() + _STALL_S
+                sender.node.handle.send(GrantLogBytes(WINDOW_BYTES))
+
+    def run_due(self, now: float) -> float:
+        """Show the progress, and end stalled transfers. Returns when to call again."""
+        if not self._senders:
+            return _NEVER
+        for sender in self._senders.values():
+            self._check(sender, now)
+        self._request_more()
+        if not any(sender.node.state.has_agent for sender in self._senders.values()):
+            self._progress.end()
+            return _NEVER
+        return min(now + _CHECK_S, self._progress.show(self._describe))
+
+    def _check(self, sender: _Sender, now: float) -> None:
+        failure = self._writer.failure if self._writer else None
+        if sender.state is _State.DONE:
+            if now >= sender.deadline and sender.node.state.has_agent:
+                sender.deadline = _NEVER
+                sender.node.handle.kill()
+        elif sender.written.is_shared:
+            sender.finish()
+        elif failure is not None:
+            sender.give_up(f"{self._folder}: {failure}")
+        elif not sender.node.state.has_agent:
+            sender.give_up(_CONNECTION_CLOSED)
+        elif sender.state is _State.SENDING and now >= sender.deadline:
+            sender.give_up(f"nothing has arrived for {_STALL_S:g} s")
+
+    def _describe(self) -> str:
+        senders = self._senders.values()
+        copied = sum(sender.written.nbytes for sender in senders)
+        total = sum(sender.found.nbytes for sender in senders)
+        missing = _hosts(sender.node for sender in senders if sender.node.state.has_agent)
+        return f"copying {self._kind}: {size(copied)} of {size(total)}, waiting for {missing}"
+
+    def on_signal(self, signum: int) -> bool:
+        """If only log transfers are in progress, end them; the second signal kills the agents.
+
+        Returns whether the signal was handled here.
+        """
+        connected = list(self._nodes.connected)
+        if not connected or not all(node.state is NodeState.SENDING_LOGS for node in connected):
+            return False
+        self._signals += 1
+        if self._signals == 1:
+            name = signal.Signals(signum).name
+            self._show(f"{name}: {self._kind} that were not copied yet stay on their nodes", Level.NORMAL)
+            for sender in self._senders.values():
+                if sender.state is not _State.DONE:
+                    sender.give_up(name)
+        else:
+            for node in connected:
+                node.handle.kill()
+        return True
+
+    # The end.
+
+    def close(self) -> None:
+        """Show which logs were copied, and the nodes with incomplete logs."""
+        if self._folder is None:
+            return
+        if self._writer:
+            self._writer.close(_WRITE_S)
+        self._report_copied()
+        for failure, nodes in self._incomplete().items():
+            self._show(
+                f"{self._kind} of {_hosts(nodes)} are incomplete: {failure}; the complete files stay on the nodes",
+                Level.ALWAYS,
+            )
+        if self._nodes.lost:
+            self._show(
+                f"{self._kind} of {_hosts(self._nodes.lost)} could not be copied: the nodes were lost", Level.ALWAYS
+            )
+
+    def _report_copied(self) -> None:
+        if self._kind != "logs":
+            return
+        senders = self._senders.values()
+        shared = [sender.node for sender in senders if sender.written.is_shared]
+        if shared:
+            self._show(
+                f"logs of {_hosts(shared)} are in {self._folder}, on a file system that these nodes share", Level.NORMAL
+            )
+        copied = [sender.written for sender in senders if sender.written.files]
+        if copied:
+            ranks = plural(sum(len(written.local_ranks) for written in copied), "rank")
+            nbytes = size(sum(written.nbytes for written in copied))
+            self._show(
+                f"logs of {ranks} ({nbytes}) from {plural(len(copied), 'node')} are in {self._folder}", Level.NORMAL
+            )
+        for sender in senders:
+            if sender.skipped_files:
+                files = f"{plural(sender.skipped_files, 'file')} of {sender.node.host}"
+                self._show(f"{files} not copied: unreadable, too many, or not named like a log", Level.NORMAL)
+
+    def _incomplete(self) -> dict[str, list[Node]]:
+        """The nodes with incomplete logs, by reason; without lost nodes."""
+        found: dict[str, list[Node]] = {}
+        for node in self._nodes.all:
+            failure = self._failure_of(node)
+            if failure is not None and not node.state.is_lost:
+                found.setdefault(failure, []).append(node)
+        return found
+
+    def _failure_of(self, node: Node) -> str | None:
+        sender = self._senders.get(node.index)
+        if sender:
+            return sender.failure
+        return _CONNECTION_CLOSED if node.facts and node.index in self._nodes.participants else None
+
+
+def _hosts(nodes: Iterable[Node]) -> str:
+    return quote(fold(node.host for node in nodes), 200)

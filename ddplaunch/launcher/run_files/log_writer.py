@@ -1,0 +1,116 @@
+"""Writes the log files that other machines send.
+
+Runs in the launcher, in one thread, because a slow disk must not hold up the main thread. The caller must
+have checked names and amounts.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ddplaunch.protocol.log_transfer import GrantLogBytes, cost
+from ddplaunch.system.files.free_space import keep_free
+from ddplaunch.transport.handle import LogData
+
+
+@dataclass
+class Written:
+    """What was written of a node's logs; only the writer's thread changes it.
+
+    Attributes:
+        cost: cost of all pieces written, as in ``log_transfer.cost``; the node may send this amount again.
+        local_ranks: the workers whose logs were written.
+        is_shared: launcher and node share the folder, which contains the files already; nothing is written.
+    """
+
+    files: int = 0
+    nbytes: int = 0
+    cost: int = 0
+    local_ranks: set[str] = field(default_factory=set)
+    is_shared: bool = False
+
+
+@dataclass(frozen=True)
+class _Piece:
+    folder: Path
+    data: LogData
+    written: Written
+    send: Callable[[object], None]
+
+
+class LogWriter:
+    """The thread and its queue. The window of each node bounds the queue.
+
+    Attributes:
+        failure: why no further data can be written; None if it can.
+    """
+
+    def __init__(self) -> None:
+        self.failure: str | None = None
+        self._pieces: queue.SimpleQueue[_Piece | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="logs", daemon=True)
+        self._thread.start()
+
+    def put(self, folder: Path, data: LogData, written: Written, send: Callable[[object], None]) -> None:
+        """Queue the next piece of a node's logs for a file below ``folder``.
+
+        Once the piece is written, ``send`` is called with a request for more.
+        """
+        self._pieces.put(_Piece(folder, data, written, send))
+
+    def close(self, timeout_s: float) -> None:
+        """Write the queued pieces, for at most ``timeout_s``, and end the thread."""
+        self._pieces.put(None)
+        self._thread.join(timeout_s)
+
+    def _run(self) -> None:
+        while (piece := self._pieces.get()) is not None:
+            if self.failure is not None or piece.written.is_shared:
+                continue
+            try:
+                self._write(piece)
+            except OSError as error:
+                self.failure = error.strerror or str(error)
+
+    def _write(self, piece: _Piece) -> None:
+        chunk, written = piece.data.chunk, piece.written
+        path = piece.folder / chunk.path
+        part = path.with_name(f"{path.name}.part")
+        if not part.exists():
+            if os.path.lexists(path):
+                written.is_shared = True
+                piece.send(GrantLogBytes(0))
+                return
+            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        _append(part, piece.data.data)
+        if chunk.is_last:
+            part.rename(path)
+            written.files += 1
+            written.local_ranks.update(Path(chunk.path).parts[1:-1])
+        written.nbytes += chunk.nbytes
+        written.cost += cost(chunk)  # Before the request, since the answer may arrive at once.
+        piece.send(GrantLogBytes(cost(chunk)))
+
+
+def _append(path: Path, data: bytes) -> None:
+    """Append ``data``.
+
+    Raises:
+        OSError: it cannot be written; the file was removed.
+    """
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        keep_free(fd, len(data))
+        view = memoryview(data)
+        while view:
+            view = view[os.write(fd, view) :]
+    except OSError:
+        path.unlink(missing_ok=True)
+        raise
+    finally:
+        os.close(fd)

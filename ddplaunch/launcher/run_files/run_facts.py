@@ -1,0 +1,143 @@
+"""What was started, when and where: run.json at the start of a run, and the same facts in the report at its end.
+
+Runs in the launcher, in the main thread; ``--ps --all`` reads the files. run.json lets a run be listed whose launcher
+was killed before it wrote a report. Both files may hold secrets of the command line: they are the user's alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import socket
+import sys
+import time
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.config import LINE_PREFIX
+from ddplaunch.launcher.display.report_files import write_whole
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.results import NodeOfRun, Versions
+from ddplaunch.system.files import run_json
+from ddplaunch.text import iso_time
+from ddplaunch.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.protocol.results import RunResult
+
+SCHEMA = 1
+"""Version of the keys of run.json."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The start of a run.
+
+    Attributes:
+        script: path of the script, name of the module, or program.
+        command: the command line of this process, as it was typed.
+        cwd: working directory of this process; empty if it was deleted.
+        start: time of the start, by this machine's clock: ISO 8601 with zone.
+        host: name of this machine.
+        pid: of this process.
+        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
+        on_terminal: streams of a lone worker that are only on this process's terminal, and in no file.
+    """
+
+    run_id: str
+    run_tag: str
+    script: str
+    command: tuple[str, ...]
+    cwd: str
+    start: str
+    host: str
+    pid: int
+    line_prefix: str = ""
+    on_terminal: tuple[str, ...] = ()
+
+
+def of_this_process(run_id: str, run_tag: str, config: LaunchConfig) -> RunFacts:
+    """The facts of a run that this process starts now."""
+    return RunFacts(
+        run_id=run_id,
+        run_tag=run_tag,
+        script=config.script,
+        command=_command_line(),
+        cwd=_cwd(),
+        start=iso_time(time.time()),
+        host=socket.gethostname(),
+        pid=os.getpid(),
+        line_prefix=LINE_PREFIX if config.output.line_prefix is None else config.output.line_prefix,
+    )
+
+
+def write(facts: RunFacts, folder: Path | None) -> RunFacts:
+    """Write run.json into the run folder, if there is one. Errors of the disk are ignored: the agent reports them.
+
+    Returns ``facts``.
+    """
+    if folder:
+        with contextlib.suppress(OSError):
+            write_whole(folder / run_json.RUN, json.dumps({"schema": SCHEMA, **wire.to_json(facts)}, indent=2) + "\n")
+    return facts
+
+
+def with_run_id(facts: RunFacts, run_id: str, folder: Path | None) -> RunFacts:
+    """``facts`` with the run id on which the nodes have agreed; another one than before is written at once."""
+    agreed = replace(facts, run_id=run_id)
+    if agreed != facts:
+        write(agreed, folder)
+    return agreed
+
+
+def with_workers(
+    facts: RunFacts, by_host: Mapping[str, int], inherited: Collection[str], folder: Path | None
+) -> RunFacts:
+    """``facts`` of a run of so many workers, the only one of which has ``inherited`` these streams.
+
+    Written at once if output is on the terminal only.
+    """
+    on_terminal = tuple(name for name in ("stdout", "stderr") if name in inherited)
+    is_alone = sum(by_host.values()) == 1
+    return write(replace(facts, on_terminal=on_terminal), folder) if on_terminal and is_alone else facts
+
+
+def completed(result: RunResult, facts: RunFacts, nodes: Sequence[Node]) -> RunResult:
+    """``result`` with these facts, the time, and what the run has used."""
+    details = next((node.details for node in nodes if node.details), None)
+    return replace(
+        result,
+        command=facts.command,
+        cwd=facts.cwd,
+        start=facts.start,
+        end=iso_time(time.time()),
+        versions=Versions(__version__, details.python, details.torch) if details else Versions(__version__),
+        hosts=tuple(_node_of_run(node) for node in nodes if node.workers),
+    )
+
+
+def _node_of_run(node: Node) -> NodeOfRun:
+    known = node.details
+    return NodeOfRun(node.host, node.workers, known.cpus, known.gpus) if known else NodeOfRun(node.host, node.workers)
+
+
+def _command_line() -> tuple[str, ...]:
+    """The words that the user typed; the kernel puts an interpreter before a script that is started by its name."""
+    program = sys.argv[0] if sys.argv else ""
+    if os.path.basename(program) != "ddplaunch":
+        return tuple(sys.orig_argv)
+    return ("ddplaunch" if shutil.which("ddplaunch") == program else program, *sys.argv[1:])
+
+
+def _cwd() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""

@@ -1,0 +1,46 @@
+"""What kind of file a script is, and whether it can be run."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from ddplaunch.errors import LaunchError
+from ddplaunch.system.files.run_folder import working_folder
+
+
+def is_plain(path: str) -> bool:
+    """Whether the forkserver can run ``path``; a folder, an archive or a compiled file needs a new interpreter."""
+    try:
+        return b"\0" not in Path(path).read_bytes()
+    except OSError:
+        return False
+
+
+def check_readable(path: str, host: str) -> None:
+    """Check that workers on this machine, whose display name is ``host``, can run the script ``path``.
+
+    Raises:
+        LaunchError: it is missing or not readable, or it is no regular file and no folder with ``__main__.py``.
+    """
+    if os.path.isdir(path):
+        if os.path.isfile(os.path.join(path, "__main__.py")):
+            return
+        raise LaunchError(f"{path}: is a folder on {host}", "Give the script itself, or a package with -m.")
+    try:
+        # O_NONBLOCK: opening a FIFO without a writer would block.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
+        os.close(fd)
+    except FileNotFoundError:
+        raise LaunchError(
+            f"{path}: no such file on {host}",
+            f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
+    if not is_file:
+        raise LaunchError(
+            f"{path}: is not a regular file on {host}", "Every worker reads the script: save it to a file."
+        )

@@ -1,0 +1,169 @@
+"""Asks NCCL what it knows of the communicators of a job: the RAS service of the workers on this machine.
+
+Every process with a communicator has a RAS thread since NCCL 2.24. The RAS threads of a job are connected, so that one
+of them answers for all nodes. Those of a node share the address NCCL_RAS_ADDR (SO_REUSEPORT): the kernel chooses which
+of them gets a connection, also one that is suspended. Runs in the agent, in a thread. ``ras_report`` reads the answer.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ddplaunch.system.gpus import nvml
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+VARIABLE = "NCCL_RAS_ADDR"
+"""``HOST:PORT`` at which the RAS threads of a machine listen; without it ``localhost:28028``, for every job on it."""
+
+LIMIT_S = 10.0
+MAX_ANSWER_BYTES = 8 << 20
+"""Some 700 bytes per rank and communicator."""
+
+_HANDSHAKE_S = 0.5
+_MAX_LINE_BYTES = 4096
+_READ_BYTES = 1 << 16
+_NVIDIA_DEVICE = "/dev/nvidiactl"
+
+
+def own_address(environ: Mapping[str, str]) -> dict[str, str]:
+    """``NCCL_RAS_ADDR`` of a run for its workers on this machine: a free port on loopback.
+
+    Empty if the user has set it, or RAS is turned off, or there is no GPU of NVIDIA. The port is not reserved: where
+    another process takes it before NCCL starts, NCCL runs without RAS.
+    """
+    if VARIABLE in environ or _is_off(environ) or not (os.path.exists(_NVIDIA_DEVICE) or nvml.is_installed()):
+        return {}
+    with contextlib.suppress(OSError), socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return {VARIABLE: f"127.0.0.1:{chosen.getsockname()[1]}"}
+    return {}
+
+
+def _is_off(environ: Mapping[str, str]) -> bool:
+    with contextlib.suppress(ValueError):
+        return int(environ.get("NCCL_RAS_ENABLE", "1"), 0) == 0
+    return False
+
+
+@dataclass(frozen=True)
+class RasAnswer:
+    """What a RAS thread has sent: JSON from NCCL 2.28.7 on, else text for people.
+
+    ``is_complete`` is false if it is longer than ``MAX_ANSWER_BYTES``, or if the connection failed or the time ended
+    before its end.
+    """
+
+    text: str
+    is_complete: bool
+
+
+class _NoAnswer(Exception):
+    """The sentence that ``ask`` returns."""
+
+
+def ask(address: str, limit_s: float = LIMIT_S) -> tuple[RasAnswer | None, str]:
+    """The status of all communicators; or None, and a sentence that says why.
+
+    Blocks for up to ``limit_s`` seconds, and longer only where the host in ``address`` is a name that must be looked
+    up. Raises nothing. RAS waits up to a third of that time for processes that do not respond, and names them.
+    """
+    deadline = time.monotonic() + limit_s
+    try:
+        with _connected(address, deadline) as connection:
+            return _status(connection, deadline, max(1, int(limit_s / 3))), ""
+    except _NoAnswer as error:
+        return None, str(error)
+    except (TimeoutError, OSError, ValueError, OverflowError) as error:
+        return None, f"NCCL's RAS at {quote(address)}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return getattr(error, "strerror", "") or quote(str(error))
+
+
+def _connected(address: str, deadline: float) -> socket.socket:
+    """A connection to a RAS thread that answers. One that does not, as in a suspended process, is not waited for."""
+    host, port = _host_and_port(address)
+    last_try_at = deadline - (deadline - time.monotonic()) / 2
+    while True:
+        try:
+            return _greeted(host, port, min(deadline, time.monotonic() + _HANDSHAKE_S), address)
+        except ConnectionRefusedError:
+            raise _NoAnswer(
+                f"nobody listens at {quote(address)}: no worker here has a communicator of NCCL, or NCCL is older than "
+                "2.24 or was started without RAS"
+            ) from None
+        except TimeoutError:
+            if time.monotonic() > last_try_at:
+                raise _NoAnswer(
+                    f"NCCL's RAS at {quote(address)} does not answer: its process may be suspended"
+                ) from None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise _NoAnswer(f"{VARIABLE}={quote(address)} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _greeted(host: str, port: int, deadline: float, address: str) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, port), timeout=_left_s(deadline)))
+        if not _replied(connection, "CLIENT PROTOCOL 2", deadline).startswith("SERVER PROTOCOL "):
+            raise _NoAnswer(f"what listens at {quote(address)} is not NCCL's RAS")
+        stack.pop_all()
+    return connection
+
+
+def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) -> RasAnswer:
+    _replied(connection, f"TIMEOUT {ranks_timeout_s}", deadline)
+    _replied(connection, "SET FORMAT json", deadline)  # An old version answers with an error, and then sends text.
+    connection.sendall(b"VERBOSE STATUS\n")
+    received = bytearray()
+    is_complete = False
+    with contextlib.suppress(OSError):  # What has arrived until then is worth something.
+        while len(received) <= MAX_ANSWER_BYTES and not is_complete:
+            connection.settimeout(_left_s(deadline))
+            chunk = connection.recv(_READ_BYTES)
+            received += chunk
+            is_complete = not chunk
+    if not received:
+        raise _NoAnswer("NCCL's RAS has accepted the question, and sent no answer")
+    return RasAnswer(received[:MAX_ANSWER_BYTES].decode(errors="replace"), is_complete)
+
+
+def _replied(connection: socket.socket, command: str, deadline: float) -> str:
+    """The line that RAS sends in reply. It sends nothing else meanwhile.
+
+    Raises:
+        OSError: the connection has failed, or the deadline has passed (TimeoutError).
+        _NoAnswer: it has been closed, or the line is too long.
+    """
+    connection.settimeout(_left_s(deadline))
+    connection.sendall(f"{command}\n".encode("ascii"))
+    line = b""
+    while not line.endswith(b"\n"):
+        connection.settimeout(_left_s(deadline))
+        chunk = connection.recv(_MAX_LINE_BYTES)
+        line += chunk
+        if not chunk or len(line) > _MAX_LINE_BYTES:
+            raise _NoAnswer(f"NCCL's RAS has closed the connection, or sent no reply to {command}")
+    return line.decode(errors="replace")
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s
