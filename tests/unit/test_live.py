@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.commands.runs import live
 from ddplaunch.commands.runs import live_page as page
 from ddplaunch.commands.runs.usage_reading import NodeSamples, files
 
@@ -97,7 +99,7 @@ def test_a_file_may_end_anywhere(tmp_path: Path, cut: int) -> None:
     assert page.rank_table(ranks)
 
 
-@pytest.mark.parametrize("value", [None, "x", True, {}, [], 1e999, -5, [[]], ["x"]])
+@pytest.mark.parametrize("value", [None, "x", True, {}, [], 1e999, 10**400, -5, [[]], ["x"]])
 @pytest.mark.parametrize("key", ["host", "ranks", "gpu", "t", "w", "g", "attempt"])
 def test_values_of_any_kind_do_no_harm(tmp_path: Path, key: str, value: object) -> None:
     lines = [{"schema": 1, "host": "a"}, {"attempt": 0, "t": 1, "ranks": [0], "gpu": [0]}, {"t": 2, "w": {"cpu": [1]}}]
@@ -107,3 +109,11 @@ def test_values_of_any_kind_do_no_harm(tmp_path: Path, key: str, value: object) 
     found = files([tmp_path], {})
     ranks = page.ranks(found, frozenset(), NOW)
     assert page.title("job7", 1, found, ranks, NOW)
+
+
+def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
+    (tmp_path / "samples").mkdir()
+    for path in (tmp_path / "samples/node_0.jsonl", tmp_path / "events.jsonl"):
+        os.mkfifo(path)
+    assert [found.newest for found in files([tmp_path], {})] == [{}]
+    assert live._failed_ranks(tmp_path, 0) == []

@@ -153,7 +153,15 @@ def test_damaged_and_cut_files_never_stop_the_listing(damage: str, base: Path) -
 def test_a_fifo_or_a_folder_in_place_of_a_file_does_not_block(base: Path) -> None:
     os.mkfifo(made(base, "fifo") / run_json.RUN)
     (made(base, "folder", record("folder")) / run_json.REPORT).mkdir()
+    descriptors = os.listdir("/proc/self/fd")
     assert {run.run_id: run.result for run in listed()} == {"fifo": "no report", "folder": "damaged"}
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+def test_numbers_that_no_float_can_hold_are_unknown(base: Path) -> None:
+    made(base, "a", record("a"), {"run_id": "a", "duration_s": 10**400, "exit_code": 10**400})
+    assert [run.duration_s for run in listed()] == [None]
+    assert "exit 1000" in "".join(table(columns=100))
 
 
 def test_a_folder_of_an_older_version_has_the_time_of_its_lock(base: Path) -> None:

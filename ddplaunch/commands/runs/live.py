@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.commands.runs import live_page as page
 from ddplaunch.commands.runs import past_runs, usage_reading
 from ddplaunch.commands.runs.run_folders import find
+from ddplaunch.protocol import run_events
 from ddplaunch.protocol.usage import PERIOD_S
 from ddplaunch.system.files import run_json
 from ddplaunch.text import elapsed, escape
@@ -99,7 +100,7 @@ class _Table:
 
 def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
     ranks = []
-    with contextlib.suppress(OSError), open(folder / "events.jsonl", "rb") as file:
+    with contextlib.suppress(OSError), run_json.open_regular(folder / run_events.FILE) as file:
         for line in file.read(_MAX_EVENT_BYTES).splitlines():
             if b'"worker_failed"' in line:
                 with contextlib.suppress(ValueError, RecursionError, AttributeError):

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.runs.usage_reading import number, numbers, of
+from ddplaunch.commands.runs.usage_reading import numbers, of
+from ddplaunch.system.files.run_json import number
 from ddplaunch.text import elapsed, fold_ints, plural, size, table
 
 if TYPE_CHECKING:

@@ -7,7 +7,6 @@ what cannot be read is unknown, and never stops the listing.
 from __future__ import annotations
 
 import contextlib
-import math
 import os
 import shlex
 import socket
@@ -97,7 +96,7 @@ def _past_run(folder: Path) -> PastRun:
     return PastRun(
         run_id=run_json.text(known, "run_id") or folder.name,
         start_s=start_s,
-        duration_s=_number(known.get("duration_s")) if report else _duration_s(folder, start_s, result),
+        duration_s=run_json.number(known.get("duration_s")) if report else _duration_s(folder, start_s, result),
         result=result,
         command=_command(known),
         cause=_cause(report) if report else "",
@@ -125,11 +124,6 @@ def _duration_s(folder: Path, start_s: float, result: str) -> float | None:
     with contextlib.suppress(OSError):
         return (folder / console_log.FILE).stat().st_mtime - start_s if result == page.KILLED else None
     return None
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, (int, float)) and math.isfinite(value)
-    return float(value) if is_number and isinstance(value, (int, float)) else None
 
 
 def _command(known: _Json) -> str:

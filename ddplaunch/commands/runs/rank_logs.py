@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import run_events
+from ddplaunch.system.files import run_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,7 +60,7 @@ _NUMBERS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
 
 def _starts(folder: Path) -> Iterator[dict[str, Any]]:
     """The events about workers that were started, in their order."""
-    with contextlib.suppress(OSError), open(folder / run_events.FILE, "rb") as file:
+    with contextlib.suppress(OSError), run_json.open_regular(folder / run_events.FILE) as file:
         for line in file:
             if b"attempt_started" not in line:
                 continue

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ddplaunch.system.files import run_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -43,7 +44,7 @@ class NodeSamples:
 
     def refresh(self) -> None:
         """Read what has been written since the last call: all, if the file was written anew. Does not raise."""
-        with contextlib.suppress(OSError), open(self.path, "rb") as file:
+        with contextlib.suppress(OSError), run_json.open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0
@@ -92,17 +93,10 @@ def files(launcher_folders: Iterable[Path], known: dict[Path, NodeSamples]) -> l
 def numbers(body: _Json, part: str, key: str) -> list[float | None]:
     """The values of ``key`` in ``part`` of a sample, in their order; empty if there are none."""
     values = of(body, part).get(key)
-    return [number(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
+    return [run_json.number(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
 
 
 def of(body: _Json, part: str) -> _Json:
     """A part of a sample; empty if there is none."""
     found = body.get(part)
     return found if isinstance(found, dict) else {}
-
-
-def number(value: object) -> float | None:
-    """``value`` if it is a finite number."""
-    return (
-        float(value) if isinstance(value, (int, float)) and type(value) is not bool and math.isfinite(value) else None
-    )
