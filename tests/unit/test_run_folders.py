@@ -112,8 +112,9 @@ def test_of_a_run_with_a_launcher_per_node_the_live_one_of_this_machine_is_taken
     found = find("--attach", "job7", None)
     assert (found.name, found.launchers) == (base / "job7" / "gpu1", 2)
     assert find("--attach", "job7/gpu2", None).name == base / "job7" / "gpu2"
-    with pytest.raises(UsageError, match="job7/gpu3: No such file"):
-        find("--attach", "job7/gpu3", None)
+    for name in ("gpu3", "..", "../..", "gpu1/..", "/etc"):
+        with pytest.raises(UsageError, match="no launcher of this run has this folder"):
+            find("--page", f"job7/{name}", None)
 
 
 def test_an_unknown_run_is_an_error_that_names_the_newest(base: Path) -> None:

@@ -116,9 +116,7 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
             raise LaunchError(f"{option} {text}: this run keeps no files (--log-dir /dev/null)", "", NODE_NOT_READY)
     if not found:
         raise _unknown(option, text, where)
-    if part:
-        return _opened(found[0] / part, option, text)
-    return _of_run(found)
+    return _of_launcher(found[0], part, option, text) if part else _of_run(found)
 
 
 def known_ids() -> list[str]:
@@ -206,6 +204,15 @@ def _unknown(option: str, text: str, where: Iterable[Path]) -> UsageError:
 # The folder of one launcher.
 
 
+def _of_launcher(run: Path, name: str, option: str, text: str) -> RunFolder:
+    """The folder with this name of a launcher of the run: other words must not lead out of the run's folder."""
+    folders = {folder.name: folder for folder in run_folder.of_launchers(run)}
+    if name not in folders:
+        hint = f"It has {', '.join(sorted(folders)[:_MAX_NAMED])}."
+        raise UsageError(f"{option} {text}: no launcher of this run has this folder", hint)
+    return _opened(folders[name])
+
+
 def _of_run(runs: list[Path]) -> RunFolder:
     """Of the first of ``runs`` that goes on, else of the first; of its launchers one on this machine, if any is."""
     opened = [[_opened(folder) for folder in run_folder.of_launchers(run)] for run in runs]
@@ -216,11 +223,11 @@ def _of_run(runs: list[Path]) -> RunFolder:
     return RunFolder(best.run_id, best.path, best.name, best.started, len(here))
 
 
-def _opened(folder: Path, option: str = "", text: str = "") -> RunFolder:
+def _opened(folder: Path) -> RunFolder:
     try:
         fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
-        raise UsageError(f"{option} {text}: {folder}: {error.strerror}") from None
+        raise UsageError(f"{folder}: {error.strerror}") from None
     path = Path(f"/proc/self/fd/{fd}")
     started = run_json.read(path / run_json.RUN) or {}
     return RunFolder(run_json.text(started, "run_id") or folder.name, path, folder, started)
