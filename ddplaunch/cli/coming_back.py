@@ -14,20 +14,18 @@ from ddplaunch.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-_COMMANDS = ("leave", "attach", "logs", "wait")
+_COMMANDS = ("leave", "attach", "logs", "wait", "ps")
 _OF_LOGS = ("ranks", "attempt", "follow")
 
 
-def popped(options: dict[str, Any], *, is_ps: bool) -> dict[str, str]:
+def popped(options: dict[str, Any]) -> dict[str, str]:
     """Take these commands out of ``options``; returns those that are given, with their run ids.
 
-    ``is_ps``: --ps is given, which takes what follows it for a run id.
-
     Raises:
-        UsageError: an option of --logs without it, or words after the run id of --ps.
+        UsageError: an option of --logs without it.
     """
     run_ids = {name: options.pop(name) for name in _COMMANDS}
-    run_ids["ps"] = _popped_run_id(options) if is_ps else None
+    run_ids["ps"] = run_ids["ps"] or None  # Without a run id it is another command.
     given = next((name for name in _OF_LOGS if options[name] not in (None, False)), "")
     if given and run_ids["logs"] is None:
         raise UsageError(f"--{given}: needs --logs", _HINTS.get(given, ""))
@@ -35,14 +33,6 @@ def popped(options: dict[str, Any], *, is_ps: bool) -> dict[str, str]:
         for name in _OF_LOGS:
             del options[name]
     return {name: value for name, value in run_ids.items() if value is not None}
-
-
-def _popped_run_id(options: dict[str, Any]) -> str | None:
-    run_id, options["script"] = options["script"] or None, ""
-    if options["script_args"]:
-        word = options["script_args"][0]
-        raise UsageError(f"--ps {run_id}: {word}: nothing may follow the run id", "Options come before it.")
-    return run_id
 
 
 _HINTS = {"ranks": "--ranks-filter chooses the ranks whose lines the console shows."}

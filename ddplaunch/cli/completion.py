@@ -100,7 +100,7 @@ BY_OPTION = {
     **dict.fromkeys(("--hostfile", "--env-file", "--remote-python", "--ssh-identity", "--ssh-config"), files),
     "--chdir": folders,
     **dict.fromkeys(("--kill", "--stacks"), run_ids),
-    **dict.fromkeys(("--attach", "--leave", "--logs", "--wait"), runs),
+    **dict.fromkeys(("--attach", "--leave", "--logs", "--page", "--ps", "--wait"), runs),
     "--logs-specs": words("default"),
 }
 """How the value of an option is completed, where the option's type does not say it."""

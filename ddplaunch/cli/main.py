@@ -99,11 +99,12 @@ def _to_config(**options: object) -> LaunchConfig:
 
 
 def _dispatch(
-    plan: bool, json: bool, check: bool, ps: bool, kill: str | None, stacks: str | None, **options: Any
+    plan: bool, json: bool, check: bool, kill: str | None, stacks: str | None, **options: Any
 ) -> LaunchConfig | DetachedRun | int:
     """The configuration of the run; or run another command, and return its exit code."""
     is_detached, is_quiet = options.pop("detach"), bool(options["quiet"])
-    coming = coming_back.popped(options, is_ps=ps and not (options["all"] or options["nodes"]))
+    ps = options["ps"] is not None
+    coming = coming_back.popped(options)
     of_runs = {"--ps": ps and "ps" not in coming, "--kill": kill is not None, "--stacks": stacks is not None}
     others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
     files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}

@@ -22,20 +22,20 @@ def command(
     Raises:
         LaunchError: there is no such run, or no page can be made.
     """
-    run_id, is_server = options.pop("page"), options.pop("serve")
-    if run_id is None and not is_server:
+    run_id, port = options.pop("page"), options.pop("serve")
+    if run_id is None and port is None:
         return None
-    name = "--serve" if is_server else "--page"
-    given = [other for other, is_given in {**others, "--page": is_server and run_id is not None}.items() if is_given]
-    if given:
+    name = "--page" if port is None else "--serve"
+    both = port is not None and run_id is not None
+    if given := [other for other, is_given in {**others, "--page": both}.items() if is_given]:
         raise UsageError(f"{name} cannot be combined with {given[0]}")
-    if is_server:
+    if options["script"]:
+        raise UsageError(f"{name}: {options['script']}: no script is run")
+    if port is not None:
         from ddplaunch.commands.runs.serve import serve
 
-        serve(_port(str(options["script"])), options["log_dir"], show, report)
+        serve(_port(port), options["log_dir"], show, report)
         return 0
-    if options["script"]:
-        raise UsageError(f"--page: {options['script']}: no script is run", "--page RUN_ID makes the page of a run.")
     from ddplaunch.commands.runs.page import page
 
     page(run_id, options["log_dir"], show)
@@ -43,7 +43,7 @@ def command(
 
 
 def _port(text: str) -> int:
-    """The port that follows ``--serve``; 0, any free one, if nothing does."""
+    """The port of ``--serve``; 0, any free one, if it has none."""
     if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
-        raise UsageError(f"--serve {text}: not a port", f"A port is a number up to {_MAX_PORT}; no script is run.")
+        raise UsageError(f"--serve {text}: not a port", f"A port is a number from 1 to {_MAX_PORT}.")
     return int(text or 0)

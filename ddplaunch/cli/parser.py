@@ -41,6 +41,7 @@ class Option(click.Option):
         text: description on the help page.
         default: value if neither the command line nor the environment gives one.
         pet: whether the environment variable is read.
+        can_be_bare: whether it may stand without its value, which is empty then.
         short: description on the short help page, of ``-h``; empty: it is not on that page.
         attributes: passed to ``click.Option``.
     """
@@ -53,6 +54,7 @@ class Option(click.Option):
         default: str | None = None,
         *,
         pet: bool = True,
+        can_be_bare: bool = False,
         short: str = "",
         **attributes: Any,
     ) -> None:
@@ -63,7 +65,7 @@ class Option(click.Option):
         self.long_name = names.split()[-1]
         attributes["shell_complete"] = completion.BY_OPTION.get(self.long_name)
         super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
-        self.short = short
+        self.short, self.can_be_bare = short, can_be_bare
         self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
 
 
@@ -208,7 +210,7 @@ def _long(token: str, rest: deque[str], names: Mapping[str, click.Option]) -> st
         if attached:
             raise UsageError(f"{name} takes no value")
         return name
-    return f"{name}={value if attached else _next_value(name, rest)}"
+    return f"{name}={value if attached else _next_value(name, names, rest)}"
 
 
 def _short(token: str, rest: deque[str], names: Mapping[str, click.Option]) -> list[str]:
@@ -221,14 +223,17 @@ def _short(token: str, rest: deque[str], names: Mapping[str, click.Option]) -> l
         spelled.append(max(names[name].opts, key=len))
         if not names[name].is_flag:
             attached = token[end:]
-            spelled[-1] += f"={attached.removeprefix('=') if attached else _next_value(name, rest)}"
+            spelled[-1] += f"={attached.removeprefix('=') if attached else _next_value(name, names, rest)}"
             break
     return spelled
 
 
-def _next_value(name: str, rest: deque[str]) -> str:
+def _next_value(name: str, names: Mapping[str, click.Option], rest: deque[str]) -> str:
+    option = names[name]
     resembles_option = rest and re.match(r"-(?!\d+$|\d*\.\d+$)\S+$", rest[0])
     if not rest or resembles_option:
+        if isinstance(option, Option) and option.can_be_bare:
+            return ""
         hint = f"A value that starts with a dash is written {name}={rest[0]}" if rest else ""
         raise UsageError(f"{name} needs a value", hint)
     return rest.popleft()

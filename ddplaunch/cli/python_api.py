@@ -28,6 +28,8 @@ _COMMANDS = (
     "forget",
     "stacks",
     "kill",
+    "page",
+    "serve",
     "detach",
     "leave",
     "attach",

@@ -30,11 +30,13 @@ LEAVING_AND_COMING_BACK = (
 )
 
 EXISTING_RUNS = (
-    flag(
+    Option(
         "--ps",
-        "List runs that have processes, their scripts, and whether their launcher is alive. --ps RUN_ID: a table "
-        "of the run's ranks, which follows them on a terminal.",
+        "[RUN_ID]",
+        "List runs that have processes, their scripts, and whether their launcher is alive. With RUN_ID: a table of "
+        "the run's ranks, which follows them on a terminal.",
         pet=False,
+        can_be_bare=True,
         short="list runs; with RUN_ID: what its ranks use",
     ),
     flag(
@@ -57,7 +59,13 @@ EXISTING_RUNS = (
         short="show where the workers of a run are",
     ),
     Option("--page", "RUN_ID", "Make run.html, the page of a run on this machine, and print its path.", pet=False),
-    flag("--serve", "Show the pages of your runs on 127.0.0.1, or 127.0.0.1:N if a number follows.", pet=False),
+    Option(
+        "--serve",
+        "[PORT]",
+        "Show the pages of your runs on 127.0.0.1, at this port or at any free one, until Ctrl-C.",
+        pet=False,
+        can_be_bare=True,
+    ),
     Option(
         "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False
     ),

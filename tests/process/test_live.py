@@ -74,7 +74,7 @@ def test_ctrl_c_leaves_the_table_and_not_the_run() -> None:
 def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     for words, text in (
         (("--ps", "none"), "--ps none: no run of yours with this id"),
-        (("--ps", "none", "--hosts", "a"), "--ps none: --hosts: nothing may follow the run id"),
+        (("--ps", "none", "--hosts", "a"), "--ps reads files of this machine, and --hosts names others"),
         (("--hosts", "a", "--ps", "none"), "--ps reads files of this machine, and --hosts names others"),
     ):
         done = run(*words, env={"XDG_STATE_HOME": str(tmp_path)})

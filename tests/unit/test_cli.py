@@ -322,6 +322,21 @@ def test_options_are_read_as_argparse_reads_them(
     assert setting(config_of(*argv), field) == value
 
 
+@pytest.mark.parametrize(
+    ("argv", "spelled", "rest"),
+    [
+        (["--serve"], ["--serve="], []),
+        (["--serve=8080"], ["--serve=8080"], []),
+        (["--serve", "8080", "x.py"], ["--serve=8080"], ["x.py"]),
+        (["--ps", "--hosts", "a"], ["--ps=", "--hosts=a"], []),
+        (["--ps", "job7", "--log-dir=d"], ["--ps=job7", "--log-dir=d"], []),
+        (["--ps", "--", "x.py"], ["--ps="], ["x.py"]),
+    ],
+)
+def test_an_option_whose_value_may_be_missing(argv: list[str], spelled: list[str], rest: list[str]) -> None:
+    assert normalize(main.command.params, argv) == (spelled, rest)
+
+
 def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
     """torchrun: test_run 18."""
     config = config_of("--redirect=3", "--tee=3")
@@ -380,6 +395,8 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["--ps", "--all", "--kill", "job7"], ["--ps cannot be combined with --kill"]),
         (["--ps", "--all", "--check"], ["--ps cannot be combined with --check"]),
         (["--ps", "--all", "x.py"], ["--ps: x.py: no script is run"]),
+        (["--ps", "job7", "--all"], ["--ps cannot be combined with --all"]),
+        (["--ps", "job7", "x.py"], ["--ps: x.py: no script is run"]),
         (["--ps", "--all", "--hosts", "gpu1"], ["--ps --all lists the run folders of this machine only", "--hosts"]),
         (["--ps", "--all", "--ssh-port", "22"], ["--ssh-*", "only with --hosts"]),
         (["--nodes", "2", "x.py"], ["--nodes: needs --ps", "--nnodes"]),

@@ -83,6 +83,8 @@ def test_a_scheduler_is_read_only_if_it_is_named(monkeypatch: pytest.MonkeyPatch
         ({"min_nodes": 1}, "launch has no option min_nodes", "Did you mean nnodes?"),
         ({"plan": True}, "launch has no option plan", ""),
         ({"stacks": "job7"}, "launch has no option stacks", ""),
+        ({"page": "job7"}, "launch has no option page", ""),
+        ({"serve": ""}, "launch has no option serve", ""),
         ({"all": True}, "launch has no option all", ""),
         ({"nproc_per_node": 0}, "--nproc-per-node 0: must be between", ""),
         ({"nproc_per_node": True}, "--nproc-per-node True: must be a value", ""),

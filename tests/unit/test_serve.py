@@ -166,14 +166,15 @@ def test_each_launcher_of_a_run_has_a_page(base: Path):
     ("options", "others", "words"),
     [
         ({"page": "x", "script": "train.py"}, {}, "--page: train.py: no script is run"),
-        ({"serve": True, "script": "train.py"}, {}, "--serve train.py: not a port"),
-        ({"serve": True, "script": "70000"}, {}, "--serve 70000: not a port"),
-        ({"serve": True, "script": "0"}, {}, "--serve 0: not a port"),
-        ({"serve": True, "page": "x"}, {}, "--serve cannot be combined with --page"),
+        ({"serve": "", "script": "train.py"}, {}, "--serve: train.py: no script is run"),
+        ({"serve": "train.py"}, {}, "--serve train.py: not a port"),
+        ({"serve": "70000"}, {}, "--serve 70000: not a port"),
+        ({"serve": "0"}, {}, "--serve 0: not a port"),
+        ({"serve": "", "page": "x"}, {}, "--serve cannot be combined with --page"),
         ({"page": "x"}, {"--ps": True}, "--page cannot be combined with --ps"),
     ],
 )
 def test_what_cannot_be_meant_is_an_error(options: dict[str, object], others: dict[str, bool], words: str):
-    given = {"page": None, "serve": False, "script": "", "log_dir": None, **options}
+    given = {"page": None, "serve": None, "script": "", "log_dir": None, **options}
     with pytest.raises(UsageError, match=re.escape(words)):
         pages.command(others, given, print, print)
