@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,9 +15,11 @@ import pytest
 
 from ddplaunch.cli import pages
 from ddplaunch.commands.runs import page as page_command
+from ddplaunch.commands.runs import serve
 from ddplaunch.commands.runs.serve import _Server
 from ddplaunch.errors import UsageError
 from tests.support import run_folders
+from tests.support.processes import wait_until
 
 
 @pytest.fixture
@@ -95,9 +99,33 @@ def test_without_the_token_or_for_anything_else_there_is_nothing(server: _Server
 
 
 def test_a_name_that_another_site_points_here_is_refused(server: _Server):
-    for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1", ""):
+    for host in ("evil.example", f"evil.example:{server.server_port}", "127.0.0.1.evil.example", ""):
         assert ask(server, f"/{server.token}/", host=host)[:2] == (421, "")
-    assert ask(server, f"/{server.token}/", host=f"localhost:{server.server_port}")[0] == 200
+    for host in ("127.0.0.1", "localhost:9000"):  # Port 80; another port that ssh -L forwards.
+        assert ask(server, f"/{server.token}/", host=host)[0] == 200
+
+
+def test_a_folder_of_any_name_has_a_page(server: _Server, base: Path):
+    (base / "run-a").rename(base / "100% ü? #1")
+    addresses = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
+    assert {ask(server, f"/{server.token}/{address}")[0] for address in addresses} == {200}
+    assert len(addresses) == 2
+
+
+def test_a_client_that_sends_its_request_byte_by_byte_is_cut_off(server: _Server, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(serve, "_REQUEST_S", 0.2)
+    with socket.create_connection(("127.0.0.1", server.server_port), timeout=0.05) as client:
+        deadline = time.monotonic() + 30
+        with contextlib.suppress(OSError):
+            client.sendall(b"GET /")
+            while time.monotonic() < deadline:
+                with contextlib.suppress(TimeoutError):
+                    if not client.recv(1):
+                        break
+                client.sendall(b"x")
+        assert time.monotonic() < deadline
+    wait_until(lambda: not server.asking)
+    assert ask(server, f"/{server.token}/")[0] == 200
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS"])

@@ -2,13 +2,17 @@
 
 Runs in the process that the user started. Everything is below a token in the address, without which nothing is told:
 other users of this machine can connect, too. A name in an address is only compared with those of known runs, never
-joined to a path. The Host header is checked, so that a web page cannot reach the server by a name of its own.
+joined to a path. The Host header is checked, so that a web page cannot reach the server by a name of its own. The port
+in it is not: ``ssh -L`` may forward another one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
+import os
 import secrets
+import socket
 import threading
 import time
 from http import HTTPStatus
@@ -23,10 +27,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from ddplaunch.commands.runs.past_runs_page import PastRun
-
 _ADDRESS = "127.0.0.1"
-_REQUEST_S = 10.0
+_HOSTS = (_ADDRESS, "localhost")
+_REQUEST_S, _ANSWER_S = 10.0, 60.0
+"""Seconds for a client to send its request, and to take the answer."""
+
 _MAX_CLIENTS = 16
 _MAX_LISTED = 1000
 _FRESH_S = 5.0
@@ -69,7 +74,7 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, port: int, log_dir: str | None) -> None:
         super().__init__((_ADDRESS, port), _Handler)
         self.log_dir, self.token = log_dir, secrets.token_urlsafe(24)
-        self.hosts = {f"{name}:{self.server_port}" for name in (_ADDRESS, "localhost")}
+        self.asking: dict[socket.socket, float] = {}
         self.url = f"http://{_ADDRESS}:{self.server_port}/{self.token}/"
         self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._making = threading.Lock()
@@ -81,17 +86,33 @@ class _Server(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a client in a thread, if there are not too many (overrides ``ThreadingMixIn``)."""
-        if self._places.acquire(blocking=False):
-            super().process_request(request, client_address)
-        else:
+        if not self._places.acquire(blocking=False):
             self.shutdown_request(request)
+            return
+        self.asking[request] = time.monotonic() + _REQUEST_S
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # The limit of threads.
+            self._end(request)
+            raise
 
     def process_request_thread(self, request: Any, client_address: Any) -> None:
         """Serve a client (overrides ``ThreadingMixIn``)."""
         try:
             super().process_request_thread(request, client_address)
         finally:
-            self._places.release()
+            self._end(request)
+
+    def _end(self, request: Any) -> None:
+        self.asking.pop(request, None)
+        self._places.release()
+
+    def service_actions(self) -> None:
+        """Cut off clients that have not sent their request in time; each byte of it would be in time (overrides)."""
+        now = time.monotonic()
+        for request in [request for request, deadline in list(self.asking.items()) if now > deadline]:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """A client that goes away is no problem (overrides ``BaseServer``)."""
@@ -99,7 +120,7 @@ class _Server(ThreadingHTTPServer):
     def page(self, name: str) -> str | None:
         """The page at this part of an address: the index, or that of a run; None if there is none."""
         runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
-        entries = {f"{number}-{folder.name}": (run, folder) for number, run, folder in _numbered(runs)}
+        entries = {_key(folder): (run, folder) for run, folders in runs for folder in folders}
         if not name:
             return index.page([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
         known = entries.get(name.removesuffix("/"))
@@ -114,16 +135,16 @@ class _Server(ThreadingHTTPServer):
             return text
 
 
-def _numbered(runs: list[tuple[PastRun, tuple[Path, ...]]]) -> list[tuple[int, PastRun, Path]]:
-    """Each folder of a launcher with a number that stays the same when runs follow."""
-    return [(round(run.start_s), run, folder) for run, folders in runs for folder in folders]
+def _key(folder: Path) -> str:
+    """The folder of a launcher in an address: a name may have any characters, and several runs one name."""
+    return hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
 
 
 class _Handler(BaseHTTPRequestHandler):
     """One request."""
 
     server: _Server
-    timeout = _REQUEST_S
+    timeout = _ANSWER_S
     server_version, sys_version = "ddplaunch", ""
 
     def do_GET(self) -> None:
@@ -135,6 +156,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_body=False)
 
     def _answer(self, *, with_body: bool) -> None:
+        self.server.asking.pop(self.request, None)
         status, text = self._found()
         body = text.encode("utf-8", "replace")
         self.send_response(status)
@@ -147,7 +169,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(body)
 
     def _found(self) -> tuple[HTTPStatus, str]:
-        if self.headers.get("Host", "") not in self.server.hosts:
+        if self.headers.get("Host", "").partition(":")[0].lower() not in _HOSTS:
             return HTTPStatus.MISDIRECTED_REQUEST, ""
         _, _, rest = self.path.partition("/")
         token, slash, name = rest.partition("?")[0].partition("/")
