@@ -6,6 +6,7 @@ change the run's exit code.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -27,6 +28,8 @@ LIMIT_S = 60.0
 """Seconds until the command is killed, with all processes of its session's process group."""
 
 _POLL_S = 0.05
+_KILLED_S = 2.0
+"""Seconds for a killed command to end: it may wait for a file system that does not answer."""
 
 
 def run(
@@ -53,8 +56,7 @@ def run(
     deadline = time.monotonic() + LIMIT_S
     while process.poll() is None:
         if time.monotonic() > deadline or is_interrupted():
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            _kill(process)
             reason = (
                 f"it did not end within {LIMIT_S:g} s" if time.monotonic() > deadline else "by a signal to ddplaunch"
             )
@@ -63,6 +65,14 @@ def run(
         time.sleep(_POLL_S)
     if process.returncode:
         show(f"--on-exit: {quote(config.on_exit)} ended with exit code {process.returncode}", Level.ALWAYS)
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kill the command and its process group. One of another user, as of sudo, cannot be killed: it goes on."""
+    with contextlib.suppress(OSError):
+        os.killpg(process.pid, signal.SIGKILL)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(_KILLED_S)
 
 
 def variables(result: RunResult, error: LaunchError | None) -> dict[str, str]:

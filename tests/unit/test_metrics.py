@@ -172,6 +172,17 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
+def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
+    """node_exporter's folder may be writable for others."""
+    mine, link = tmp_path / "mine", tmp_path / f".run.prom.{os.getpid()}.part"
+    mine.write_text("precious")
+    for use in (metrics_file.check, lambda path: metrics_file.write(path, "x")):
+        link.symlink_to(mine)
+        use(tmp_path / "run.prom")
+        assert mine.read_text() == "precious"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "run.prom"]
+
+
 def test_others_may_read_the_file(tmp_path: Path) -> None:
     metrics_file.write(tmp_path / "run.prom", "x")
     assert (tmp_path / "run.prom").stat().st_mode & 0o777 == 0o666 & ~UMASK

@@ -60,6 +60,17 @@ def test_a_command_that_does_not_end_is_killed_with_its_children(interrupted: bo
     assert ("was killed: by a signal" if interrupted else "was killed: it did not end within 0 s") in text
 
 
+def test_a_command_of_another_user_cannot_be_killed_and_is_left(monkeypatch: pytest.MonkeyPatch):
+    """As ``sudo ...``, of which no process is this user's."""
+
+    def refuse(pid: int, signum: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(on_exit.os, "killpg", refuse)
+    [(text, _)] = messages("exec sleep 0.2", interrupted=True)
+    assert "was killed: by a signal" in text
+
+
 def test_a_command_with_a_null_byte_is_told():
     [(text, _)] = messages("echo \0")
     assert "the command cannot be started" in text

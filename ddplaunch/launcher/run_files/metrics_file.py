@@ -22,7 +22,7 @@ def check(path: Path) -> None:
     if os.path.lexists(path) and not path.is_file():
         raise OptionError("--metrics-file", str(path), "is no regular file")  # A rename would replace it.
     try:
-        _part(path).touch()
+        os.close(_create(_part(path)))
         _part(path).unlink()
     except OSError as error:
         raise OptionError("--metrics-file", str(path), error.strerror or "cannot be written", _HINT) from None
@@ -36,12 +36,18 @@ def write(path: Path, content: str) -> None:
     """
     part = _part(path)
     try:
-        with open(part, "w", encoding="utf-8", errors="backslashreplace") as file:
+        with os.fdopen(_create(part), "w", encoding="utf-8") as file:
             file.write(content)
         os.replace(part, path)
     except OSError:
         part.unlink(missing_ok=True)
         raise
+
+
+def _create(part: Path) -> int:
+    """A new file. Where others can write, one of them may have put a link there: it is not followed."""
+    part.unlink(missing_ok=True)
+    return os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
 
 
 def _part(path: Path) -> Path:
