@@ -24,7 +24,9 @@ RECORD_S = 10.0
 MAX_SAMPLES = 64
 """In one record."""
 
-Amount = Annotated[float, between(0, 1 << 60)]
+MAX_AMOUNT = 1 << 60
+Amount = Annotated[float, between(0, MAX_AMOUNT)]
+Span = Annotated[float, between(0, 1 << 32)]
 Amounts = Annotated[tuple[Amount | None, ...], at_most(MAX_SLOTS_PER_HOST)]
 Reasons = Annotated[tuple[OneLine | None, ...], at_most(MAX_GPUS)]
 
@@ -128,7 +130,7 @@ class UsageSample:
     """
 
     at_s: Seconds
-    span_s: Seconds
+    span_s: Span
     node: NodeUsage
     workers: WorkersUsage
     gpus: GpusUsage | None = None

@@ -22,6 +22,7 @@ from ddplaunch.launcher.watches.usage_watch import Clock
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.protocol.usage import FROM_AGENT, MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
+from ddplaunch.system.gpus.gpu_health import GpuHealth, GpuUsage
 from ddplaunch.system.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from tests.support.processes import wait_until
 from tests.support.usage import sample
@@ -58,6 +59,22 @@ def test_records_are_checked_when_decoded(bad: str) -> None:
     assert wire.decode(line, FROM_AGENT) == UsageSampled(0, (sample(value=7.5),))
     with pytest.raises(wire.ProtocolError):
         wire.decode(line.replace(b"7.5", bad.encode()), FROM_AGENT)
+
+
+@pytest.mark.parametrize("bad", ["-1", "1e300"])
+def test_a_span_is_checked_when_decoded(bad: str) -> None:
+    line = wire.encode(UsageSampled(0, (sample(span_s=2.5),)))
+    with pytest.raises(wire.ProtocolError):
+        wire.decode(line.replace(b"2.5", bad.encode()), FROM_AGENT)
+
+
+def test_what_a_driver_may_say_and_a_record_must_not_have_is_unknown() -> None:
+    said = {0: GpuUsage(index=0, temperature_c=-3, power_mw=-1, used_bytes=1 << 62, utilization=7)}
+    gpus: Any = SimpleNamespace(health=[GpuHealth(index=0)], next_usage=lambda: said)
+    sampler = UsageSampler([], gpus, DiskUse(None))
+    found = sampler.sample(time.monotonic())
+    assert found.gpus == GpusUsage(util=(7.0,), mem=(None,), power=(None,), temp=(None,), throttle=(None,))
+    sampler.close()
 
 
 def test_too_many_samples_are_refused() -> None:

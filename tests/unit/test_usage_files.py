@@ -14,6 +14,7 @@ from ddplaunch.launcher.run_files import usage_files
 from ddplaunch.launcher.run_files.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.launcher.watches.usage_watch import UsageWatch
 from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted, UsedGpu
+from ddplaunch.system.files import free_space
 from tests.support.usage import sample
 
 NOW = 1_800_000_000.0
@@ -85,9 +86,9 @@ def test_512_ranks_take_less_than_20_mb_after_a_day() -> None:
 
 def test_a_file_is_appended_to_and_then_whole_again(tmp_path: Path) -> None:
     file = NodeFile("node_3.jsonl", head='{"schema":1}')
-    file.add([Row(0, NOW, 0.0, '{"attempt":0}')], is_start=True)
+    file.add([Row(0, NOW, 0.0, '{"attempt":0}')])
     file.flush(tmp_path, NOW)
-    file.add(rows(NOW, 3), is_start=False)
+    file.add(rows(NOW, 3))
     file.flush(tmp_path, NOW + 10)
     path = tmp_path / "samples/node_3.jsonl"
     first = path.read_text().splitlines()
@@ -100,9 +101,9 @@ def test_a_file_is_appended_to_and_then_whole_again(tmp_path: Path) -> None:
 
 def test_a_full_disk_costs_samples_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1), is_start=False)
+    file.add(rows(NOW, 1))
     file.flush(tmp_path, NOW)
-    file.add(rows(NOW + 2, 1), is_start=False)
+    file.add(rows(NOW + 2, 1))
     write = os.write
     monkeypatch.setattr(usage_files.os, "write", lambda fd, data: write(fd, data[:20]))
     file.flush(tmp_path, NOW + 10)
@@ -113,11 +114,46 @@ def test_a_full_disk_costs_samples_until_there_is_room(tmp_path: Path, monkeypat
     assert [json.loads(line).get("t") for line in path.read_text().splitlines()] == [None, NOW + 2, NOW + 4]
 
 
+def test_a_file_is_thinned_after_the_clock_was_set_back(tmp_path: Path) -> None:
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file.add(rows(NOW, 1))
+    file.flush(tmp_path, NOW)
+    file.add(rows(NOW - 9999, 100))
+    file.flush(tmp_path, NOW - 9000)
+    assert len(file.rows) < 12
+    assert json.loads(file.text().splitlines()[-1])["t"] == NOW - 9799, "the newest is the last line"
+
+
+def test_a_run_that_restarts_all_day_keeps_its_newest_attempts(tmp_path: Path) -> None:
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    for attempt in range(3000):
+        start = Row(attempt, NOW + attempt, 0.0, f'{{"attempt":{attempt}}}')
+        file.add([start, Row(attempt, NOW + attempt + 0.5, 2.0, f'{{"t":{attempt}}}')])
+    file.flush(tmp_path, NOW + 3000)
+    assert file.text().splitlines()[1:3] == ['{"attempt":1000}', '{"t":1000}']
+    assert len(file.rows) == 4000
+    file.add([Row(2999, NOW + 3001, 2.0, '{"t":3001}')])
+    file.flush(tmp_path, NOW + 9000)
+    assert file.text().splitlines()[1:3] == ['{"attempt":1000}', '{"t":1000}']
+    assert len(file.rows) == 4001
+
+
+def test_a_disk_keeps_room_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 60)
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file.add(rows(NOW, 1))
+    file.flush(tmp_path, NOW)
+    assert not list(tmp_path.rglob("*.*"))
+    monkeypatch.undo()
+    file.flush(tmp_path, NOW + 1)
+    assert len((tmp_path / "samples/node_0.jsonl").read_text().splitlines()) == 2
+
+
 def test_a_folder_that_moves_gets_a_whole_file(tmp_path: Path) -> None:
     file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1), is_start=False)
+    file.add(rows(NOW, 1))
     file.flush(tmp_path, NOW)
-    file.add(rows(NOW + 2, 1), is_start=False)
+    file.add(rows(NOW + 2, 1))
     (tmp_path / "moved").mkdir()
     file.flush(tmp_path / "moved", NOW + 10)
     assert len((tmp_path / "moved/samples/node_0.jsonl").read_text().splitlines()) == 3

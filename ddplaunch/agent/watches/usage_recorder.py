@@ -75,7 +75,7 @@ class UsageRecorder:
             attempt=self.attempt,
             at_s=at_s,
             ranks=ranks,
-            gpus=tuple(UsedGpu(gpu.index, gpu.uuid, gpu.name, gpu.memory_bytes or 0) for gpu in gpus),
+            gpus=tuple(UsedGpu(gpu.index, gpu.uuid, gpu.name, max(0, gpu.memory_bytes or 0)) for gpu in gpus),
             gpu_of_worker=tuple(map(self._gpus.row_of_worker, range(len(ranks)))) if self._gpus else (),
             cpus=os.cpu_count() or 0,
             memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),

@@ -13,7 +13,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.protocol.usage import MAX_AMOUNT, GpusUsage, NodeUsage, UsageSample, WorkersUsage
 from ddplaunch.system.gpus import nvml
 from ddplaunch.system.usage_counters import MachineCounters, MachineFiles, OwnCounters, ProcessFiles, TreeCounters
 
@@ -93,7 +93,7 @@ class UsageSampler:
         return GpusUsage(
             util=tuple(_float(gpu.utilization) for gpu in gpus),
             mem=tuple(_float(gpu.used_bytes) for gpu in gpus),
-            power=tuple(None if gpu.power_mw is None else gpu.power_mw / 1000 for gpu in gpus),
+            power=tuple(_float(None if gpu.power_mw is None else gpu.power_mw / 1000) for gpu in gpus),
             temp=tuple(_float(gpu.temperature_c) for gpu in gpus),
             throttle=tuple(nvml.throttled(gpu.clock_reasons) or None for gpu in gpus),
         )
@@ -157,7 +157,8 @@ def _rate(new: float | None, old: float | None, span_s: float) -> float | None:
 
 
 def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    """None also for what a driver may say and a record must not have, as -1 degree."""
+    return None if value is None or not 0 <= value <= MAX_AMOUNT else float(value)
 
 
 def _lines(worker: Worker) -> int | None:

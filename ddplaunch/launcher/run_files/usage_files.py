@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage, mean
+from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +35,9 @@ LEVELS = ((180.0, 30.0), (3600.0, 600.0), (86400.0, 1800.0))
 _THIN_S = 120.0
 """Between two whole files of a node; meanwhile samples are appended."""
 
+_MAX_ROWS = 4000
+"""Of one node. The oldest are left out: of a run that restarts all day, or goes on for months."""
+
 _FLUSH_S = 1.0
 _CLOSE_S = 2.0
 _MAX_QUEUED = 10_000
@@ -43,7 +47,7 @@ _MAX_REASON = 80
 
 
 class Row(NamedTuple):
-    """A sample as its line; ``t`` is its end in seconds since 1970, ``s`` its span."""
+    """A sample as its line; ``t`` is its end in seconds since 1970, ``s`` its span. 0: the start of an attempt."""
 
     attempt: int
     t: float
@@ -91,11 +95,18 @@ def thinned(rows: Sequence[Row], now: float) -> list[Row]:
 def _span_of(each: Row, *, before: float, period_s: float) -> tuple[int, int] | None:
     """The attempt and span in which a row is merged; None for one that stays."""
     span = int(each.t // period_s)
-    return (each.attempt, span) if (span + 1) * period_s <= before else None
+    return (each.attempt, span) if each.s and (span + 1) * period_s <= before else None
 
 
 def _merged(key: tuple[int, int] | None, rows: list[Row]) -> Iterable[Row]:
     return rows if key is None or len(rows) == 1 else (row(key[0], rows[-1].t, mean([_sample(each) for each in rows])),)
+
+
+def _newest(rows: list[Row]) -> list[Row]:
+    """At most ``_MAX_ROWS``, and the start of their first attempt."""
+    kept = rows[-_MAX_ROWS:]
+    start = next((each for each in reversed(rows[:-_MAX_ROWS]) if not each.s), None)
+    return [start, *kept] if start and kept[0].s else kept
 
 
 def _sample(each: Row) -> UsageSample:
@@ -117,32 +128,34 @@ class NodeFile:
 
     Attributes:
         head: the first line.
-        starts: the lines of attempts, each as a row without samples.
-        rows: the samples that are kept.
+        rows: starts of attempts and the samples that are kept, as they came: the clock may be set back.
     """
 
     name: str
     head: str = ""
-    starts: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
     _pending: list[Row] = field(default_factory=list)
     _whole_at: float | None = None
     _path: Path | None = None
 
-    def add(self, rows: Sequence[Row], *, is_start: bool) -> None:
-        (self.starts if is_start else self.rows).extend(rows)
+    def add(self, rows: Sequence[Row]) -> None:
+        self.rows.extend(rows)
         self._pending.extend(rows)
 
     def flush(self, folder: Path, now: float) -> None:
         """Append what is new; or write the whole file, if it is time or the last write has failed. Does not raise."""
         path = folder / FOLDER / self.name
-        is_whole_due = self._whole_at is None or now - self._whole_at >= _THIN_S or path != self._path
-        self.rows = thinned(self.rows, now) if is_whole_due else self.rows
+        age_s = -1.0 if self._whole_at is None else now - self._whole_at  # Below 0 also when the clock was set back.
+        is_whole_due = not 0.0 <= age_s < _THIN_S or path != self._path
+        if is_whole_due:
+            self.rows = _newest(thinned(self.rows, now))
         self._path = path
         try:
             if is_whole_due:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
-                write_whole(path, self.text())
+                text = self.text()
+                keep_free(path.parent, len(text))
+                write_whole(path, text)
                 self._whole_at = now
             elif self._pending:
                 _append(path, "".join(f"{each.line}\n" for each in self._pending))
@@ -152,8 +165,7 @@ class NodeFile:
 
     def text(self) -> str:
         """The whole file."""
-        rows = sorted((*self.starts, *self.rows), key=lambda each: each.t)
-        return "".join(f"{line}\n" for line in (self.head, *(each.line for each in rows)))
+        return "".join(f"{line}\n" for line in (self.head, *(each.line for each in self.rows)))
 
 
 def _append(path: Path, text: str) -> None:
@@ -161,6 +173,7 @@ def _append(path: Path, text: str) -> None:
     fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
     try:
         data = text.encode()
+        keep_free(fd, len(data))
         if os.write(fd, data) < len(data):
             raise OSError
     finally:
@@ -213,7 +226,7 @@ class UsageFiles:
     def _add(self, index: int, head: str, rows: list[Row]) -> int:
         file = self._files.setdefault(index, NodeFile(f"node_{index}.jsonl"))
         file.head = file.head or head
-        file.add(rows, is_start=bool(head))
+        file.add(rows)
         return index
 
     def _flush(self, changed: Iterable[int]) -> None:

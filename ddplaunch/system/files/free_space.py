@@ -7,12 +7,19 @@ from __future__ import annotations
 
 import errno
 import os
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _KEPT_FREE_BYTES = 1 << 20
 
 
-def keep_free(fd: int, nbytes: int) -> None:
-    """Raise OSError (ENOSPC) if ``nbytes`` more in the open file ``fd`` would leave too little space on its disk."""
-    disk = os.fstatvfs(fd)
+def keep_free(where: int | Path, nbytes: int) -> None:
+    """Raise OSError (ENOSPC) if ``nbytes`` more would leave too little space on a disk.
+
+    ``where``: the descriptor of an open file on it, or a folder.
+    """
+    disk = os.statvfs(where)
     if disk.f_bavail * disk.f_frsize < nbytes + _KEPT_FREE_BYTES:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
