@@ -73,11 +73,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Workers per node: a number, gpu, xpu, cpu (one per CPU), or auto (gpu, else cpu). Default: gpu, else 1.",
             short="workers per node; default: one per GPU, or one",
         ),
-        flag(
-            "-m --module",
-            "SCRIPT is a module; run it as 'python -m' does.",
-            short="SCRIPT is a module, as with python -m",
-        ),
+        flag("-m --module", "SCRIPT is a module; run it as 'python -m' does."),
         flag("--no-python", "SCRIPT is a program; execute it directly."),
         flag("--run-path", "SCRIPT is a script, even with -m or --no-python."),
         Option(

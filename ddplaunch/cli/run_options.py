@@ -9,6 +9,7 @@ LEAVING_AND_COMING_BACK = (
         "--detach",
         "Start the run, print its run id and return; the run goes on without this terminal and shell.",
         pet=False,
+        short="start it and leave; --attach RUN_ID comes back",
     ),
     Option(
         "--leave",

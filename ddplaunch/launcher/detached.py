@@ -9,6 +9,8 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import shlex
+import shutil
 import signal
 import sys
 import time
@@ -18,7 +20,8 @@ from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
-from ddplaunch.system import procfs
+from ddplaunch.protocol import run_events
+from ddplaunch.system import logind, procfs
 from ddplaunch.system.files import run_folder, run_json, script_file
 
 if TYPE_CHECKING:
@@ -30,7 +33,8 @@ if TYPE_CHECKING:
 _RETURN_S, _LOOK_S = 0.7, 0.2
 """Seconds from the start of this process until it returns; so long, at least, it looks at the launcher."""
 
-_SLOW_S, _POLL_S = 10.0, 0.05
+_READY_S, _SLOW_S, _POLL_S = 3.0, 10.0, 0.05
+"""On a slow machine it waits so long for the agent's look at the script and the GPUs, and for the run's first file."""
 
 _START_TIME = 19
 """Position of the start in ``procfs.stat``: clock ticks since the boot."""
@@ -56,7 +60,7 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
     if folder is None:
         raise LaunchError(warning or "no run folder", "A run that is detached writes its output there. See --log-dir.")
     log = _create_log(folder)
-    sys.stdout.flush()
+    _flush()
     try:
         pid = os.fork()
     except OSError as error:
@@ -75,6 +79,8 @@ def _check(config: LaunchConfig) -> None:
         )
     if config.output.log_dir == NO_LOGS:
         raise UsageError("--detach: needs a run folder, and --log-dir is /dev/null", "Its output goes to console.log.")
+    if config.workers.debug_on_error:
+        raise UsageError("--detach cannot be combined with --debug-on-error", "A debugger needs a terminal.")
     if config.transport == "local" and not config.chdir and config.entry == "script" and not config.text:
         script_file.check_readable(config.script, setup.local_host_name())
 
@@ -118,44 +124,77 @@ def _after_start(
     report: Callable[[str], None],
 ) -> int:
     try:
-        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder / run_json.RUN)
+        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder, is_local=config.transport == "local")
     except KeyboardInterrupt:  # It has not returned yet: Ctrl-C is meant for the run.
-        os.kill(pid, signal.SIGTERM)
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        report(f"stopping run {run_id}")
         raise
     if code:
-        sys.stderr.flush()
+        _flush()
         os.write(2, _end_of(folder / console_log.FILE))
+        if not (folder / run_json.RUN).exists():  # The run has not begun.
+            shutil.rmtree(folder, ignore_errors=True)
         return code
-    show(run_id)
-    where = f" --log-dir {config.output.log_dir}" if config.output.log_dir else ""
+    _show_id(run_id, show)
     if code is None:
         report(f"the run goes on without this terminal{_limit(config)}; its output: {folder / console_log.FILE}")
-        report(f"to come back: ddplaunch --attach {run_id}{where}; to end it: ddplaunch --kill {run_id}")
+        report(f"to come back: ddplaunch --attach {run_id}{_where(folder)}; to end it: ddplaunch --kill {run_id}")
+        if problem := logind.ends_at_logout():
+            report(f"warning: {problem}")
     else:
         report(f"the run has succeeded already; its output: {folder / console_log.FILE}")
     return 0
+
+
+def _show_id(run_id: str, show: Callable[[str], None]) -> None:
+    try:
+        show(run_id)
+    except OSError as error:
+        # What stdout's buffer still holds must not fail again at the exit of the interpreter.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        hint = f"To come back: ddplaunch --attach {run_id}."
+        raise LaunchError(f"run {run_id} has started, but stdout cannot be written: {error.strerror}", hint) from None
+
+
+def _where(folder: Path) -> str:
+    """The option with which the folder is found also after the end of the run; empty if it is in the default place."""
+    is_default = folder.parent == run_folder.base_at_home(os.environ)
+    return "" if is_default else f" --log-dir {shlex.quote(str(folder.parent))}"
 
 
 def _limit(config: LaunchConfig) -> str:
     return f", until SLURM job {config.slurm_job.id} ends" if config.slurm_job else ""
 
 
-def _exit_code(pid: int, timeout_s: float, first_file: Path) -> int | None:
-    """The exit code of the child ``pid``; None if it goes on for ``timeout_s``, and has written its ``first_file``.
+def _flush() -> None:
+    """Write what this process has printed: a fork has a copy of the buffers."""
+    for stream in (sys.stdout, sys.stderr):
+        if stream:  # Not closed when Python started.
+            stream.flush()
 
-    On a slow machine that file comes later: without it other commands would not find the launcher.
-    """
-    now = time.monotonic()
-    deadline, last = now + timeout_s, now + timeout_s + _SLOW_S
+
+def _exit_code(pid: int, least_s: float, folder: Path, *, is_local: bool) -> int | None:
+    """The exit code of the child ``pid``; None if it goes on for ``least_s``, and as far as ``_has_begun`` says."""
+    begun = time.monotonic()
     with procfs.pidfd(pid) as fd:
-        while now < deadline or (now < last and not first_file.exists()):
+        while (passed_s := time.monotonic() - begun) < least_s or not _has_begun(folder, passed_s, is_local=is_local):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 code = os.waitstatus_to_exitcode(status)
                 return code if code >= 0 else 128 - code
             select.select([] if fd is None else [fd], [], [], _POLL_S)
-            now = time.monotonic()
     return None
+
+
+def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
+    """Whether other commands find the launcher and, if all nodes are on this machine, an agent has no objection.
+
+    True if that takes longer than it should.
+    """
+    if not (folder / run_json.RUN).exists():
+        return passed_s > _SLOW_S
+    return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_events.FILE))
 
 
 def _age_s() -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -14,7 +15,7 @@ import pytest
 from ddplaunch.system import procfs
 from tests.support.detached import folder_of, job, launcher_of, report_of, wait_for_log
 from tests.support.processes import ignores, is_alive, wait_until
-from tests.support.runs import Finished, command, environment, python, run
+from tests.support.runs import Finished, command, environment, python, run, start
 
 USAGE, NODE_NOT_READY = 2, 82
 
@@ -119,6 +120,44 @@ def test_an_error_of_the_launcher_is_shown_once(tmp_path: Path) -> None:
     assert ended.err.count("no such program") == 1
 
 
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (("--chdir", "/no-such", "x.py"), "--chdir /no-such: no such folder"),
+        (("--dry-run", "--nnodes", "3", "--no-python", "true"), "--dry-run"),
+    ],
+)
+def test_what_an_agent_finds_is_an_error_of_the_command(arguments: tuple[str, ...], text: str) -> None:
+    """However slow this machine is: the command waits for the agent."""
+    ended = detached_for(0.0, "--detach", *arguments)
+    assert (ended.returncode, ended.out) == (NODE_NOT_READY, ""), ended.err
+    assert text in ended.err
+
+
+def test_without_a_stdout_the_error_names_the_run(go: Path) -> None:
+    with open("/dev/full", "w") as full:
+        started = start("--detach", *job(go), stdout=full).finish()
+    assert started.returncode == NODE_NOT_READY
+    told = re.search(r"run (\S+) has started, but stdout cannot be written: No space left on device", started.err)
+    assert told, started.err
+    assert is_alive(launcher_of(told[1]))
+    closed = start("--detach", *job(go), under=("sh", "-c", 'exec "$@" <&- >&- 2>&-', "sh")).finish()
+    assert closed.returncode == 0
+    go.touch()
+    folders = [path for path in folder_of("").iterdir() if path.is_dir()]
+    assert [report_of(path.name)["exit_code"] for path in folders] == [7, 7]
+
+
+def test_in_another_folder_the_way_back_names_it(go: Path, tmp_path: Path) -> None:
+    started = run("--detach", "--log-dir", "my runs", *job(go), cwd=tmp_path)
+    assert f"--attach {started.out.strip()} --log-dir '{tmp_path}/my runs'; to end it" in started.err
+    nowhere = run("--detach", *job(go), env={"HOME": "", "XDG_STATE_HOME": "", "TMPDIR": str(tmp_path)})
+    [folder] = tmp_path.glob(f"ddplaunch-*/{nowhere.out.strip()}")
+    assert f"--log-dir {folder.parent}; to end it" in nowhere.err
+    go.touch()
+    wait_until((folder / "report.json").exists, 30)
+
+
 def test_a_run_that_succeeds_at_once_has_an_id() -> None:
     ended = detached_for(60, "--detach", "--no-python", "true")
     assert ended.returncode == 0
@@ -134,6 +173,7 @@ def test_a_run_that_succeeds_at_once_has_an_id() -> None:
         (("--log-dir", "/dev/null", "--no-python", "true"), USAGE, "needs a run folder"),
         (("--log-dir", "/proc/none", "--no-python", "true"), NODE_NOT_READY, "no logs are kept: /proc/none"),
         (("--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"), USAGE, "not where every node has its own launcher"),
+        (("--debug-on-error", __file__), USAGE, "--detach cannot be combined with --debug-on-error"),
         (("--plan", "x.py"), USAGE, "--plan cannot be combined with --detach"),
         (("--check",), USAGE, "--check cannot be combined with --detach"),
         (("--ps",), USAGE, "--ps cannot be combined with --detach"),

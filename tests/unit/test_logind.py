@@ -1,0 +1,68 @@
+"""Whether a logout ends a process, from the files of systemd."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddplaunch.system import logind
+
+SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
+SERVICES = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/terminal.scope\n"
+
+
+@pytest.fixture(autouse=True)
+def user(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logind, "_user_name", lambda: "ada")
+
+
+def said(root: Path, cgroup: str, **files: str) -> str:
+    """What is said where /proc/self/cgroup and logind's ``files`` have this text."""
+    for name, text in {"proc/self/cgroup": cgroup, **files}.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return logind.ends_at_logout(root)
+
+
+CONF, PART, HIDDEN = (
+    "etc/systemd/logind.conf",
+    "etc/systemd/logind.conf.d/5.conf",
+    "usr/lib/systemd/logind.conf.d/5.conf",
+)
+YES = "[Login]\n KillUserProcesses = yes\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "is_ended"),
+    [
+        ({}, False),
+        ({CONF: "#KillUserProcesses=yes\n"}, False),
+        ({CONF: YES}, True),
+        ({CONF: YES, PART: "KillUserProcesses=no\n"}, False),
+        ({CONF: "KillUserProcesses=no\n", PART: YES}, True),
+        ({PART: "", HIDDEN: YES}, False),
+        ({CONF: YES + "KillExcludeUsers=bob ada\n"}, False),
+        ({CONF: YES + "KillOnlyUsers=bob\n"}, False),
+        ({CONF: YES + "KillOnlyUsers=bob ada\n"}, True),
+    ],
+)
+def test_a_session_is_ended_where_logind_says_so(files: dict[str, str], is_ended: bool, tmp_path: Path) -> None:
+    assert ("KillUserProcesses=yes" in said(tmp_path, SESSION, **files)) == is_ended
+
+
+def test_root_is_spared_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logind, "_user_name", lambda: "root")
+    assert said(tmp_path, SESSION, **{CONF: YES}) == ""
+    assert said(tmp_path, SESSION, **{CONF: YES + "KillExcludeUsers=\n"})
+
+
+def test_services_of_a_user_end_at_the_last_logout_without_linger(tmp_path: Path) -> None:
+    assert "enable-linger" in said(tmp_path, SERVICES)
+    assert said(tmp_path, SERVICES, **{"var/lib/systemd/linger/ada": ""}) == ""
+
+
+def test_elsewhere_nothing_is_said(tmp_path: Path) -> None:
+    assert said(tmp_path, "0::/system.slice/slurmd.service/job_7\n", **{CONF: YES}) == ""
+    assert logind.ends_at_logout(tmp_path / "none") == ""
