@@ -228,6 +228,19 @@ def test_while_output_flows_it_is_told_for_how_long_no_collective_was_called(mon
     assert all(report.has_waiting for report in told[:again])
 
 
+def test_who_waits_for_a_rank_that_is_debugged_does_not_wait_in_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
+    watched = Watched(monkeypatch, hang_report_s=300.0)
+    watched.status, watched.calls = b"6 calls", (call(6),)
+
+    def end() -> None:
+        watched.group.debugged, watched.group.debugged_at = 0, watched.now
+
+    watched.group.debugged = 1
+    watched.run(*[nothing] * 30, end, *[lambda: watched.stream.write(b"line\n")] * 8)
+    assert watched.now > 1300
+    assert max(report.waiting_s for report in activities(watched)) < 250
+
+
 def test_a_job_that_writes_and_has_no_process_group_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_report_s=300.0)
     watched.run(*[lambda: watched.stream.write(b"line\n")] * 15)

@@ -198,9 +198,12 @@ class ActivityWatch:
         self._collective_at = now if self._collective_at else None
 
     def _last_progress(self) -> float:
-        if self._group.debugged:
-            return time.monotonic()
-        return max([self._progress_at, self._group.debugged_at, *(stream.written_s for stream in self._group.streams)])
+        written = (stream.written_s for stream in self._group.streams)
+        return max([self._progress_at, self._last_debugged(), *written])
+
+    def _last_debugged(self) -> float:
+        """Until when ranks waited for the user of a debugger, not for each other."""
+        return time.monotonic() if self._group.debugged else self._group.debugged_at
 
     def _on_deadline(self, now: float) -> None:
         if now >= self._second_stacks_at:
@@ -332,7 +335,7 @@ class ActivityWatch:
             self._group.attempt,
             quiet_s,
             still_s,
-            waiting_s=now - self._collective_at if self._collective_at else 0.0,
+            waiting_s=max(0.0, now - max(self._collective_at, self._last_debugged())) if self._collective_at else 0.0,
             has_waiting=any(map(waits, evidence.of_group(self._group, self._samples, {}))),
             host=self._group.host,
         )
