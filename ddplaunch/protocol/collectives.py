@@ -71,6 +71,7 @@ class CollectivesSampled:
         cost_s: CPU seconds that the answer took in the worker where it took longest.
         clock_ns: the host's clock when it was asked, nanoseconds since the epoch, in a record that is sent at once and
             is otherwise empty; 0 in the answer itself.
+        is_debugged: in the record with ``clock_ns``: a rank of the node has stopped in a debugger in this attempt.
     """
 
     attempt: Count
@@ -80,3 +81,4 @@ class CollectivesSampled:
     loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
     cost_s: Seconds = 0.0
     clock_ns: Annotated[int, between(0, 1 << 62)] = 0
+    is_debugged: bool = False

@@ -17,9 +17,8 @@ from ddplaunch.hangs.slow_reason import reason
 from ddplaunch.launcher.watches import slow_ranks_watch
 from ddplaunch.launcher.watches.slow_ranks_watch import SampleJudged, SlowRanksWatch
 from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
-from ddplaunch.protocol.debugging import SessionOpened
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
-from ddplaunch.protocol.launcher_agent import OrderToNodes, SampleCollectives
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 from tests.unit.test_member import CONFIG
 from tests.unit.test_slow_ranks import job
 
@@ -83,11 +82,13 @@ def part(times: Sequence[CollectiveTimes], start: int, end: int) -> list[Collect
     ]
 
 
-def test_once_a_rank_is_debugged_nobody_is_called_slow() -> None:
+def test_once_a_rank_of_any_node_is_debugged_nobody_is_called_slow() -> None:
     job = Job()
     job.start()
-    assert job.ask()
-    job.watch.on_event(0, (0, 1), SessionOpened(0, 0, 1, "gpu0", "at breakpoint() (x.py:1)"))
+    order = job.ask()
+    assert order
+    asked = CollectivesSampled(0, order.number, "gpu1", clock_ns=1, is_debugged=True)
+    job.watch.on_event(0, (0, 1), ReportOfNode(1, (0, 1), asked))
     assert not job.ask()
     job.start(attempt=1)
     assert not job.ask()

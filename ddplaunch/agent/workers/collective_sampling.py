@@ -81,7 +81,13 @@ class CollectiveSampling:
             pids = {rank: by_local_rank[local] for rank, local in local_ranks.items() if local in by_local_rank}
             suspects = {rank: local_ranks[rank] for rank in event.suspects if rank in pids}
             self._start(event, pids, suspects)
-            return CollectivesSampled(event.attempt, event.number, self._group.host, clock_ns=time.time_ns())
+            return CollectivesSampled(
+                event.attempt,
+                event.number,
+                self._group.host,
+                clock_ns=time.time_ns(),
+                is_debugged=bool(self._group.debugged_at),
+            )
         return None
 
     def _start(self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]) -> None:

@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.debugging import SessionOpened
 from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 
 if TYPE_CHECKING:
@@ -96,8 +95,6 @@ class SlowRanksWatch:
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
         """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
         match event:
-            case SessionOpened():  # A rank that is debugged is late, and so are those that wait for the debugger.
-                self._is_on, self._due, self._sample = False, _NEVER, None
             case CollectivesSampled():
                 self.on_report(index, participants, event)
             case ReportOfNode(report=CollectivesSampled() as report):
@@ -106,6 +103,8 @@ class SlowRanksWatch:
     def on_report(self, index: int, participants: Sequence[int], report: CollectivesSampled) -> None:
         """Node ``index`` has answered, or its workers have a process group; ``participants`` are all nodes."""
         self._participants = participants
+        if report.is_debugged:  # A rank that is debugged is late, and so are those that wait for the debugger.
+            self._is_on, self._due, self._sample = False, _NEVER, None
         if self._is_on and not report.number and report.attempt > self._attempt:
             self._start_attempt(report.attempt)
         sample = self._sample
