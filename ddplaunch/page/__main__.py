@@ -1,4 +1,7 @@
-"""Makes the page of the run folder that is its argument. The launcher starts it as a child process."""
+"""Makes the page of the run folder that is its argument. The launcher starts it as a child process.
+
+Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,13 @@ def main() -> None:
     """Make the page; an error of the disk ends with 1."""
     signal.alarm(LIMIT_S)
     os.nice(19)
-    from ddplaunch.page.make import make
+    from ddplaunch.page.make import make, whole_run
 
+    folder = Path(sys.argv[1])
     try:
-        make(Path(sys.argv[1]))
+        make(folder)
+        if whole := whole_run(folder):
+            make(whole)
     except OSError as error:
         sys.exit(f"{error}")
 

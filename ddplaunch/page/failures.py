@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 _MAX_OTHERS = 16
 _MAX_TEXT = 30_000
-_MAX_HANGS = 3
+_MAX_HANGS, _MAX_TEXTS = 3, 6
 _MAX_ROWS = 16
 
 
@@ -56,7 +56,7 @@ def of_run(files: RunFiles) -> tuple[list[Failure], int]:
     others = [each for each in exits if _has_failed(each) and (first is None or each.get("rank") != first.get("rank"))]
     found = [*([first] if first else []), *others]
     if not found and not files.report:
-        found = list(_from_folder(files.folder / "failed"))
+        found = [each for folder in files.launchers for each in _from_folder(folder / "failed")]
     return [_failure(each) for each in found[: _MAX_OTHERS + 1]], max(0, len(found) - _MAX_OTHERS - 1)
 
 
@@ -132,13 +132,23 @@ def sentences(files: RunFiles) -> list[str]:
     return list(dict.fromkeys(line(text) for text in found if text))[:20]
 
 
-def texts(folder: Path) -> list[Text]:
-    """report.txt, and the reports of hangs."""
+def texts(files: RunFiles) -> list[Text]:
+    """report.txt, and the reports of hangs; of several launchers, those of the first that have some."""
+    found: list[Text] = []
+    for folder in files.launchers:
+        of_folder = _texts(folder)
+        if len(found) + len(of_folder) <= _MAX_TEXTS:
+            before = "" if folder == files.folder else f"{folder.name}/"
+            found += [Text(line(f"{before}{name}", 200), block(body, _MAX_TEXT)) for name, body in of_folder]
+    return found
+
+
+def _texts(folder: Path) -> list[tuple[str, str]]:
     with contextlib.suppress(OSError):
         hangs = sorted(path.name for path in folder.iterdir() if re.fullmatch(r"hang(_\d{1,2})?\.txt", path.name))
         names = ["report.txt", *hangs[:_MAX_HANGS]]
         bodies = [(name, content(folder / name, 4 << 20).decode("utf-8", "replace")) for name in names]
-        return [Text(name, block(body, _MAX_TEXT)) for name, body in bodies if body.strip()]
+        return [(name, body) for name, body in bodies if body.strip()]
     return []
 
 

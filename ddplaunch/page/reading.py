@@ -40,7 +40,9 @@ class RunFiles:
         events: the lines of events.jsonl, by time.
         usage: the files with usage samples, one for each node.
         is_live: a launcher holds the lock of the folder.
+        launchers: the folders of the run's launchers; of the only one, ``folder`` itself.
         missing: what the page cannot show, and why; sentences.
+        notes: what to know about this page; sentences.
     """
 
     folder: Path
@@ -49,11 +51,13 @@ class RunFiles:
     events: list[Json]
     usage: list[Path]
     is_live: bool
+    launchers: list[Path]
     missing: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
 
 def read(folder: Path) -> RunFiles:
-    """The files of this run folder."""
+    """The files of the folder of one launcher."""
     missing: list[str] = []
     is_live = run_folder.is_locked(folder)
     started = run_json.read(folder / run_json.RUN) or {}
@@ -64,7 +68,7 @@ def read(folder: Path) -> RunFiles:
         missing.append(_absent(folder / run_json.REPORT, "exit code and failures are not known"))
     events = _events(folder / EVENTS, missing)
     usage = _usage(folder)
-    return RunFiles(folder, started, report, events, usage, is_live, missing)
+    return RunFiles(folder, started, report, events, usage, is_live, [folder], missing)
 
 
 def _absent(path: Path, effect: str) -> str:

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddplaunch.page import charts, failures, reading, strip, usage
+from ddplaunch.page import charts, failures, launchers, reading, strip, usage
 from ddplaunch.page.reading import RunFiles, integer, line, number, words
 from ddplaunch.page.story import Moment, Story, story
 from ddplaunch.page.where_time_went import Phase, phases
@@ -46,9 +46,9 @@ class Verdict:
 
 
 def page(folder: Path, now_s: float | None = None) -> str:
-    """The page of a run folder; at most about ``MAX_BYTES``."""
+    """The page of the run in this folder; at most about ``MAX_BYTES``."""
     now_s = time.time() if now_s is None else now_s
-    files = reading.read(folder)
+    files = launchers.read(folder)
     told = story(files, now_s)
     steps = next(steps for nodes, steps in _STEPS if len(files.usage) <= nodes)
     found, damaged = usage.curves(files.usage, told.whole, steps)
@@ -93,10 +93,12 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             failures=failed,
             failures_left_out=not_shown,
             sentences=failures.sentences(files),
-            texts=failures.texts(files.folder),
+            texts=failures.texts(files),
             tables=_tables(files),
             environment=_run_environment(files, known),
             missing=files.missing,
+            notes=files.notes,
+            clock="the launcher's clock" if len(files.launchers) == 1 else "each launcher's clock",
             is_live=files.is_live and not files.report,
             made=time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now_s)),
             policy=policy(style, script),

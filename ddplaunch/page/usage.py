@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +17,7 @@ from ddplaunch.system.files import run_json
 from ddplaunch.text import median
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from ddplaunch.page.where_time_went import Span
 
@@ -194,11 +195,24 @@ def curves(files: list[Path], whole: Span, steps: int) -> tuple[list[Curve], int
         node, unread = _node(file, whole, steps)
         nodes.append(node)
         damaged += unread
+    _tell_apart(nodes)
     titles = {title for node in nodes for title in node.sums}
     drawn = [_curve(quantity, nodes, steps) for quantity in QUANTITIES if quantity.title in titles]
     found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     return found, damaged
+
+
+def _tell_apart(nodes: Sequence[_Node]) -> None:
+    """Nodes that share a host have the name of their launcher's folder, or, of one launcher, that of their file."""
+    hosts = Counter(node.host for node in nodes)
+    folders = Counter((node.host, node.file.parent.parent) for node in nodes)
+    for node in nodes:
+        folder = node.file.parent.parent
+        if folders[node.host, folder] > 1:
+            node.host = f"{node.host} ({node.file.stem})"
+        elif hosts[node.host] > 1:
+            node.host = line(folder.name, 64)
 
 
 def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
@@ -256,12 +270,7 @@ def _values(body: Json) -> Iterator[tuple[Quantity, list[Any]]]:
 
 
 def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
-    bands = {}
-    for node in nodes:
-        if quantity.title in node.sums:
-            bands[node.host if node.host not in bands else node.file.stem] = node.sums[quantity.title].band(
-                quantity.scale
-            )
+    bands = {node.host: node.sums[quantity.title].band(quantity.scale) for node in nodes if quantity.title in node.sums}
     whole = Band([], [], [])
     for step in range(steps):
         known = [band for band in bands.values() if band.mid[step] is not None]

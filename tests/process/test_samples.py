@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import socket
 import sys
 from pathlib import Path
@@ -63,16 +64,29 @@ def test_no_samples_are_written_if_the_user_wants_none(options: tuple[str, ...],
     assert not list(tmp_path.rglob("samples"))
 
 
-def test_every_launcher_of_self_organised_nodes_has_its_own(tmp_path: Path) -> None:
+def test_every_launcher_of_self_organised_nodes_has_its_own_and_a_page_shows_all(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     options = ("--log-dir", tmp_path, "--nnodes", "2", "--rdzv-id", "job7", "--rdzv-backend", "c10d")
     words = (*options, "--rdzv-endpoint", f"127.0.0.1:{port}", "--no-python", sys.executable, "-S", "-c", WORK)
     both = [start(*words, ENOUGH_S) for _ in range(2)]
     assert [each.finish().returncode for each in both] == [0, 0]
-    found = [lines(path.parent.parent) for path in tmp_path.glob("job7/*/samples/node_0.jsonl")]
-    assert sorted(starts[0]["ranks"] for _, starts, _ in found) == [[0], [1]]
+    first, second = sorted(path.parent.parent for path in tmp_path.glob("job7/*/samples/node_0.jsonl"))
+    found = [lines(folder) for folder in (first, second)]
+    assert [starts[0]["ranks"] for _, starts, _ in found] == [[0], [1]]
     assert all(samples for _, _, samples in found)
+
+    page = tmp_path / "job7" / "run.html"
+    assert run("--page", "job7", "--log-dir", tmp_path).out.strip() == str(page)
+    text = page.read_text()
+    assert all(f"<b>{name}</b>" in text and f'data-node="{name}"' in text for name in (first.name, second.name))
+    assert "ready: 2 nodes, 2 workers" in text
+    assert "Not everything could be read" not in text
+    (second / "report.json").write_text("{")
+    shutil.rmtree(first)
+    run("--page", "job7", "--log-dir", tmp_path)
+    assert "no folder with the events of rank 0." in page.read_text()
+    assert f"{second.name}: report.json is damaged" in page.read_text()
 
 
 @pytest.mark.slow

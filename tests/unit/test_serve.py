@@ -173,7 +173,7 @@ def test_runs_elsewhere_are_found_with_log_dir(base: Path, tmp_path: Path):
     assert paths("mine", str(tmp_path / "logs")) == [str(tmp_path / "logs" / "mine" / "run.html")]
 
 
-def test_each_launcher_of_a_run_has_a_page(base: Path):
+def test_a_run_of_several_launchers_has_one_page_and_one_address(base: Path, server: _Server):
     shared = base / "job7"
     shared.mkdir()
     (shared / ".ddplaunch-nodes").write_text("key")
@@ -183,8 +183,10 @@ def test_each_launcher_of_a_run_has_a_page(base: Path):
         (shared / name / "report.json").write_text(text)
         text = (shared / name / "run.json").read_text().replace(name, "job7")
         (shared / name / "run.json").write_text(text)
-    assert paths("job7") == [str(shared / name / "run.html") for name in ("run-a", "run-b")]
+    assert paths("job7") == [str(shared / "run.html")]
     assert paths("job7/run-b") == [str(shared / "run-b" / "run.html")]
+    (address,) = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
+    assert "2 launchers made this run" in ask(server, f"/{server.token}/{address}")[1]
 
 
 # Their options.

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def page(run_id: str, log_dir: str | None, show: Callable[[str], None]) -> None:
-    """Make the page of this run, and print its path; of each launcher of the run that has a folder here.
+    """Make the page of this run, and print its path. Of several launchers it shows all that have a folder here.
 
     ``run_id`` may also be the beginning of one, or ``last``; ``RUN_ID/NAME`` is the folder of one launcher.
 
@@ -27,15 +27,13 @@ def page(run_id: str, log_dir: str | None, show: Callable[[str], None]) -> None:
     """
     from ddplaunch.page.make import make
 
-    for folder in _folders(run_id, log_dir):
-        try:
-            show(str(make(folder)))
-        except OSError as error:
-            raise LaunchError(f"--page: {folder}: {error.strerror}", "", NODE_NOT_READY) from None
+    folder = _folder(run_id, log_dir)
+    try:
+        show(str(make(folder)))
+    except OSError as error:
+        raise LaunchError(f"--page: {folder}: {error.strerror}", "", NODE_NOT_READY) from None
 
 
-def _folders(run_id: str, log_dir: str | None) -> tuple[Path, ...]:
-    """The folders of the run's launchers."""
+def _folder(run_id: str, log_dir: str | None) -> Path:
     run = run_folders.find("--page", run_id, log_dir)
-    folders = run.of_all_launchers()
-    return (run.name,) if "/" in run_id or folders == (run.path,) else folders
+    return run.name if "/" in run_id else run_folders.run_of(run.name)

@@ -109,7 +109,7 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
     if not any(is_running(folder, _started(folder)) for folder in found):
         live = {tag: (run_id, folder) for tag, run_id, folder in _live()}
         folders = dict.fromkeys(
-            (*_in_bases(where), *(_run_of(folder) for _, folder in live.values() if folder is not None))
+            (*_in_bases(where), *(run_of(folder) for _, folder in live.values() if folder is not None))
         )
         found = _last(folders) if word == LAST else _named(word, folders) or _beginning(option, word, folders)
         if not found and any(word in (tag, run_id) for tag, (run_id, _) in live.items()):
@@ -133,7 +133,7 @@ def _in_bases(where: Iterable[Path]) -> Iterator[Path]:
             yield from (base / name for name in os.listdir(base) if not name.startswith("."))
 
 
-def _run_of(folder: Path) -> Path:
+def run_of(folder: Path) -> Path:
     """The folder of the whole run, which has those of its launchers if every node has one."""
     return folder.parent if (folder.parent / run_folder.NODES).is_file() else folder
 

@@ -19,7 +19,7 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.commands.runs import past_runs
+from ddplaunch.commands.runs import past_runs, run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.page import index, render
 
@@ -120,7 +120,8 @@ class _Server(ThreadingHTTPServer):
     def page(self, name: str) -> str | None:
         """The page at this part of an address: the index, or that of a run; None if there is none."""
         runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
-        entries = {_key(folder): (run, folder) for run, folders in runs for folder in folders}
+        found = [(run, run_folders.run_of(folders[0])) for run, folders in runs]
+        entries = {_key(folder): (run, folder) for run, folder in found}
         if not name:
             return index.page([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
         known = entries.get(name.removesuffix("/"))
@@ -136,7 +137,7 @@ class _Server(ThreadingHTTPServer):
 
 
 def _key(folder: Path) -> str:
-    """The folder of a launcher in an address: a name may have any characters, and several runs one name."""
+    """The folder of a run in an address: a name may have any characters, and several runs one name."""
     return hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
 
 
