@@ -160,6 +160,22 @@ def test_the_folder_may_be_moved_meanwhile(tmp_path: Path, monkeypatch: pytest.M
     assert [(tmp_path / "after" / name).read_bytes() for name in names] == [b"[0] one line\n"] * 2
 
 
+@pytest.mark.parametrize("max_bytes", [10, 1 << 20])
+def test_after_it_was_deleted_or_renamed_there_is_a_new_one(
+    max_bytes: int, logged: Logged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(console_log, "MAX_BYTES", max_bytes)
+    logged.console.output(out(0), b"one line\n")
+    assert logged.log() == b"[0] one line\n"
+    logged.file.unlink()
+    logged.console.output(out(0), b"the next\n")
+    assert logged.log() == b"[0] the next\n"
+    if max_bytes == 10:
+        logged.file.rename(logged.file.with_name("mine"))
+        logged.console.output(out(0), b"the last\n")
+        assert logged.log() == b"[0] the last\n"
+
+
 def test_a_line_without_an_end_does_not_grow_for_ever_either(logged: Logged, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(console_log, "MAX_BYTES", 1000)
     logged.console.show_no_prefix()

@@ -69,6 +69,9 @@ class ConsoleLog(StreamWriter):
             # A line without an end must not grow for ever.
             if self._nbytes >= (MAX_BYTES if self._is_at_line_end else 2 * MAX_BYTES):
                 self._begin_next()
+            elif not os.fstat(self._fd).st_nlink:  # It was deleted: nobody could read what follows.
+                with contextlib.suppress(OSError):  # The folder, too.
+                    self._replace()
             keep_free(self._fd, len(data))
             count = os.write(self._fd, data)
         except OSError as error:
@@ -80,7 +83,11 @@ class ConsoleLog(StreamWriter):
         return count
 
     def _begin_next(self) -> None:
-        os.replace(FILE, EARLIER, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        with contextlib.suppress(FileNotFoundError):  # Somebody has moved it.
+            os.replace(FILE, EARLIER, src_dir_fd=self._folder, dst_dir_fd=self._folder)
+        self._replace()
+
+    def _replace(self) -> None:
         file = self._create()
         for fd in (1, 2) if self._is_stdout else ():
             os.dup2(file, fd)
