@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,27 @@ def test_the_last_lines_come_first_and_then_what_follows(log: Path) -> None:
     append(log, " line\n")
     assert rest(again) == rest(follower) == b" line\n"
     assert LogFollower(log.parent, log.name).last_lines(0) == b""
+
+
+def test_a_progress_bar_is_one_line(log: Path) -> None:
+    append(log, "first\nbar: " + "".join(f"\r{number}%" for number in range(100)))
+    assert LogFollower(log.parent, log.name).last_lines(2).startswith(b"first\nbar: \r0%")
+
+
+def test_a_file_that_somebody_empties_is_read_from_its_beginning(log: Path) -> None:
+    append(log, "1\n2\n3\n")
+    follower = LogFollower(log.parent, log.name)
+    follower.last_lines(1)
+    os.truncate(log, 0)
+    append(log, "4\n")
+    assert rest(follower) == b"4\n"
+    assert follower.has_gap
+
+
+def test_what_is_no_file_is_not_read(log: Path) -> None:
+    os.mkfifo(log)
+    follower = LogFollower(log.parent, log.name)
+    assert follower.last_lines(1) == follower.read() == b""
 
 
 def test_a_new_file_is_read_from_its_beginning(log: Path) -> None:

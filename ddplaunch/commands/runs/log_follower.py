@@ -7,7 +7,9 @@ never waits for it.
 from __future__ import annotations
 
 import contextlib
+import io
 import os
+import stat
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -39,8 +41,8 @@ class LogFollower:
         start = max(0, size - _LAST_BYTES)
         data = os.pread(self._fd, size - start, start)
         os.lseek(self._fd, start + len(data), os.SEEK_SET)
-        lines = data.splitlines(keepends=True)[-count:] if count else []
-        return b"".join(lines)
+        lines = io.BytesIO(data).readlines()  # ``splitlines`` would also split a progress bar, at carriage returns.
+        return b"".join(lines[-count:] if count else [])
 
     def read(self) -> bytes:
         """What was written next, at most 64 kB of it; empty if there is nothing more yet."""
@@ -50,6 +52,10 @@ class LogFollower:
         next_path = self._next_path()
         data = os.read(self._fd, _READ_BYTES)
         if not data and next_path and self._open(next_path):
+            data = os.read(self._fd, _READ_BYTES)
+        elif not data and os.fstat(self._fd).st_size < os.lseek(self._fd, 0, os.SEEK_CUR):
+            os.lseek(self._fd, 0, os.SEEK_SET)  # Somebody has emptied it, as by `> console.log`.
+            self.has_gap = True
             data = os.read(self._fd, _READ_BYTES)
         return data
 
@@ -85,7 +91,10 @@ class LogFollower:
 
     def _open(self, path: Path) -> bool:
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # Opening a FIFO would block.
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                os.close(fd)
+                return False
             self.close()
             self._fd = fd
             return True
