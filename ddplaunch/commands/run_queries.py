@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.commands import ps_page as page
 from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
+from ddplaunch.commands.runs import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import keeper
@@ -108,6 +109,9 @@ def parts_of_run(
     raise_failures(queries)
     if run_id == keeper.RUN_ID:
         raise UsageError(f"{option} {run_id}: nothing is kept warm on the hosts that were queried", "See --keep-warm.")
+    if (host := run_folders.host_of_launcher(run_id)) and host.split(".")[0] not in found:
+        hint = f"There: ssh {host} ddplaunch {option} {run_id}. From here: --hosts {host}."
+        raise UsageError(f"{option} {run_id}: its launcher is not on this machine but on {host}", hint)
     known = page.ids(found.values())
     hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other hosts."
     raise UsageError(f"{option} {run_id}: no run of yours has this id on the hosts that were queried", hint)

@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
+from ddplaunch.commands.runs import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S
@@ -70,7 +71,8 @@ def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> 
     is_alive = any(run.launcher_alive for runs in parts.values() for run in runs)
     text, hint = "its launcher has ended", f"`ddplaunch --kill {run_id}` ends the processes that are left."
     if is_alive:
-        text, hint = "its launcher is on another host", "Name it with --hosts."
+        host = run_folders.host_of_launcher(run_id)
+        text, hint = f"its launcher is on {host or 'another host'}", f"Name it with --hosts{host and ' '}{host}."
     return UsageError(f"--stacks {run_id}: {text}", hint)
 
 

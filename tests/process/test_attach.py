@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
+import struct
+import termios
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -215,16 +218,47 @@ def test_what_cannot_be_shown_is_an_error(option: str, go: Path) -> None:
         assert text in refused.err
 
 
-def test_a_pipe_that_is_closed_ends_the_viewer_only(go: Path) -> None:
+@pytest.mark.parametrize("words", [("--attach",), ("-f", "--logs")])
+def test_a_pipe_that_is_closed_ends_the_viewer_only(words: tuple[str, ...], go: Path) -> None:
+    """Also while the run says nothing: over SSH without a terminal, the viewer would stay on the machine."""
     run_id = started(go)
     reader, writer = os.pipe()
-    viewer = start("--attach", run_id, stdout=writer)
+    viewer = start(*words, run_id, stdout=writer)
     os.close(writer)
-    viewer.wait_for("Ctrl-C leaves it")
-    os.close(reader)
+    with open(reader) as pipe:
+        assert any("begins" in line for line in pipe)
+    assert viewer.finish().returncode == 128 + signal.SIGPIPE
+    assert is_alive(launcher_of(run_id))
+
+
+def test_a_viewer_waits_where_a_pipe_that_does_not_block_is_full(go: Path) -> None:
+    program = 'seq 1 100000; touch "$0"'
+    started = run("--detach", "--no-python", "sh", "-c", program, str(go))
+    wait_until(go.exists, 30)
+    reader, writer = os.pipe()
+    os.set_blocking(writer, False)
+    printing = start("--logs", started.out.strip(), stdout=writer)
+    os.close(writer)
+    with open(reader, "rb") as pipe:
+        wait_until(lambda: waiting_bytes(reader) > PIPE_BYTES * 3 // 4, 30)
+        assert len(pipe.read().splitlines()) == 100_001, "and a title"
+    assert printing.finish().returncode == 0
+
+
+PIPE_BYTES = 1 << 16
+
+
+def waiting_bytes(pipe: int) -> int:
+    return int(struct.unpack("i", fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)))[0])
+
+
+def test_a_run_that_has_just_started_can_be_attached_to(go: Path) -> None:
+    running = start("--rdzv-id", JOB, *job(go, "--nproc-per-node", "2"))
+    wait_until((folder_of(JOB) / ".ddplaunch-run").exists, 30)
+    viewer = start("--attach", JOB)
+    viewer.wait_for("begins", 2)
     go.touch()
-    assert viewer.finish().returncode in (7, 128 + signal.SIGPIPE)
-    assert report_of(run_id)["exit_code"] == 7
+    assert viewer.finish().returncode == running.finish().returncode == 7
 
 
 JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the shell; read', "bash")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import LaunchConfig, LaunchError, UsageError
-from ddplaunch.commands.runs import run_folders
+from ddplaunch.commands import run_queries
+from ddplaunch.commands.query import Queries
+from ddplaunch.commands.runs import attach, launcher_request, live, logs, run_folders
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NO_REPORT
 from ddplaunch.launcher.display import report_files
@@ -138,6 +141,51 @@ def test_without_a_report_the_code_is_unknown(base: Path, host: str, monkeypatch
     with pytest.raises(LaunchError, match=problem) as error:
         found.exit_code()
     assert error.value.exit_code == NO_REPORT
+
+
+@pytest.mark.parametrize("is_live", [True, False])
+def test_a_launcher_on_another_host_is_named_with_what_to_do(
+    is_live: bool, base: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """On two hosts that share the folder; its lock is seen, or not."""
+    folder = make(base, FIRST, 1, code=None)
+    (folder / "console.log").write_text("a line\n")
+    events = {"event": "attempt_started", "attempt": 0, "workers": 1, "first_rank": 0, "host": "gpu1"}
+    (folder / "events.jsonl").write_text(json.dumps(events))
+    (folder / "attempt_0" / "0").mkdir(parents=True)
+    (folder / "attempt_0" / "0" / "stdout.log").write_text("a line\n")
+    run_json = folder / "run.json"
+    run_json.write_text(run_json.read_text().replace(f'"{os.uname().nodename}"', '"gpu1.site"'))
+    monkeypatch.setattr(os, "nice", lambda _: None)
+    monkeypatch.setattr(attach._Viewer, "follow_to_the_end", lambda viewer: viewer._run.exit_code())
+    if not is_live:
+        with run_folder.released(folder):
+            pass
+    said: list[str] = []
+    with pytest.raises(LaunchError) as error:
+        attach.attach(FIRST, None, said.append)
+    assert error.value.exit_code == NO_REPORT
+    assert f"ssh gpu1.site ddplaunch --wait {FIRST}" in error.value.hint
+    way = f"ssh gpu1.site ddplaunch --kill {FIRST}" if is_live else f"ssh -t gpu1.site ddplaunch --attach {FIRST}"
+    assert any(way in line for line in said), said
+    with pytest.raises(LaunchError) as error:
+        launcher_request.leave(FIRST, None, said.append)
+    assert f"ssh gpu1.site ddplaunch --leave {FIRST}" in error.value.hint
+    with pytest.raises(UsageError, match=r"its launcher is not on this machine but on gpu1\.site") as error:
+        run_queries.parts_of_run("--kill", FIRST, Queries(), {})
+    assert f"ssh gpu1.site ddplaunch --kill {FIRST}. From here: --hosts gpu1.site" in error.value.hint
+    if not is_live:
+        live.live(FIRST, None, said.append)
+        assert f"ssh -t gpu1.site ddplaunch --ps {FIRST}" in said[-1]
+        logs.logs(logs.LogsRequest(FIRST, follows=True), None, said.append)
+        assert f"ssh gpu1.site ddplaunch --logs {FIRST} -f" in said[-1]
+    assert capfd.readouterr().out.startswith("a line\n")
+
+
+def test_no_run_id_is_an_error(base: Path) -> None:
+    make(base, FIRST, 1)
+    with pytest.raises(UsageError, match="--wait : no run id"):
+        find("--wait", "", None)
 
 
 def test_damaged_files_are_unknown(base: Path) -> None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.commands.runs import stdout
 from ddplaunch.commands.runs.log_follower import POLL_S, LogFollower
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
@@ -34,6 +35,9 @@ _AGAIN_S = 0.7
 
 _END_S = 0.1
 """How often an idle viewer looks whether the run has ended."""
+
+_BEGIN_S = 5.0
+"""A launcher that has just started writes its first files within this time."""
 
 _MAX_LAG_BYTES = 4 << 20
 """A terminal that is further behind than this skips lines: nobody can read them."""
@@ -61,7 +65,7 @@ def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int
     Raises:
         UsageError, LaunchError: as ``wait``.
     """
-    run = find("--attach", text, log_dir)
+    run = _begun(find("--attach", text, log_dir))
     follower = LogFollower(run.path, CONSOLE_LOG)
     viewer = _Viewer(run, follower, report)
     try:
@@ -75,6 +79,17 @@ def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int
                 _stop(run, report)
     finally:
         follower.close()
+
+
+def _begun(run: RunFolder) -> RunFolder:
+    """``run`` with its run.json, once its launcher has written that and has begun console.log."""
+    deadline = time.monotonic() + _BEGIN_S
+    while run.is_running() and time.monotonic() < deadline:
+        run = replace(run, started=run_json.read(run.path / run_json.RUN) or {})
+        if run.started and (run.path / CONSOLE_LOG).exists():
+            break
+        time.sleep(POLL_S)
+    return run
 
 
 class _Viewer:
@@ -97,7 +112,7 @@ class _Viewer:
         self._has_begun = True
         for line in _introduction(self._run, is_running=self._was_running):
             self._report(line)
-        self._write(self._coloured(self._follower.last_lines(_rows())))
+        stdout.write(self._coloured(self._follower.last_lines(_rows())))
         os.nice(_NICE)  # Now that the first lines are shown, the job comes first.
 
     def follow_to_the_end(self) -> int:
@@ -110,7 +125,7 @@ class _Viewer:
                 looked_s = time.monotonic()
                 if not self._run.is_running():
                     break
-            time.sleep(POLL_S)
+            stdout.pause(POLL_S)
         while self._show_next():
             pass
         code = self._run.exit_code()
@@ -125,21 +140,21 @@ class _Viewer:
         if self._follower.has_gap:
             self._follower.has_gap = False
             self._report("... lines not shown: they were deleted before they could be shown here")
-        self._write(self._coloured(data))
+        stdout.write(self._coloured(data))
         return bool(data)
-
-    def _write(self, data: bytes) -> None:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(1, view) :]
 
 
 def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
     """What the user should know before the lines of the run."""
     more = f"; {run.launchers} launchers of it are on this machine, this is {run.name}" if run.launchers > 1 else ""
+    if not is_running and (problem := run.unknown()):
+        return [f"run {run.run_id}{more}; {problem}. There: ssh -t {run.other_host} ddplaunch --attach {run.run_id}"]
     if not is_running:
         return [f"run {run.run_id}{more}; it has ended"]
     lines = [f"run {run.run_id}{more}; Ctrl-C leaves it"]
+    if run.other_host:
+        kill = f"ssh {run.other_host} ddplaunch --kill {run.run_id}"
+        lines.append(f"its launcher is on {run.other_host}, which shares the run folder; to end it: {kill}")
     streams = run.started.get("on_terminal")
     if isinstance(streams, list) and streams:
         names = quote(" and ".join(map(str, streams)))
@@ -165,19 +180,20 @@ def _rows() -> int:
 def _wants_to_stop(run: RunFolder, report: Callable[[str], None]) -> bool:
     """Whether a second Ctrl-C follows and the user then says yes; otherwise say how to come back."""
     try:
-        report(f"left; the run goes on. Back: ddplaunch --attach {run.run_id}; end it: ddplaunch --kill {run.run_id}")
+        there = f"ssh {run.other_host} " if run.other_host else ""
+        back, end = f"ddplaunch --attach {run.run_id}", f"{there}ddplaunch --kill {run.run_id}"
+        report(f"left; the run goes on. Back: {back}; end it: {end}")
         if not (os.isatty(0) and run.launcher_pid):
             return False
         time.sleep(_AGAIN_S)
     except KeyboardInterrupt:
-        return _says_yes(f"ddplaunch: stop the run {run.run_id}? [y/N] ")
+        return _says_yes(f"ddplaunch: stop the run {quote(run.run_id)}? [y/N] ")
     return False
 
 
 def _says_yes(question: str) -> bool:
     try:
-        sys.stderr.write(question)
-        sys.stderr.flush()
+        os.write(2, question.encode())
         return os.read(0, 100).strip().lower() in (b"y", b"yes")
     except (KeyboardInterrupt, OSError):
         return False

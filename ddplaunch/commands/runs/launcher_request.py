@@ -51,8 +51,11 @@ def leave(text: str, log_dir: str | None, report: Callable[[str], None]) -> int:
         LaunchError: the launcher does not answer, or refuses.
     """
     run = find("--leave", text, log_dir)
+    if run.other_host and (run.is_running() or run.unknown()):
+        there = f"There: ssh {run.other_host} ddplaunch --leave {run.run_id}."
+        raise UsageError(f"--leave {text}: its launcher is not on this machine but on {run.other_host}", there)
     if not (run.launcher_pid and run.is_running()):
-        raise UsageError(f"--leave {text}: its launcher has ended or is on another host")
+        raise UsageError(f"--leave {text}: its launcher has ended")
     os.kill(run.launcher_pid, signal.SIGCONT)
     if problem := _ask(run, LeaveTerminal(_tag(run))):
         raise LaunchError(f"the run still needs its terminal: {problem}", "", NODE_NOT_READY)

@@ -92,6 +92,9 @@ class _Table:
 
     def ended(self) -> str:
         """How a run has ended, and where its files are."""
+        if problem := self._run.unknown():
+            there = f"ssh -t {self._run.other_host} ddplaunch --ps {self._run.run_id}"
+            return f"{self._run.run_id}: {problem}; there: {there}"
         found = past_runs.of_launchers(self._folders)
         took = f" after {elapsed(found.duration_s)}" if found.duration_s is not None else ""
         lines = [f"{self._run.run_id}: ended{took}: {found.result}", *([found.cause] if found.cause else [])]

@@ -5,20 +5,19 @@ Runs in the process that the user started. It only reads files, so that no worke
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.runs import rank_logs
+from ddplaunch.commands.runs import rank_logs, stdout
 from ddplaunch.commands.runs.log_follower import LogFollower
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.text import fold_ints, quote, ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.commands.runs.rank_logs import RankLogs
     from ddplaunch.commands.runs.run_folders import RunFolder
@@ -61,9 +60,11 @@ class _Output:
         """Print ``data`` of the file with this title."""
         if self.has_titles and title != self._last:
             before = "" if self._is_at_line_end else "\n"
-            _write(f"{before}{chr(10) if self._last else ''}==> {title} <==\n".encode("utf-8", "backslashreplace"))
+            stdout.write(
+                f"{before}{chr(10) if self._last else ''}==> {title} <==\n".encode("utf-8", "backslashreplace")
+            )
             self._last = title
-        _write(data)
+        stdout.write(data)
         self._is_at_line_end = data.endswith(b"\n")
 
 
@@ -81,14 +82,22 @@ def logs(request: LogsRequest, log_dir: str | None, report: Callable[[str], None
     if not files:
         raise LaunchError(f"--logs: no log file of {ranks(chosen)} is on this machine", _hint(run), NODE_NOT_READY)
     _print_all(files, output)
-    while request.follows and run.is_running():
-        _follow_for(_AGAIN_S, files, output)
-        now, chosen = _chosen(run, request)
-        if now != attempt:
-            attempt = now
-            report(f"attempt {attempt}")
-            files = _opened(chosen, report, output)
-    _print_all(files, output)
+    is_running = request.follows
+    while is_running:
+        if is_running := run.is_running():
+            _follow_for(_AGAIN_S, files, output)
+        for now, started in _started(run, request, attempt):
+            if now != attempt:
+                report(f"attempt {now}")
+                _close(files)
+                attempt, chosen, files = now, {}, []
+            # The nodes of an attempt do not start at one moment.
+            new = {rank: logs for rank, logs in started.items() if rank not in chosen}
+            files += _opened(new, report, output)
+            chosen |= started
+            _print_all(files, output)
+    if request.follows and (problem := run.unknown()):
+        report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
     return 0
 
 
@@ -98,8 +107,16 @@ def _hint(run: RunFolder) -> str:
     )
 
 
+def _started(run: RunFolder, request: LogsRequest, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
+    """The attempts from ``first`` on, if they are to be shown, and of each the logs by rank: those of its ranks."""
+    for attempt, found in sorted(rank_logs.of_run(run).items()):
+        if attempt == request.attempt or (request.attempt is None and attempt >= first):
+            wanted = found if request.ranks is None else found.keys() & request.ranks
+            yield attempt, {rank: found[rank] for rank in sorted(wanted)}
+
+
 def _chosen(run: RunFolder, request: LogsRequest) -> tuple[int, dict[int, RankLogs]]:
-    """The attempt, and the logs of the ranks that are to be shown."""
+    """The attempt with which the command begins, and the logs of the ranks that are to be shown."""
     attempts = rank_logs.of_run(run)
     if not attempts:
         raise LaunchError(f"--logs {request.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
@@ -107,8 +124,7 @@ def _chosen(run: RunFolder, request: LogsRequest) -> tuple[int, dict[int, RankLo
     if attempt not in attempts:
         raise UsageError(f"--attempt {attempt}: the workers have started in attempt {fold_ints(attempts)} only")
     found = attempts[attempt]
-    missing = sorted(set(request.ranks or ()) - found.keys())
-    if missing:
+    if missing := sorted(set(request.ranks or ()) - found.keys()):
         raise UsageError(f"--ranks: no {ranks(missing)} in attempt {attempt}, which has {ranks(found)}")
     return attempt, {rank: found[rank] for rank in sorted(request.ranks or found)}
 
@@ -136,6 +152,11 @@ def _files(logs: RankLogs) -> list[_File]:
     ]
 
 
+def _close(files: Iterable[_File]) -> None:
+    for file in files:
+        file.reader.close()
+
+
 def _print_all(files: Iterable[_File], output: _Output) -> None:
     for file in files:
         while _print_next(file, output):
@@ -146,7 +167,7 @@ def _follow_for(seconds: float, files: Collection[_File], output: _Output) -> No
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any([_print_next(file, output) for file in files]):
-            time.sleep(_POLL_S)
+            stdout.pause(_POLL_S)
 
 
 def _print_next(file: _File, output: _Output) -> bool:
@@ -154,9 +175,3 @@ def _print_next(file: _File, output: _Output) -> bool:
     if data:
         output.write(file.title, data)
     return bool(data)
-
-
-def _write(data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(1, view) :]

@@ -19,6 +19,7 @@ from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.system.files.run_folder import LOCK
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -55,9 +56,21 @@ class RunFolder:
         pid = self.started.get("pid")
         return pid if type(pid) is int and pid > 0 and self.started.get("host") == socket.gethostname() else 0
 
+    @property
+    def other_host(self) -> str:
+        """The host of the launcher, if that is not this machine but one that shares the folder; otherwise empty."""
+        host = quote(run_json.text(self.started, "host"))
+        return "" if host == socket.gethostname() else host
+
     def is_running(self) -> bool:
         """Whether the launcher is alive, as far as this machine shows it."""
         return is_running(self.path, self.started)
+
+    def unknown(self) -> str:
+        """Why nobody knows here whether a run that does not seem to go on has ended; empty if that is known."""
+        if not self.other_host or os.path.lexists(self.path / run_json.REPORT):
+            return ""
+        return f"there is no report, and its launcher is not on this machine but on {self.other_host}"
 
     def of_all_launchers(self) -> tuple[Path, ...]:
         """The folders of the run's launchers on this machine, or on a file system that they share."""
@@ -74,14 +87,11 @@ class RunFolder:
         code = report.get("exit_code") if report else None
         if type(code) is int and 0 <= code <= 255:
             return code
-        host = run_json.text(self.started, "host") or "an unknown host"
-        if self.launcher_pid:
-            problem, hint = (
-                "its launcher was killed before it wrote a report",
-                f"Its last lines: {self.name}/console.log.",
-            )
+        if problem := self.unknown():
+            hint = f"There: ssh {self.other_host} ddplaunch --wait {self.run_id}."
         else:
-            problem, hint = f"there is no report, and its launcher is not on this machine but on {host}", "Ask there."
+            problem = "its launcher was killed before it wrote a report"
+            hint = f"Its last lines: {self.name}/console.log."
         raise LaunchError(f"{self.run_id}: the exit code is not known: {problem}", hint, NO_REPORT)
 
 
@@ -105,6 +115,8 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
     """
     where = bases(log_dir)
     word, _, part = text.partition("/")
+    if not word:
+        raise UsageError(f"{option} {text}: no run id", f"{option} {LAST} is the run that was started last.")
     found = _named(word, _in_bases(where))
     if not any(is_running(folder, _started(folder)) for folder in found):
         live = {tag: (run_id, folder) for tag, run_id, folder in _live()}
@@ -117,6 +129,18 @@ def find(option: str, text: str, log_dir: str | None) -> RunFolder:
     if not found:
         raise _unknown(option, text, where)
     return _of_launcher(found[0], part, option, text) if part else _of_run(found)
+
+
+def host_of_launcher(run_id: str) -> str:
+    """The other host of the launcher of a run that has not ended, as the default folder shows it; empty: it does not.
+
+    ``run_id`` may also be its run tag.
+    """
+    with contextlib.suppress(LaunchError):
+        run = find("", run_id, None)
+        if run_id in (run.run_id, run_json.text(run.started, "run_tag")) and (run.is_running() or run.unknown()):
+            return run.other_host
+    return ""
 
 
 def known_ids() -> list[str]:
