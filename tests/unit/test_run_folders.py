@@ -19,7 +19,7 @@ from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import run_folder
+from ddplaunch.system.files import free_space, run_folder
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 
@@ -157,6 +157,7 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
     run_json = folder / "run.json"
     run_json.write_text(run_json.read_text().replace(f'"{os.uname().nodename}"', '"gpu1.site"'))
     monkeypatch.setattr(os, "nice", lambda _: None)
+    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 62)
     monkeypatch.setattr(attach._Viewer, "follow_to_the_end", lambda viewer: viewer._run.exit_code())
     if not is_live:
         with run_folder.released(folder):
@@ -168,6 +169,7 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
     assert f"ssh gpu1.site ddplaunch --wait {FIRST}" in error.value.hint
     way = f"ssh gpu1.site ddplaunch --kill {FIRST}" if is_live else f"ssh -t gpu1.site ddplaunch --attach {FIRST}"
     assert any(way in line for line in said), said
+    assert any("is full: lines are missing here" in line for line in said) == is_live
     with pytest.raises(LaunchError) as error:
         launcher_request.leave(FIRST, None, said.append)
     assert f"ssh gpu1.site ddplaunch --leave {FIRST}" in error.value.hint

@@ -17,7 +17,7 @@ from ddplaunch.commands.runs.log_follower import POLL_S, LogFollower
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.system import process_activity
-from ddplaunch.system.files import run_json
+from ddplaunch.system.files import free_space, run_json
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -161,6 +161,8 @@ def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
         lines.append(f"the {names} of its only worker is on its terminal only, not here (with -t 3 also here)")
     if not os.path.exists(run.path / CONSOLE_LOG):
         raise LaunchError(f"{run.run_id}: it has no {CONSOLE_LOG}", f"Its files are in {run.name}.", NODE_NOT_READY)
+    if free_space.is_low(run.path):
+        lines.append(f"the disk of {run.name} is full: lines are missing here")
     if run.launcher_pid and (state := process_activity.suspended(run.launcher_pid)):
         lines.append(f"its launcher is {state}, as by Ctrl-Z: `kill -CONT {run.launcher_pid}` continues it")
     return lines
