@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.errors import NODE_LOST
 from tests.process.test_nodes_meet import SUM, WAIT
 from tests.process.test_samples import ENOUGH_S, WORK, lines
 from tests.slurm.test_srun import job_of, sums
@@ -117,3 +118,18 @@ def test_signals_of_scancel_reach_the_workers(slurm: Slurm):
     # What SLURM does not do is said, twice: when it can be changed, and at the end.
     assert f"SLURM requeues only jobs of sbatch, and job {job} is none" in done.err
     assert f"SLURM did not requeue job {job}: " in done.err
+
+
+def test_a_detached_run_ends_with_its_allocation_and_can_be_attached_to(slurm: Slurm):
+    """Its launcher is in the job's shell, and its agents are steps of the job."""
+    begins = ("--nproc-per-node", "1", "--no-python", "sh", "-c", "echo begins; exec sleep 1000")
+    script = f'id=$({shlex.join(command("--detach", *begins))}) && {shlex.join(command("--attach"))} "$id"'
+    allocation = slurm.start(["salloc", "-N2", "--quiet", "--job-name=left", "sh", "-c", script])
+    allocation.wait_for("begins", 2)
+    job = job_of(slurm, "left")
+    allocation.wait_for(rf"the run goes on without this terminal, until SLURM job {job} ends")
+    [ready] = allocation.wait_for(r"run (\S+); Ctrl-C leaves it")
+    slurm.run("scancel", job)
+    code = slurm.start(command("--wait", ready[1])).finish().returncode
+    assert code == allocation.finish().returncode
+    assert code in (NODE_LOST, 128 + signal.SIGTERM), "SLURM's SIGTERM to the agents, or the end of their steps"
