@@ -14,6 +14,7 @@ from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
+from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
 from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -98,6 +99,18 @@ def test_the_story_of_a_run(log: Log):
         {"event": "node_joined", "node": 1, "host": "gpu2", "workers": 4},
         {"event": "node_left", "node": 0, "host": "gpu1"},
         {"event": "run_ended", "outcome": "failed", "exit_code": 1},
+    ]
+
+
+def test_debug_sessions(log: Log, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", iter(range(1000, 2000)).__next__)
+    log.on(1, SessionOpened(7, 2, 3, "gpu2", "at breakpoint() (train.py:5)"))
+    log.on(0, SessionClosed(7))
+    log.on(1, SessionClosed(7, has_quit=True))
+    of_rank = {"node": 1, "host": "gpu2", "attempt": 2, "rank": 3}
+    assert without_t(log.end())[1:-1] == [
+        {"event": "debugger_opened", **of_rank, "text": "rank 3 stopped at breakpoint() (train.py:5)"},
+        {"event": "debugger_closed", **of_rank, "s": 2, "text": "the user has quit"},
     ]
 
 

@@ -152,7 +152,8 @@ class UserMessages:
     def left_terminal(self) -> None:
         """This process uses its terminal no more, from now on."""
         back = f"to come back: ddplaunch --attach {self.run_id}"
-        self.show(f"the run goes on without this terminal, which can be closed; {back}", Level.NORMAL)
+        text = f"the run goes on without this terminal, which can be closed; {back}"
+        self.show(text, Level.NORMAL, kind="terminal_left")
         self.console.wait_shown(_SUSPEND_S)
         self.console.leave_terminal()
 

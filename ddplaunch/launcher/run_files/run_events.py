@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.display.failure_page import failure_line
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
 from ddplaunch.protocol.health import HealthFound, NodeHealth
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -49,6 +50,7 @@ class RunEvents:
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
+        self._debugged: dict[tuple[int, int], tuple[float, dict[str, object]]] = {}
         self._quiet = _QuietTime()
         self.add("run_started", schema=SCHEMA, text=run_id)
 
@@ -95,6 +97,14 @@ class RunEvents:
                 self._on_ended(index, result)
             case NodeHealth(findings=findings) | HealthFound(findings=findings):
                 self._on_findings(index, findings)
+            case SessionOpened():
+                facts: dict[str, object] = {"attempt": event.attempt, "rank": event.rank}
+                self._debugged[index, event.session] = time.time(), facts
+                self.of_node("debugger_opened", index, f"rank {event.rank} stopped {event.place}", **facts)
+            case SessionClosed(session=session) if (index, session) in self._debugged:
+                opened_s, facts = self._debugged.pop((index, session))
+                text = "the user has quit" if event.has_quit else ""
+                self.of_node("debugger_closed", index, text, **facts, s=round(time.time() - opened_s, 3))
             case AgentEnded():
                 self.of_node("node_left", index)
             case WorkerActivity():
