@@ -43,7 +43,7 @@ def finish(
         from ddplaunch.launcher.run_files import node_memory  # A run without a failure does not wait for the import.
 
         node_memory.remember(config, result, lost, messages.show)
-    page.begin_last(result.duration_s)
+    page.begin_last(result.duration_s, has_failed=result.outcome == "failed" and bool(result.attempts))
     slurm_requeue.requeue(result, messages.show)
     messages.drain(result, is_interrupted)
     page.wait_for_last(result.duration_s, is_interrupted)

@@ -1,4 +1,5 @@
-"""Makes the page of the run folder that is its argument. The launcher starts it as a child process.
+"""Makes the page of the run folder that is its argument. The launcher starts it as a child process,
+and sends a byte to its stdin when the page is to be made.
 
 Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too.
 """
@@ -15,11 +16,13 @@ LIMIT_S = 60
 
 
 def main() -> None:
-    """Make the page; an error of the disk ends with 1."""
-    signal.alarm(LIMIT_S)
+    """Make the page; an error of the disk ends with 1. At the end of stdin the launcher has gone: nothing is made."""
     os.nice(19)
     from ddplaunch.page.make import make, whole_run
 
+    if not os.read(0, 1):
+        return
+    signal.alarm(LIMIT_S)
     folder = Path(sys.argv[1])
     try:
         make(folder)

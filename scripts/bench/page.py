@@ -33,7 +33,7 @@ def made(folder: Path) -> tuple[float, float, float]:
         "import resource; from ddplaunch.page.__main__ import main; main(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, check=True)
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], input=b"\n", capture_output=True, check=True)
     after = resource.getrusage(resource.RUSAGE_CHILDREN)
     cpu_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return time.monotonic() - began, cpu_s, int(done.stdout) / 1024
