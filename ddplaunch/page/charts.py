@@ -5,26 +5,32 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.page.lowered_clocks import sentence
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddplaunch.page.lowered_clocks import Lowered
     from ddplaunch.page.usage import Band, Curve
+    from ddplaunch.page.where_time_went import Span
 
 _NICE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _UNKNOWN = "."
+LOWERED = "GPUs with lowered clocks"
 MAX_BANDS = 6
 """Up to so many nodes have a band of their own; of more, the band is that of all."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """One band with its middle line; ``number`` chooses its colour."""
+    """One band with its middle line, and perhaps a sentence about it; ``number`` chooses its colour."""
 
     name: str
     number: int
     band: str
     line: str
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,14 +59,15 @@ class Chart:
 def chart(curve: Curve, *, has_nodes: bool) -> Chart:
     """The chart of ``curve``; ``has_nodes``: its data has every node."""
     largest = max((value for value in curve.all.high if value is not None), default=0.0)
-    top = curve.quantity.top or _nice(largest)
+    top = curve.quantity.top or nice(largest)
     bands = curve.nodes if len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
     series = [
-        Series(name, index, _area(band, top), _line(band.mid, top)) for index, (name, band) in enumerate(bands.items())
+        Series(name, index, _area(band, top), curve_line(band.mid, top))
+        for index, (name, band) in enumerate(bands.items())
     ]
     unit = curve.quantity.unit
     outliers = [
-        Line(each.name, f"{figure(each.mean)}, others {figure(each.usual)} {unit}", index, _line(each.values, top))
+        Line(each.name, f"{figure(each.mean)} {unit}, others {figure(each.usual)}", index, curve_line(each.values, top))
         for index, each in enumerate(curve.outliers)
     ]
     values = [value for value in curve.all.mid if value is not None]
@@ -74,12 +81,45 @@ def chart(curve: Curve, *, has_nodes: bool) -> Chart:
         "mid": [_rounded(value) for value in curve.all.mid],
         "high": [_rounded(value) for value in curve.all.high],
         "nodes": {name: _packed(band, top) for name, band in curve.nodes.items()} if has_nodes else {},
+        **_owners(curve),
     }
     return Chart(curve.quantity.title, unit, figure(top), summary, tuple(series), tuple(outliers), data)
 
 
+def lowered_chart(found: Sequence[Lowered], whole: Span) -> Chart | None:
+    """How many GPUs had lowered clocks, a line for each reason, with the names of the GPUs; None if there were none."""
+    if not found:
+        return None
+    all_counts = [float(sum(counts)) for counts in zip(*(each.counts for each in found), strict=True)]
+    top = nice(max(all_counts))
+    series = [
+        Series(each.reason, number, "", curve_line(each.counts, top), sentence(each, whole))
+        for number, each in enumerate(found[:MAX_BANDS])
+    ]
+    more = f"; {len(found) - MAX_BANDS} more reasons are in the samples" if len(found) > MAX_BANDS else ""
+    data = {"title": LOWERED, "unit": "GPUs", "top": top, "nodes": {}}
+    data |= dict.fromkeys(("low", "mid", "high"), all_counts)
+    summary = f"up to {figure(max(all_counts))} at a time{more}"
+    return Chart(LOWERED, "GPUs", figure(top), summary, tuple(series), (), data)
+
+
+def _owners(curve: Curve) -> dict[str, Any]:
+    """Whose the smallest and largest values are, as places in a list of names; nothing if there is only one name."""
+    names = list(dict.fromkeys([*curve.low_of, *curve.high_of]))
+    if len([name for name in names if name]) < 2:
+        return {}
+    place = {name: index for index, name in enumerate(names)}
+    return {
+        "names": names,
+        "lowOf": [place[name] for name in curve.low_of],
+        "highOf": [place[name] for name in curve.high_of],
+    }
+
+
 def figure(value: float) -> str:
-    """A number with three digits."""
+    """A number with three digits, without an exponent."""
+    if 0 < abs(value) < 0.001:
+        return "under 0.001"
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
@@ -87,7 +127,7 @@ def _middle(values: Sequence[float]) -> float:
     return sorted(values)[len(values) // 2] if values else 0.0
 
 
-def _nice(largest: float) -> float:
+def nice(largest: float) -> float:
     """A round number that is at least ``largest``."""
     power = 1e-6
     while power * 10 < largest:
@@ -117,7 +157,8 @@ def _runs(values: Sequence[float | None]) -> list[range]:
     return runs
 
 
-def _line(values: Sequence[float | None], top: float) -> str:
+def curve_line(values: Sequence[float | None], top: float) -> str:
+    """The line through these values as an SVG path, with gaps where there is none."""
     steps = len(values)
     parts = []
     for run in _runs(values):

@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.page import reading
-from ddplaunch.page.reading import Json, RunFiles, dicts, integer
+from ddplaunch.page.reading import Json, RunFiles, dicts, integer, line
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.text import plural, ranks
 
@@ -29,10 +29,11 @@ def read(folder: Path) -> RunFiles:
         return _merged(folder, parts)
     files = reading.read(folder)
     if (folder.parent / run_folder.NODES).is_file():
-        missing = _ranks_without_events(files.events)
+        others = _ranks_without_events(files.events)
+        run_id = line(run_json.text(files.started, "run_id") or folder.parent.name, 128)
         files.notes.append(
-            f"This page is about one node: each has a launcher.{f' Others have {missing}.' if missing else ''} "
-            "The page of all whose folders are here is run.html in the folder above, or what ddplaunch --page prints."
+            f"Every node has its own launcher: this page is about one{f', others have {others}' if others else ''}. "
+            f"ddplaunch --page {run_id} makes one of all nodes whose folders are on this file system."
         )
     return files
 

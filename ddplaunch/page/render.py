@@ -32,7 +32,9 @@ _STEPS = ((4, 240), (32, 160), (1 << 30, 120))
 
 _MAX_NODES_WITH_DATA = 128
 _MAX_MESSAGES = 200
-_MARK_PERCENT, _MAX_LANES = 2.0, 6
+_MARK_PERCENT, _MAX_LANES = 5.5, 6
+_LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 40
+"""Marks that are vertical lines in the charts, too."""
 
 
 @dataclass(frozen=True)
@@ -51,17 +53,21 @@ def page(folder: Path, now_s: float | None = None) -> str:
     files = launchers.read(folder)
     told = story(files, now_s)
     steps = next(steps for nodes, steps in _STEPS if len(files.usage) <= nodes)
-    found, damaged = usage.curves(files.usage, told.whole, steps)
-    if damaged:
-        files.missing.append(f"samples: {plural(damaged, 'line')} cannot be read.")
+    used = usage.of_run(files.usage, told.whole, steps)
+    if used.damaged:
+        files.missing.append(f"samples: {plural(used.damaged, 'line')} cannot be read.")
     for has_nodes in (len(files.usage) <= _MAX_NODES_WITH_DATA, False):
-        text = _filled(files, told, [charts.chart(curve, has_nodes=has_nodes) for curve in found], now_s)
+        drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
+        lowered = charts.lowered_chart(used.lowered, told.whole)
+        if lowered:
+            drawn.insert(sum(curve.quantity.part == "g" for curve in used.curves), lowered)
+        text = _filled(files, told, drawn, now_s, has_nodes=has_nodes)
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
 
 
-def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float) -> str:
+def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float, *, has_nodes: bool) -> str:
     style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files)
     marks = _marks(told)
@@ -80,6 +86,7 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             strip=strip.strip(told),
             ticks=strip.ticks(told.whole),
             marks=marks,
+            times=_marked_times(told),
             lanes=max((mark["lane"] for mark in marks), default=0) + 1,
             attempts=len(told.attempts),
             moments=[
@@ -90,6 +97,9 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             ],
             left_out=told.left_out,
             charts=drawn,
+            has_nodes=has_nodes,
+            has_bands=any(len(chart.series) > 1 for chart in drawn if chart.title != charts.LOWERED),
+            has_lowered=any(chart.title == charts.LOWERED for chart in drawn),
             failures=failed,
             failures_left_out=not_shown,
             sentences=failures.sentences(files),
@@ -195,13 +205,22 @@ def _facts(files: RunFiles, told: Story, known: reading.Json) -> list[tuple[str,
         ("duration", duration(told.whole.length if length is None else length)),
         ("started", _moment(told.whole.start)),
         ("ended", "" if files.is_live and not files.report else _moment(told.whole.end)),
-        ("nodes", str(len(told.nodes) or "")),
+        ("nodes", _node_count(told)),
         ("ranks", str(len(ranks) or "")),
         ("attempts", str(len(told.attempts) or "")),
         ("restarts", str(restarts) if files.report else ""),
         ("signal", line(run_json.text(known, "signal"), 20)),
     ]
     return [(name, value) for name, value in facts if value]
+
+
+def _node_count(told: Story) -> str:
+    """How many nodes had workers at a time, and how many in all if others took their places."""
+    attempts = {bar.attempt for node in told.nodes for bar in node.bars}
+    most = max(
+        (sum(any(bar.attempt == each for bar in node.bars) for node in told.nodes) for each in attempts), default=0
+    )
+    return f"{most} ({len(told.nodes)} took part)" if most < len(told.nodes) else str(most or "")
 
 
 def _moment(time_s: float) -> str:
@@ -233,7 +252,7 @@ def _goodput(told: Story) -> str:
 
 
 def _marks(told: Story) -> list[dict[str, Any]]:
-    """Marks that are close to each other are one above the other."""
+    """Marks that are close to each other are one above the other, also 400 pixels wide; the script has more room."""
     ends: list[float] = []
     marks = []
     for index, moment in enumerate(told.moments):
@@ -247,12 +266,23 @@ def _marks(told: Story) -> list[dict[str, Any]]:
     return marks
 
 
+def _marked_times(told: Story) -> dict[str, str]:
+    """Vertical lines in the charts, as paths: failures and lost nodes, and hangs."""
+    found: dict[str, dict[str, None]] = {}
+    for moment in told.moments:
+        if kind := _LINES.get(moment.mark):
+            x = strip.percent(moment.time_s, told.whole) * 10
+            found.setdefault(kind, {})[f"M{x:.0f} 0V100"] = None
+    return {kind: "".join(list(paths)[:_MAX_LINES]) for kind, paths in found.items()}
+
+
 def _row(number_: int, moment: Moment, told: Story) -> dict[str, str]:
     since = moment.time_s - told.whole.start
     return {
         "id": f"e{number_}",
         "since": f"+{since:.1f} s" if since < 100 else f"+{duration(since)}",
-        "clock": _moment(moment.time_s),
+        "clock": _moment(moment.time_s)[-8:],
+        "date": _moment(moment.time_s),
         "kind": moment.kind,
         "where": moment.where,
         "text": moment.text,

@@ -265,6 +265,8 @@ def _moment(event: Json) -> Moment:
     text = line(run_json.text(event, "text"))
     if kind == "quiet":
         text = "no output and no collective from here on"
+    elif kind == "node_joined" and not text:
+        text = f"ready to take part: {plural(integer(event, 'workers') or 0, 'worker')}"
     elif kind == "run_ended":
         text = f"{line(run_json.text(event, 'outcome'), 20)}{f': {text}' if text else ''}"
     return Moment(float(event["t"]), kind.replace("_", " "), _where(event), text, MARKS.get(kind, ""))

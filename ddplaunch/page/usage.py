@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.page.lowered_clocks import Lowered, NodeClocks, by_reason
 from ddplaunch.page.reading import Json, content, dicts, integer, integers, line
 from ddplaunch.system.files import run_json
 from ddplaunch.text import median
@@ -23,8 +24,9 @@ if TYPE_CHECKING:
 
 _MAX_OUTLIERS = 3
 _MIN_ALIKE = 3
-_FAR = 0.15
-"""An outlier is further from the middle than this share of it, and than five times the usual distance."""
+_FAR, _SPREADS = 0.15, 8
+"""An outlier is further from the middle than this share of it, and than so many times the usual distance: of thousands
+of values that differ by chance only, none is."""
 
 _MAX_COLUMNS = 4096
 _MANY, _EACH = 50, 7
@@ -60,7 +62,7 @@ QUANTITIES = (
     Quantity("GPU temperature", "°C", "g", "temp", least=5),
     Quantity("Worker CPU", "% of a core", "w", "cpu", least=5),
     Quantity("Worker memory", "GB", "w", "rss", 1e-9, least=0.01),
-    Quantity("Lines of output", "1/s", "w", "lines", least=0.01),
+    Quantity("Lines of output", "lines/s", "w", "lines", least=0.01),
     Quantity("Worker reads", "MB/s", "w", "rd", 1e-6, least=0.1),
     Quantity("Worker writes", "MB/s", "w", "wr", 1e-6, least=0.1),
     Quantity("Node CPU", "% of all cores", "n", "cpu", top=100, least=5),
@@ -97,12 +99,28 @@ class Outlier:
 
 @dataclass
 class Curve:
-    """A quantity of the whole run; ``nodes`` has a band for each node with a sample."""
+    """A quantity of the whole run.
+
+    Attributes:
+        nodes: a band for each node with a sample.
+        low_of: whose the smallest value of each step is, and ``high_of`` the largest; empty where there is no sample.
+    """
 
     quantity: Quantity
     all: Band
     nodes: dict[str, Band]
     outliers: list[Outlier]
+    low_of: list[str] = field(default_factory=list)
+    high_of: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Usage:
+    """What the samples of a run say; ``damaged`` lines could not be read."""
+
+    curves: list[Curve]
+    lowered: list[Lowered]
+    damaged: int
 
 
 class _Sums:
@@ -110,6 +128,7 @@ class _Sums:
 
     def __init__(self, steps: int) -> None:
         self.low, self.high = [math.inf] * steps, [-math.inf] * steps
+        self.low_of, self.high_of = [0] * steps, [0] * steps
         self.mid, self.weight = [0.0] * steps, [0.0] * steps
         self.totals: list[float] = []
         self.weights: list[float] = []
@@ -124,9 +143,9 @@ class _Sums:
             self._count(values, span_s)
         for step in steps:
             if low < self.low[step]:
-                self.low[step] = low
+                self.low[step], self.low_of[step] = low, values.index(low)
             if high > self.high[step]:
-                self.high[step] = high
+                self.high[step], self.high_of[step] = high, values.index(high)
             self.mid[step] += middle * span_s
             self.weight[step] += span_s
 
@@ -171,25 +190,29 @@ def _is_value(value: object) -> bool:
 
 @dataclass
 class _Node:
-    """One file: what it is about, and its sums by quantity."""
+    """One file: what it is about, and its sums by quantity; ``has_moved``: it had other ranks in another attempt."""
 
     file: Path
     host: str
-    ranks: list[int]
-    gpus: list[int]
-    sums: dict[str, _Sums]
+    ranks: list[int] = field(default_factory=list)
+    gpus: list[int] = field(default_factory=list)
+    sums: dict[str, _Sums] = field(default_factory=dict)
+    clocks: NodeClocks = field(default_factory=NodeClocks)
+    has_moved: bool = False
 
     def name(self, quantity: Quantity, column: int) -> str:
         """What a column of this quantity is about."""
         if quantity.part == "w":
-            return f"rank {self.ranks[column]} on {self.host}" if column < len(self.ranks) else self.host
+            if self.has_moved or column >= len(self.ranks):
+                return f"local rank {column} on {self.host}"
+            return f"rank {self.ranks[column]} on {self.host}"
         if quantity.part == "g":
             return f"GPU {self.gpus[column] if column < len(self.gpus) else column} of {self.host}"
         return self.host
 
 
-def curves(files: list[Path], whole: Span, steps: int) -> tuple[list[Curve], int]:
-    """The curves that have samples, over ``steps`` equal steps of the run; and how many lines could not be read."""
+def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
+    """The curves that have samples, over ``steps`` equal steps of the run, and the GPUs with lowered clocks."""
     nodes, damaged = [], 0
     for file in files:
         node, unread = _node(file, whole, steps)
@@ -200,27 +223,29 @@ def curves(files: list[Path], whole: Span, steps: int) -> tuple[list[Curve], int
     drawn = [_curve(quantity, nodes, steps) for quantity in QUANTITIES if quantity.title in titles]
     found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
-    return found, damaged
+    lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
+    return Usage(found, lowered, damaged)
 
 
 def _tell_apart(nodes: Sequence[_Node]) -> None:
-    """Nodes that share a host have the name of their launcher's folder, or, of one launcher, that of their file."""
+    """Nodes that share a host are named after their launcher's folder; if they share that too, after their files."""
     hosts = Counter(node.host for node in nodes)
-    folders = Counter((node.host, node.file.parent.parent) for node in nodes)
+    folders = Counter(node.file.parent.parent for node in nodes)
     for node in nodes:
         folder = node.file.parent.parent
-        if folders[node.host, folder] > 1:
-            node.host = f"{node.host} ({node.file.stem})"
-        elif hosts[node.host] > 1:
-            node.host = line(folder.name, 64)
+        if hosts[node.host] > 1:
+            name = line(folder.name, 64)
+            is_only = folders[folder] == 1
+            node.host = name if is_only else f"{node.host} ({name} {node.file.stem})"
 
 
 def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
-    node = _Node(file, file.stem, [], [], {})
+    node = _Node(file, file.stem)
     damaged, samples = [0], 0
     for body in _lines(file, damaged):
         if "ranks" in body:
-            node.ranks = integers(body, "ranks")[:_MAX_COLUMNS]
+            before, node.ranks = node.ranks, integers(body, "ranks")[:_MAX_COLUMNS]
+            node.has_moved = node.has_moved or before not in ([], node.ranks)
         elif "host" in body:
             node.host = line(run_json.text(body, "host"), 64) or file.stem
             node.gpus = [integer(gpu, "index") or 0 for gpu in dicts(body, "gpus")][:_MAX_COLUMNS]
@@ -230,6 +255,7 @@ def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
             for quantity, values in _values(body):
                 sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
                 sums.add(within[0], values, within[1], is_counted=is_counted)
+            node.clocks.add(body, *within)
     return node, damaged[0]
 
 
@@ -270,14 +296,25 @@ def _values(body: Json) -> Iterator[tuple[Quantity, list[Any]]]:
 
 
 def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
-    bands = {node.host: node.sums[quantity.title].band(quantity.scale) for node in nodes if quantity.title in node.sums}
-    whole = Band([], [], [])
+    used = [node for node in nodes if quantity.title in node.sums]
+    bands = [node.sums[quantity.title].band(quantity.scale) for node in used]
+    by_name = {node.host: band for node, band in zip(used, bands, strict=True)}
+    curve = Curve(quantity, Band([], [], []), by_name, _outliers(quantity, nodes))
     for step in range(steps):
-        known = [band for band in bands.values() if band.mid[step] is not None]
-        whole.low.append(min((band.low[step] or 0.0 for band in known), default=None))
-        whole.mid.append(median(band.mid[step] or 0.0 for band in known) if known else None)
-        whole.high.append(max((band.high[step] or 0.0 for band in known), default=None))
-    return Curve(quantity, whole, bands, _outliers(quantity, nodes))
+        known = [(node, band) for node, band in zip(used, bands, strict=True) if band.mid[step] is not None]
+        low = min(((band.low[step] or 0.0, index) for index, (_, band) in enumerate(known)), default=None)
+        high = max(((band.high[step] or 0.0, -index) for index, (_, band) in enumerate(known)), default=None)
+        curve.all.low.append(low[0] if low else None)
+        curve.all.mid.append(median(band.mid[step] or 0.0 for _, band in known) if known else None)
+        curve.all.high.append(high[0] if high else None)
+        curve.low_of.append(_owner(known[low[1]][0], quantity, step, is_low=True) if low else "")
+        curve.high_of.append(_owner(known[-high[1]][0], quantity, step, is_low=False) if high else "")
+    return curve
+
+
+def _owner(node: _Node, quantity: Quantity, step: int, *, is_low: bool) -> str:
+    sums = node.sums[quantity.title]
+    return node.name(quantity, (sums.low_of if is_low else sums.high_of)[step])
 
 
 def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
@@ -296,7 +333,11 @@ def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
     usual = median(mean for mean, _, _ in means)
     distance = median(abs(mean - usual) for mean, _, _ in means)
     far = sorted(
-        (each for each in means if abs(each[0] - usual) > max(5 * distance, _FAR * abs(usual), quantity.least, 1e-6)),
+        (
+            each
+            for each in means
+            if abs(each[0] - usual) > max(_SPREADS * distance, _FAR * abs(usual), quantity.least, 1e-6)
+        ),
         key=lambda each: -abs(each[0] - usual),
     )
     return [

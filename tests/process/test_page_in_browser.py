@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -167,6 +168,10 @@ def test_the_keyboard_zooms(browser: Chromium, runs: dict[str, str]):
     assert view(browser) == [250, 500]
     browser.press("ArrowRight")
     assert view(browser) == [375, 500]
+    labels = browser.evaluate(
+        "[...document.querySelectorAll('figure:first-child .axis text')].map((each) => each.textContent)"
+    )
+    assert labels[0] == "25 min"  # The axes of the charts follow.
     browser.press("-")
     assert view(browser) == [0, 1000]
     browser.press("+")
@@ -197,7 +202,8 @@ def test_the_pointer_reads_values_and_drags_to_zoom(browser: Chromium, runs: dic
     mouse("mouseMoved", 0.2)
     assert browser.evaluate("document.getElementById('at').textContent").startswith("12 min (")
     assert "attempt 0" in browser.evaluate("document.getElementById('at').textContent")
-    assert "to 9" in browser.evaluate("document.querySelector('.read').textContent")
+    read = browser.evaluate("document.querySelector('.read').textContent")
+    assert re.search(r" \(3.* GPU 3 of gpu1 to 9", read)  # The smallest value, and whose it is.
     mouse("mousePressed", 0.2, button="left", clickCount=1)
     mouse("mouseMoved", 0.7, button="left")
     mouse("mouseReleased", 0.7, button="left", clickCount=1)

@@ -297,7 +297,10 @@ def _samples(path: Path, index: int, host: str, span: tuple[float, float], lines
                         round(61 + wave + rng.random() * 4 + (24 if index == 0 and local == 3 else 0))
                         for local in range(8)
                     ],
-                    "throttle": [None] * 8,
+                    "throttle": [
+                        "thermal slowdown (hardware)" if index == 0 and local == 3 and number > lines / 2 else None
+                        for local in range(8)
+                    ],
                 },
             }
         )

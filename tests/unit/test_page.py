@@ -139,10 +139,10 @@ def test_nodes_that_did_the_same_share_a_row(tmp_path: Path):
 
 def test_a_gpu_that_is_unlike_the_others_is_named(folder: Path):
     files = reading.read(folder)
-    found, damaged = usage.curves(files.usage, story(files, NOW).whole, 50)
-    curve = next(each for each in found if each.quantity.title == "GPU utilisation")
+    found = usage.of_run(files.usage, story(files, NOW).whole, 50)
+    curve = next(each for each in found.curves if each.quantity.title == "GPU utilisation")
     assert [(each.name, each.mean // 10, each.usual // 10) for each in curve.outliers] == [("GPU 3 of gpu1", 3, 9)]
-    assert damaged == 0
+    assert found.damaged == 0
     assert {name: sum(value is not None for value in band.mid) for name, band in curve.nodes.items()} == {
         "gpu1": 50,
         "gpu2": 21,
@@ -150,6 +150,27 @@ def test_a_gpu_that_is_unlike_the_others_is_named(folder: Path):
     }
     chart = charts.chart(curve, has_nodes=True)
     assert [series.name for series in chart.series] == ["gpu1", "gpu2", "gpu3"]
+
+
+def test_gpus_with_lowered_clocks_are_named_with_the_reason(folder: Path, page: Parsed):
+    assert "thermal slowdown (hardware) GPU 3 of gpu1, from +31 min 29 s to +1 h" in page.words
+    files = reading.read(folder)
+    (lowered,) = usage.of_run(files.usage, story(files, NOW).whole, 10).lowered
+    assert lowered.counts == [0] * 5 + [1] * 5
+
+
+def test_of_many_values_that_differ_by_chance_none_is_an_outlier(tmp_path: Path):
+    rng = random.Random(3)
+    files = []
+    for node in range(64):
+        rows = [{"host": f"n{node}"}, {"attempt": 0, "ranks": list(range(64))}]
+        rows += [{"t": t, "s": 1, "w": {"rd": [rng.gauss(1e7, 2e6) for _ in range(64)]}} for t in range(4)]
+        files.append(tmp_path / f"node_{node}.jsonl")
+        files[-1].write_text("\n".join(map(json.dumps, rows)))
+    (curve,) = usage.of_run(files, Span(0, 4), 1).curves
+    assert curve.outliers == []
+    assert curve.low_of[0] != curve.high_of[0]
+    assert re.fullmatch(r"rank \d+ on n\d+", curve.low_of[0])
 
 
 def test_unknown_values_are_gaps(tmp_path: Path):
@@ -160,7 +181,7 @@ def test_unknown_values_are_gaps(tmp_path: Path):
     ):
         rows.append({"t": number + 1, "s": 1, "w": {"cpu": cpu}})
     file.write_text("\n".join(map(json.dumps, rows)))
-    (curve,), _ = usage.curves([file], Span(0, 6), 6)
+    (curve,) = usage.of_run([file], Span(0, 6), 6).curves
     assert curve.all.mid[0] == 2
     assert curve.all.low[2:4] == [5, 5]
     assert curve.all.mid[5] == 4

@@ -77,7 +77,7 @@ def test_what_is_missing_is_named(tmp_path: Path):
         "gpu1: report.json is missing: exit code and failures are not known.",
         "There is no folder with the events of rank 2.",
     ]
-    assert "Others have ranks 0, 2." in launchers.read(damaged).notes[0]
+    assert "others have ranks 0, 2." in launchers.read(damaged).notes[0]
 
 
 @pytest.mark.parametrize("has_report", [False, True])

@@ -41,7 +41,7 @@
       mark.style.display = x < -0.001 || x > 1.001 ? "none" : "";
     }
     lanes();
-    axis(width);
+    all(".axis").forEach((each) => axis(each, width));
     remember();
   }
 
@@ -60,8 +60,7 @@
     document.querySelector(".lane svg").setAttribute("height", height);
   }
 
-  function axis(width) {
-    const svg = document.querySelector(".axis");
+  function axis(svg, width) {
     const room = Math.max(2, Math.floor(svg.getBoundingClientRect().width / 96));
     const step = STEPS.find((each) => width * data.length / each <= room) || STEPS[STEPS.length - 1];
     svg.replaceChildren();
@@ -79,7 +78,8 @@
   function zoom(factor, around = (from + to) / 2) {
     show(around - (around - from) * factor, around + (to - around) * factor);
   }
-  const ZOOMS = { in: () => zoom(0.5), out: () => zoom(2), all: () => show(0, 1) };
+  const move = (share) => show(from + share * (to - from), to + share * (to - from));
+  const ZOOMS = { in: () => zoom(0.5), out: () => zoom(2), all: () => show(0, 1), left: () => move(-0.25), right: () => move(0.25) };
   for (const button of all("[data-zoom]")) button.addEventListener("click", ZOOMS[button.dataset.zoom]);
 
   // Hover, and drag to zoom.
@@ -103,7 +103,7 @@
       }
     }
   }
-  const figure = (value) => value === null ? "no sample" : Math.abs(value) >= 100 ? Math.round(value).toString() : `${+value.toPrecision(3)}`;
+  const figure = (value) => value > 0 && value < 0.001 ? "under 0.001" : Math.abs(value) >= 100 ? Math.round(value).toString() : `${+value.toPrecision(3)}`;
   function read(x) {
     const at = from + x * (to - from);
     const seconds = at * data.length;
@@ -113,11 +113,16 @@
     all("figure").forEach((element) => {
       const chart = data.charts[element.dataset.chart];
       const step = Math.min(chart.mid.length - 1, Math.floor(at * chart.mid.length));
-      const text = chart.mid[step] === null ? "no sample" : `${figure(chart.mid[step])} (${figure(chart.low[step])} to ${figure(chart.high[step])})`;
       const out = element.querySelector(".read");
       out.dataset.summary ??= out.textContent;
-      out.textContent = text;
+      out.textContent = chart.mid[step] === null ? "no sample" : figure(chart.mid[step]) + spread(chart, step);
     });
+  }
+  function spread(chart, step) {
+    const [low, high] = [chart.low[step], chart.high[step]];
+    if (low === high) return "";
+    const whose = (places) => chart.names ? ` ${chart.names[places[step]]}` : "";
+    return ` (${figure(low)}${whose(chart.lowOf)} to ${figure(high)}${whose(chart.highOf)})`;
   }
   function leave() {
     cursors(null);
@@ -158,13 +163,13 @@
 
   strip.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
-    const mark = event.target.closest(".mark"), width = to - from;
+    const mark = event.target.closest(".mark");
     const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
     if (step && mark) {
       const shown = all(".mark").filter((each) => each.style.display !== "none");
       const next = shown[shown.indexOf(mark) + step];
       if (next) next.focus();
-    } else if (step) show(from + step * width / 4, to + step * width / 4);
+    } else if (step) move(step / 4);
     else if (event.key === "+" || event.key === "=") ZOOMS.in();
     else if (event.key === "-") ZOOMS.out();
     else if (event.key === "0" || event.key === "Escape") ZOOMS.all();
@@ -220,8 +225,19 @@
     const [start, end] = (sessionStorage.getItem(KEY) || "0 1").split(" ").map(Number);
     show(start, end);
   } catch { show(0, 1); }
-  window.addEventListener("resize", () => { axis(to - from); lanes(); });
+  window.addEventListener("resize", () => show(from, to));
   if (document.body.dataset.live) {
-    setInterval(() => { if (!document.hidden) location.reload(); }, document.body.dataset.live * 1000);
+    const texts = all("details"), OPEN = `open ${location.pathname}`;
+    try {
+      const open = JSON.parse(sessionStorage.getItem(OPEN));
+      if (open) texts.forEach((each, index) => { each.open = open.includes(index); });
+    } catch { /* Not everywhere. */ }
+    setInterval(() => {
+      if (document.hidden || String(getSelection())) return;  // Nobody looks, or somebody copies.
+      try {
+        sessionStorage.setItem(OPEN, JSON.stringify(texts.flatMap((each, index) => each.open ? [index] : [])));
+      } catch { /* Not everywhere. */ }
+      location.reload();
+    }, document.body.dataset.live * 1000);
   }
 })();
