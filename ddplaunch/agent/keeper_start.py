@@ -35,13 +35,14 @@ _JOB_PROCESSES = (b"slurmstepd", b"salloc")
 """Names of the processes of SLURM that contain a job's command; they end with the job."""
 
 
-def leave(spec: AgentSpec, open_files: Limits, shared_environ: Mapping[str, str]) -> None:
+def leave(spec: AgentSpec, open_files: Limits, shared_environ: Mapping[str, str], *, replaces: bool) -> None:
     """Start a keeper for the next run, unless this agent comes from one. Does not wait for it.
 
-    ``shared_environ`` is that of the forkserver. Never raises: the run has ended, and its result is known.
+    ``shared_environ`` is that of the forkserver. ``replaces``: the keeper of this agent has other imports. Never
+    raises: the run has ended, and its result is known.
     """
     base = run_folder.base_at_home(os.environ)
-    if spec.keep_warm is None or base is None or _parent_is_keeper():
+    if spec.keep_warm is None or base is None or (_parent_is_keeper() and not replaces):
         return
     watched = _watched(spec.keep_warm.session_leader)
     if watched is None:

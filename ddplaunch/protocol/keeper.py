@@ -26,6 +26,10 @@ ANSWER_S = 1.0
 """Seconds for which a run waits for a keeper's answer before it starts its own agent."""
 
 
+CONSENT = b"1"
+"""What a run sends to its new agent, over the same connection, in answer to TakenOver: only then the agent begins."""
+
+
 @dataclass(frozen=True)
 class KeepWarm:
     """Launcher to agent: leave a keeper for the next run.
@@ -73,6 +77,7 @@ class Takeover:
         script: path of the run's script; empty if it runs none.
         argv: the agent's command line in ps.
         alarm_s: seconds until SIGALRM ends an agent that has received no record; 0: no limit.
+        seconds: how long the keeper waits for the next run after this one; None: until the time that it had before.
     """
 
     surroundings: dict[str, str]
@@ -82,6 +87,7 @@ class Takeover:
     script: str
     argv: tuple[str, ...]
     alarm_s: Annotated[int, between(0, 86400)] = 0
+    seconds: KeptSeconds | None = None
 
 
 FIRST_INHERITED = 3

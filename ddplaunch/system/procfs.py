@@ -16,7 +16,7 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-STATE, PARENT, GROUP, SESSION, FLAGS = 0, 1, 2, 3, 6
+STATE, PARENT, GROUP, SESSION, FLAGS, STARTED = 0, 1, 2, 3, 6, 19
 """Positions in the result of ``stat``."""
 
 

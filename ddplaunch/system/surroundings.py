@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
 _STATUS = {
     "user and groups": (b"Uid", b"Gid", b"Groups"),
-    "capabilities and seccomp": (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb", b"NoNewPrivs", b"Seccomp"),
+    "capabilities": (b"CapInh", b"CapPrm", b"CapEff", b"CapBnd", b"CapAmb", b"NoNewPrivs"),
+    "seccomp": (b"Seccomp", b"Seccomp_filters"),
     "blocked and ignored signals": (b"SigBlk", b"SigIgn"),
     "CPUs and memory nodes": (b"Cpus_allowed", b"Mems_allowed"),
     "transparent huge pages": (b"THP_enabled",),
@@ -57,9 +58,12 @@ _CGROUP_FILES = ("memory.max", "memory.high", "cpu.max", "cpu.weight", "pids.max
 _METADATA = (".dist-info", ".egg-info", ".pth", ".egg-link")
 
 
-def read(environ: Mapping[str, str]) -> dict[str, str]:
-    """All parts, by name, of this process; those of the packages are digests. ``environ``: that of the agent."""
-    return {**_inherited(environ), **_python()}
+def read(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
+    """All parts, by name, of this process; those of the packages are digests.
+
+    ``environ`` and ``cwd`` are the agent's environment and working directory.
+    """
+    return {**_inherited(environ), **_machine(), **_python(environ, cwd)}
 
 
 def first_difference(mine: Mapping[str, str], other: Mapping[str, str]) -> str:
@@ -131,11 +135,23 @@ def _cgroup() -> str:
     return " ".join([*(_SESSION_SCOPE.sub("/session", line) for line in lines), *limits])
 
 
-def _python() -> dict[str, str]:
+def _machine() -> dict[str, str]:
+    """What a process reads once, when it starts, of what an administrator may change meanwhile."""
+    return {
+        "time zone": f"{_link('/etc/localtime')} {stamp('/etc/localtime')}",
+        "host name": os.uname().nodename,
+        "number of CPUs": _joined([procfs.read("/sys/devices/system/cpu/online")]),
+        "shared libraries": f"{stamp('/etc/ld.so.cache')} {stamp('/etc/ld.so.preload')}",
+    }
+
+
+def _python(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
     executable = os.path.realpath(sys.executable)
     prefix = (sys.executable, executable, sys.prefix, sys.base_prefix, sys.version, stamp(f"{sys.prefix}/pyvenv.cfg"))
+    folders = [folder for folder in environ.get("PYTHONPATH", "").split(":") if not os.path.isabs(folder)]
     return {
         "interpreter": " ".join((*prefix, stamp(executable))),
+        "folders of PYTHONPATH": " ".join(os.path.realpath(f"{cwd}/{folder}") for folder in folders if folder),
         "packages": _digest(line for folder in package_folders() for line in _metadata(folder)),
         "ddplaunch": f"{__version__} {_digest(_own_files())}",
     }
@@ -164,11 +180,18 @@ def _own_files() -> Iterator[str]:
 
 
 def stamp(path: str) -> str:
-    """Time and size of a file; ``-`` if there is none."""
+    """Times and size of a file; ``-`` if there is none. ``st_ctime`` cannot be set: a copy with old times differs."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
-        return f"{status.st_mtime_ns}:{status.st_size}"
+        return f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_size}"
     return "-"
+
+
+def changed_s(path: str) -> float:
+    """When a file was changed last, in seconds since 1970; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        return os.stat(path).st_ctime
+    return 0.0
 
 
 def _digest(lines: Iterable[str]) -> str:

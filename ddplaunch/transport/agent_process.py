@@ -132,7 +132,7 @@ def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProc
             config.workers.preload,
             config.script if config.entry == "script" and not config.text else "",
             COMMAND,
-            is_wanted=bool(config.keep_warm_s),
+            config.keep_warm_s,
         )
     finally:
         for fd in fds.values():

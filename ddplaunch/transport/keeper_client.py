@@ -118,21 +118,21 @@ def take_over(
     preload: tuple[str, ...],
     script: str,
     argv: tuple[str, ...],
-    *,
-    is_wanted: bool,
+    seconds: float | None,
 ) -> Outcome:
     """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
 
-    ``environ`` is the agent's environment, ``script`` a path in ``cwd``. ``is_wanted``: there should be a keeper.
+    ``environ`` is the agent's environment, ``script`` a path in ``cwd``, ``seconds`` how long the keeper waits
+    for the next run; None if the user has not asked for one.
     """
-    path = _found(is_wanted=is_wanted)
+    path = _found(is_wanted=seconds is not None)
     if isinstance(path, str):
         return Outcome(reason=path)
     child_in, to_agent = os.pipe()
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
         try:
-            outcome = ask(path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv)
+            outcome = ask(path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv, seconds)
         finally:
             os.close(child_in)
             os.close(child_out)
@@ -148,11 +148,21 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
     """
     kept, path = start["kept"], keeper_files.path(os.environ)
     if path is None or not path.exists():
-        if kept["is_wanted"]:
+        if kept["seconds"] is not None:
             facts["kept"] = f"{ANEW}: {(path and keeper_files.reason(path)) or 'none was left yet'}"
         return None
-    argv, alarm_s = tuple(sys.orig_argv), start["first_record_s"]
-    outcome = ask(path, (0, 1, 2), os.environ, os.getcwd(), (), tuple(kept["preload"]), kept["script"], argv, alarm_s)
+    outcome = ask(
+        path,
+        (0, 1, 2),
+        os.environ,
+        os.getcwd(),
+        (),
+        tuple(kept["preload"]),
+        kept["script"],
+        tuple(sys.orig_argv),
+        kept["seconds"],
+        start["first_record_s"],
+    )
     facts["kept"] = TAKEN if outcome.agent else f"{ANEW}: {outcome.reason}"
     if outcome.agent:
         facts["pid"] = outcome.agent.pid
@@ -186,6 +196,7 @@ def ask(
     preload: tuple[str, ...],
     script: str,
     argv: tuple[str, ...],
+    seconds: float | None,
     alarm_s: int = 0,
 ) -> Outcome:
     """Ask the keeper at ``path`` for an agent with these standard streams."""
@@ -198,12 +209,13 @@ def ask(
     umask = os.umask(0o077)
     os.umask(umask)
     request = Takeover(
-        surroundings=surroundings.read(environ),
+        surroundings=surroundings.read(environ, cwd),
         env=dict(environ),
         umask=umask,
         preload=preload,
         script=script and os.path.join(cwd, script),
         argv=argv,
+        seconds=seconds,
         alarm_s=alarm_s,
     )
     try:
@@ -219,11 +231,13 @@ def ask(
 
 def _answered(client: socket.socket, request: Takeover, fds: Sequence[int]) -> Outcome:
     from ddplaunch.protocol import fd_records, wire
-    from ddplaunch.protocol.keeper import FROM_KEEPER, TakenOver
+    from ddplaunch.protocol.keeper import CONSENT, FROM_KEEPER, TakenOver
 
     try:
         fd_records.send(client, request, fds)
         received = fd_records.receive(client, FROM_KEEPER, 1)
+        if received and isinstance(received[0], TakenOver) and received[1]:
+            client.sendall(CONSENT)
     except (OSError, wire.ProtocolError) as error:
         client.close()
         return Outcome(reason=f"it does not answer: {error}")

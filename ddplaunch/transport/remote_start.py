@@ -105,11 +105,11 @@ if facts.get("ddplaunch") == start["version"]:
 
 @dataclass(frozen=True)
 class KeptStart:
-    """What a keeper is asked with: the modules of --preload, the script, and whether there should be a keeper."""
+    """What a keeper is asked with: the modules of --preload, the script, and --keep-warm; None if it is not given."""
 
     preload: tuple[str, ...]
     script: str
-    is_wanted: bool
+    seconds: float | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -185,7 +185,7 @@ def _kept(config: LaunchConfig) -> KeptStart | None:
     if config.keep_warm_s == 0 or config.transport != "ssh":
         return None
     script = config.script if config.entry == "script" and not config.text else ""
-    return KeptStart(config.workers.preload, script, bool(config.keep_warm_s))
+    return KeptStart(config.workers.preload, script, config.keep_warm_s)
 
 
 def first_input(start: RemoteStart) -> bytes:

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import importlib
 import os
+import select
 import signal
 import socket
 import sys
 import traceback
 from functools import partial
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, PACKAGE_ROOT
 from ddplaunch.protocol.keeper import FIRST_INHERITED, TAKEOVER_FDS
 from ddplaunch.protocol.specs import ForkserverUnfit
 from ddplaunch.system import linux, procfs
-from ddplaunch.warm.imports import user_folders
+from ddplaunch.warm.imports import forget_folders, user_folders
 from ddplaunch.worker import after_fork, forkserver
 
 if TYPE_CHECKING:
@@ -32,22 +33,25 @@ READY = "ready"
 """What the new agent writes to the keeper once it can be found by its run tag; any other text is why it has ended."""
 
 
-def become_agent(request: Takeover, fds: list[int], report: int, imports: Imports, own_path: list[str]) -> Continuation:
+def become_agent(
+    request: Takeover, fds: list[int], client: int, report: int, imports: Imports, own_path: list[str]
+) -> Continuation:
     """Make this fork of the keeper an agent, and fork its forkserver. Returns what the process must run.
 
-    Never raises: an error ends this process, which the keeper answers.
+    ``fds`` are those of the request, ``client`` is the connection to the process that sent it. Never raises: an error
+    ends this process, which the keeper answers.
     """
     try:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         os.setsid()
-        report = _place_descriptors(fds, report)
+        report, client = _place_descriptors(fds, report, client)
         os.umask(request.umask)
         # Before anything else is started: a sweep must find all processes of the run by their environment.
         linux.set_command_line(list(request.argv), request.env)
         tag = f"{environment.RUN_ID}={request.env.get(environment.RUN_ID)}".encode()
         if tag not in procfs.read("/proc/self/environ").split(b"\0"):
             _give_up(report, "this kernel does not let a process show another environment (PR_SET_MM_MAP)")
-        return _fork_forkserver(request, report, imports, own_path)
+        return _fork_forkserver(request, report, client, imports, own_path)
     except BaseException as error:
         _give_up(report, f"{type(error).__name__}: {error}")
 
@@ -57,26 +61,28 @@ def _give_up(report: int, reason: str) -> NoReturn:
     os._exit(1)
 
 
-def _place_descriptors(fds: list[int], report: int) -> int:
+def _place_descriptors(fds: list[int], report: int, client: int) -> tuple[int, int]:
     """Stdin, stdout, stderr, then the inherited ones from ``FIRST_INHERITED`` on; all others are closed.
 
-    Returns the new number of ``report``.
+    Returns the new numbers of ``report`` and ``client``.
     """
     streams, folder, inherited = fds[: TAKEOVER_FDS - 1], fds[TAKEOVER_FDS - 1], fds[TAKEOVER_FDS:]
     os.fchdir(folder)
-    kept = [*streams, *inherited, report]
+    kept = [*streams, *inherited, report, client]
     for number, fd in enumerate([os.dup(fd) for fd in kept]):
         os.dup2(fd, number)
     os.closerange(len(kept), _open_files())
     assert len(streams) == FIRST_INHERITED
-    return len(kept) - 1
+    return len(kept) - 2, len(kept) - 1
 
 
 def _open_files() -> int:
     return min(os.sysconf("SC_OPEN_MAX"), 1 << 20)
 
 
-def _fork_forkserver(request: Takeover, report: int, imports: Imports, own_path: list[str]) -> Continuation:
+def _fork_forkserver(
+    request: Takeover, report: int, client: int, imports: Imports, own_path: list[str]
+) -> Continuation:
     ours, theirs = socket.socketpair()
     agent_pid = os.getpid()
     pid = forkserver.quiet_fork()
@@ -92,7 +98,20 @@ def _fork_forkserver(request: Takeover, report: int, imports: Imports, own_path:
     signal.alarm(request.alarm_s)
     os.write(report, READY.encode())
     os.close(report)
+    _wait_for_consent(client)
     return partial(_run_agent, pid, ours.detach())
+
+
+def _wait_for_consent(client: int) -> None:
+    """End this process unless the other one still wants it: after its time limit it has started another agent.
+
+    Two agents must not read one stdin. The launcher sends a byte once it knows of this agent, and closes the connection
+    if it will not.
+    """
+    select.select([client], [], [])  # The keeper has made the connection non-blocking.
+    if not os.read(client, 1):
+        os._exit(1)
+    os.close(client)
 
 
 def _run_agent(forkserver_pid: int, forkserver_fd: int) -> NoReturn:
@@ -126,7 +145,17 @@ def _serve(sock: socket.socket, imports: Imports) -> Continuation:
         forkserver.answer(sock, ForkserverUnfit(reason))
         os._exit(0)
     forkserver.adopt_environ(spec.env)
+    forget_folders()
+    _adopt_folder()
     return forkserver.serve(sock, spec)
+
+
+def _adopt_folder() -> None:
+    """Give modules that noted the working directory when they were imported that of the run."""
+    sys.modules["multiprocessing.process"].ORIGINAL_DIR = os.getcwd()  # type: ignore[attr-defined]
+    dynamo: Any = sys.modules.get("torch._dynamo.config")
+    if dynamo:
+        dynamo.debug_dir_root = dynamo.default_debug_dir_root()
 
 
 def _unfit(imports: Imports, env: dict[str, str], script_dir: str) -> str:

@@ -7,14 +7,18 @@ noted, since a run with other values must import for itself.
 from __future__ import annotations
 
 import os
+import re
 import sys
 import sysconfig
+import time
+import zipimport
 from dataclasses import dataclass, field
 from importlib import machinery
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
-from ddplaunch.system import surroundings
+from ddplaunch.system import procfs, surroundings
+from ddplaunch.warm import watches
 from ddplaunch.worker import preload
 
 if TYPE_CHECKING:
@@ -30,8 +34,22 @@ _READ_IN_C = (
     "MKL_",
     "OPENBLAS_",
     "BLIS_",
+    "GOTO_",
+    "GFORTRAN_",
     "NUMEXPR_",
+    "NUMPY_",
+    "NPY_",
+    "ACC_",
+    "DNNL_",
+    "ONEDNN_",
+    "MKLDNN_",
+    "KINETO_",
+    "I_MPI_",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
     "MALLOC_",
+    "TCMALLOC_",
+    "MIMALLOC_",
     "GLIBC_",
     "ATEN_",
     "TORCH",
@@ -40,9 +58,16 @@ _READ_IN_C = (
     "LANG",
     "TZ",
     "SSL_",
+    "OPENSSL_",
     "HOME",
 )
-"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter."""
+"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter.
+
+Those of the libraries are what a ``getenv`` that writes down its names has seen during the imports of torch and numpy.
+"""
+
+_AT_START = ("sitecustomize", "usercustomize")
+"""Modules that the interpreter imports when it starts, if it finds them."""
 
 
 @dataclass
@@ -54,38 +79,54 @@ class Imports:
         variables: names of the variables that Python code has read.
         top_level: the first parts of the names of imported modules.
         missing: the first parts of the names of modules that were not found.
-        files: file of each module -> its time and size.
+        folder_readers: the modules that have asked for the working directory.
+        files: each file of a module or library that was loaded -> its stamp.
+        since: when the first of them was loaded, by the clock of files, in seconds.
     """
 
     environ: dict[str, str]
     variables: set[str] = field(default_factory=set)
     top_level: set[str] = field(default_factory=set)
-    missing: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=lambda: {*_AT_START})
+    folder_readers: set[str] = field(default_factory=set)
     files: dict[str, str] = field(default_factory=dict)
+    since: float = field(default_factory=lambda: _started_s())
 
     def run(self, modules: Iterable[str], required: Iterable[str]) -> str:
         """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
-        with preload.without_collection(), _noted_reads(self.variables), _noted_searches(self.missing):
+        with (
+            preload.without_collection(),
+            watches.reads(self.variables),
+            watches.searches(self.missing),
+            watches.folder_reads(self.folder_readers),
+        ):
             for module in modules:
                 error = preload.try_import(module)
                 if error and module in required:
                     return f"{module} cannot be imported: {type(error).__name__}: {error}"
-        return ""
+        reader = next(iter(sorted(self.folder_readers - watches.HARMLESS_FOLDER_READERS)), "")
+        return f"{reader} asks for the working directory when it is imported" if reader else ""
 
-    def note(self, before: set[str]) -> str:
-        """Note the modules that are not in ``before``. Returns why this process cannot be a keeper."""
-        own = [folder + "/" for folder in _folders_of_packages()]
+    def note(self) -> str:
+        """Note all modules and libraries that are loaded. Returns why this process cannot be a keeper."""
+        own = tuple(folder + "/" for folder in _folders_of_packages())
+        files = {*_mapped_files()}
         for name, module in tuple(sys.modules.items()):
-            if name in before or name in ("__main__", "ddplaunch"):
+            if name in ("__main__", "ddplaunch"):
                 continue
             self.top_level.add(name.partition(".")[0])
             for path in _paths(module):
-                if not path.startswith(tuple(own)):
+                if not path.startswith(own):
                     return f"{name} comes from {path}, which is not a folder of installed packages"
-            file = _file(module)
-            if file:
-                self.files[file] = surroundings.stamp(file)
+            files |= {*filter(None, [_file(module)])}
         self.top_level.discard("ddplaunch")
+        return self._note_files(files - self.files.keys())
+
+    def _note_files(self, files: set[str]) -> str:
+        for path in files:
+            self.files[path] = surroundings.stamp(path)
+            if surroundings.changed_s(path) >= self.since:  # Before or after it was read?
+                return f"{path} has changed while it was imported"
         return ""
 
     def difference(self, environ: Mapping[str, str], ignored: Iterable[str] = ()) -> str:
@@ -116,6 +157,17 @@ class Imports:
             return suffix in machinery.all_suffixes() and not os.path.isdir(path)
         # A folder without __init__.py is a package only where no other is found.
         return module in self.missing or os.path.exists(f"{path}/__init__.py")
+
+
+def forget_folders() -> None:
+    """Forget what the folders and archives of ``sys.path`` held, except those of installed packages.
+
+    Their contents may have changed with their times as before: archives have an index, file systems count in seconds.
+    """
+    own = [folder + "/" for folder in _folders_of_packages()]
+    for path in [path for path in sys.path_importer_cache if not f"{path}/".startswith(tuple(own))]:
+        del sys.path_importer_cache[path]
+    zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]
 
 
 def user_folders() -> list[str]:
@@ -154,38 +206,15 @@ def _listed(folder: str) -> list[str]:
         return []
 
 
-class _noted_reads:
-    """Note in ``names`` which variables are read through ``os.environ`` in the block."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def __enter__(self) -> None:
-        names, plain = self._names, type(os.environ)
-
-        class Noted(plain):  # type: ignore[valid-type,misc]
-            def __getitem__(self, name: str) -> str:
-                names.add(name)
-                return str(super().__getitem__(name))
-
-        self._plain = plain
-        os.environ.__class__ = Noted
-
-    def __exit__(self, *_: object) -> None:
-        os.environ.__class__ = self._plain
+def _mapped_files() -> Iterator[str]:
+    """The files in the memory of this process: the interpreter, libraries."""
+    for line in os.fsdecode(procfs.read("/proc/self/maps")).splitlines():
+        if match := re.search(r" [1-9][0-9]* +(/.*)$", line):  # The file's number; 0 for memory without a file.
+            yield match[1]
 
 
-class _noted_searches:
-    """Note in ``names`` which top-level modules are not found in the block."""
-
-    def __init__(self, names: set[str]) -> None:
-        self._names = names
-
-    def __enter__(self) -> None:
-        sys.meta_path.append(self)
-
-    def __exit__(self, *_: object) -> None:
-        sys.meta_path.remove(self)
-
-    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
-        self._names.add(name.partition(".")[0])
+def _started_s() -> float:
+    """When this process was started, in seconds since 1970."""
+    fields = procfs.stat("self")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[procfs.STARTED]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s

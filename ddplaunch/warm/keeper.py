@@ -35,7 +35,7 @@ from ddplaunch.protocol.keeper import (
     Takeover,
 )
 from ddplaunch.system import linux, surroundings
-from ddplaunch.system.files import keeper_files
+from ddplaunch.system.files import keeper_files, run_folder
 from ddplaunch.warm import handover, pressure
 from ddplaunch.warm.imports import Imports, user_folders
 from ddplaunch.worker import exit, forkserver, preload
@@ -72,21 +72,23 @@ def main(search_path: list[str]) -> Continuation:
     ``search_path`` is ``sys.path`` in Python's own order.
     """
     own_path = sys.path[:]
-    names = set(sys.modules)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if (
+        signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    ):  # Else it is ignored, as in each process of a run.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     received = wire.read_record(sys.stdin.buffer, (KeeperSpec,))
     if received is None:
         os._exit(0)
     spec: KeeperSpec = received[0]
-    parts = surroundings.read(os.environ)
+    parts = surroundings.read(os.environ, os.getcwd())
     _detach()
     linux.set_command_line([*COMMAND, "importing"])
     keeper = Keeper(spec, parts, own_path, search_path)
     keeper.take_place()
     exit.register()
-    keeper.learn(_AGENT_MODULES, set(sys.modules))
+    keeper.learn(_AGENT_MODULES)
     sys.path[:] = search_path
-    keeper.learn(_modules(spec.script, spec.preload), names)
+    keeper.learn(_modules(spec.script, spec.preload))
     return keeper.serve()
 
 
@@ -118,12 +120,13 @@ class Keeper:
         self._pid = os.getpid()
         self._seconds = spec.seconds
         self._deadline = 0.0
+        self._has_place = False
         self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         self._watched: list[int] = []
         self._agent: tuple[int, int, socket.socket] | None = None
         """Pid and pidfd of the agent that uses this keeper, and the connection of its launcher."""
-        self._script = ""
-        """Of the run that uses this keeper."""
+        self._next: tuple[str, float | None] = ("", None)
+        """Script of the run that uses this keeper, and for how many seconds the next one is waited for."""
 
     # The begin.
 
@@ -132,20 +135,23 @@ class Keeper:
         try:
             for pid in self._spec.watched:
                 self._watched.append(os.pidfd_open(pid))
-            self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            run_folder.make_private(self._path.parent)
+            keeper_files.check_private(self._path.parent)
             lock = os.open(keeper_files.lock_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         except OSError as error:
             self.end(str(error))
         deadline = time.monotonic() + _PREDECESSOR_S
         while not _locked(lock):
-            if self._predecessor_stays() or time.monotonic() > deadline:
+            if self._predecessor_fits() or time.monotonic() > deadline:
                 os._exit(0)
-            time.sleep(0.05)
+            time.sleep(0.1)
+        self._has_place = True
         keeper_files.write_reason(self._path, "it is still importing")
 
-    def _predecessor_stays(self) -> bool:
+    def _predecessor_fits(self) -> bool:
+        """Whether another keeper stays. If not, it ends, imports, or a run uses it: perhaps the one that left this."""
         client = keeper_files.connected(self._path, ANSWER_S)
-        if client is None:  # It ends, or imports.
+        if client is None:
             return False
         inquiry = Inquiry(
             surroundings=self._parts,
@@ -157,23 +163,22 @@ class Keeper:
         with client, contextlib.suppress(OSError, wire.ProtocolError):
             fd_records.send(client, inquiry)
             received = fd_records.receive(client, FROM_KEEPER, 0)
-            answer = received[0] if received else None
-            return isinstance(answer, Fits) or (isinstance(answer, Refused) and answer.kind == "used")
+            return bool(received and isinstance(received[0], Fits))
         return False
 
-    def learn(self, modules: tuple[str, ...], names: set[str]) -> None:
-        """Import ``modules``; ``names`` were in memory before. Ends this process if it cannot be a keeper with them."""
+    def learn(self, modules: tuple[str, ...]) -> None:
+        """Import ``modules``. Ends this process if it cannot be a keeper with them."""
         required = (*_AGENT_MODULES, *preload.ALWAYS, *self._spec.preload)
         reason = self.imports.run(("numpy",), ())
         threads = forkserver.threads_after_numpy()
-        reason = reason or self.imports.run(modules, required) or self.imports.note(names)
+        reason = reason or self.imports.run(modules, required) or self.imports.note()
         reason = reason or forkserver.reason_not_to_fork(threads)
         if reason:
             self.end(reason)
 
     def end(self, reason: str) -> NoReturn:
         """End this process. ``reason`` is shown with the next run's ``-v``."""
-        if os.getpid() == self._pid:
+        if os.getpid() == self._pid and self._has_place:
             with contextlib.suppress(OSError):
                 self._path.unlink(missing_ok=True)
             keeper_files.write_reason(self._path, reason)
@@ -206,10 +211,12 @@ class Keeper:
         os.chmod(self._path, 0o600)  # Nobody can connect before ``listen``.
         self._listener.listen(8)
 
-    def _wait_for(self, seconds: float) -> None:
-        self._seconds = seconds
-        self._deadline = time.clock_gettime(time.CLOCK_BOOTTIME) + seconds
-        until = time.strftime("%H:%M:%S", time.localtime(time.time() + seconds))
+    def _wait_for(self, seconds: float | None) -> None:
+        """Wait for so many seconds from now; None: until the time that was set before."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if seconds is not None:
+            self._seconds, self._deadline = seconds, now + seconds
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._deadline - now))
         linux.set_command_line([*COMMAND, f"waits until {until}"])
 
     def _wait(self) -> set[int]:
@@ -234,9 +241,9 @@ class Keeper:
         os.close(pidfd)
         with client, contextlib.suppress(OSError):
             fd_records.send(client, AgentGone(returncode))
-        self._wait_for(self._seconds)
-        path, self._script = self._script, ""
-        self.learn(_modules(path, ()), set(sys.modules))
+        script, seconds = self._next
+        self._wait_for(seconds)
+        self.learn(_modules(script, ()))
 
     def _on_request(self) -> Continuation | None:
         client, _ = self._listener.accept()
@@ -263,7 +270,7 @@ class Keeper:
                 self.end("another took its place")
             if not refused:
                 self._wait_for(request.seconds)
-                self.learn(_modules(request.script, ()), set(sys.modules))
+                self.learn(_modules(request.script, ()))
         return None
 
     def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> Refused | None:
@@ -281,6 +288,9 @@ class Keeper:
             return "other modules in --preload"
         if name := self.imports.difference(request.env, (_OMP,) if isinstance(request, Takeover) else ()):
             return f"the environment variable {name} has changed"
+        # For a run the forkserver looks, while the launcher loads its modules.
+        if isinstance(request, Inquiry) and self.imports.changed_file():
+            return "an imported file has changed"
         if path := self.imports.hidden_by(user_folders()):
             return f"{path} would hide a module" if path.isprintable() else "a file would hide a module"
         return ""
@@ -294,12 +304,11 @@ class Keeper:
                 fd_records.send(client, Refused("differs", f"it cannot fork: {error}"))
             pid = -1
         if pid == 0:
-            client.detach()  # Neither is closed: their numbers may soon be files of the agent.
-            self._listener.detach()
-            return handover.become_agent(request, fds, writer, self.imports, self._own_path)
+            self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
+            return handover.become_agent(request, fds, client.detach(), writer, self.imports, self._own_path)
         fd_records.close([*fds, writer])
         if pid > 0:
-            self._script = request.script
+            self._next = request.script, request.seconds
             self._confirm(client, pid, reader)
         os.close(reader)
         return None
@@ -307,6 +316,8 @@ class Keeper:
     def _confirm(self, client: socket.socket, pid: int, reader: int) -> None:
         """Answer once the fork can be found by its run tag, or has ended."""
         self._agent = (pid, os.pidfd_open(pid), client)
+        if not select.select([reader], [], [], _TRANSFER_S)[0]:  # The launcher waits no longer.
+            os.kill(pid, signal.SIGKILL)
         problem = os.read(reader, 300).decode(errors="replace")
         linux.set_command_line([*COMMAND, f"used by process {pid}"])
         with contextlib.suppress(OSError):

@@ -10,6 +10,7 @@ import shutil
 import signal
 import stat
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -228,6 +229,79 @@ def test_it_ends_at_its_time(own: Kept) -> None:
     assert not own.socket.exists()
 
 
+@pytest.mark.slow
+def test_the_last_run_with_the_option_sets_its_time_or_replaces_it(own: Kept) -> None:
+    pid = own.leave()
+    until = wait_until(lambda: "waits" in (line := command_line(pid)) and line)
+    assert own.run("-m", "ddplaunch.version").returncode == 0
+    wait_until(lambda: "waits" in command_line(pid))
+    assert command_line(pid) == until
+    own.run("--keep-warm", "1h", "-m", "ddplaunch.version")
+    wait_until(lambda: "waits" in command_line(pid) and command_line(pid) != until)
+    other = {"OMP_NUM_THREADS": "7"}
+    assert "anew on" in own.run("--keep-warm", "5m", "-m", "ddplaunch.version", env=other).err
+    wait_until(lambda: not is_alive(pid) and own.socket.exists(), 30, own.why())
+    again = own.run("-m", "ddplaunch.version", env=other)
+    assert (TAKEN in again.err, "anew" in again.err) == (True, False)
+
+
+_ASK = """
+import os, sys
+from ddplaunch.system.files import keeper_files
+from ddplaunch.transport import keeper_client
+path = keeper_files.path(os.environ)
+environ = {**os.environ, "DDPLAUNCH_RUN_ID": "late.1"}
+print(keeper_client.ask(path, (0, 1, 2), environ, os.getcwd(), (), (), "", ("x",), 3600.0).reason, flush=True)
+print("read", sys.stdin.readline().strip())
+"""
+
+
+def test_an_answer_that_comes_too_late_takes_nothing(shared: Kept) -> None:
+    """Two agents with one stdin would each read a part of what the launcher sends over SSH."""
+    keeper = shared.pid()
+    until = wait_until(lambda: "waits" in (line := command_line(keeper)) and line)
+    os.kill(keeper, signal.SIGSTOP)
+    try:
+        env = runs.environment(shared.environ)
+        with subprocess.Popen([sys.executable, "-c", _ASK], stdin=-1, stdout=-1, text=True, env=env) as process:
+            assert process.stdin
+            assert process.stdout
+            assert process.stdout.readline().startswith("it does not answer")
+            os.kill(keeper, signal.SIGCONT)
+            wait_until(lambda: "waits" in command_line(keeper) and command_line(keeper) != until)
+            assert process.communicate("a line\n")[0] == "read a line\n"
+    finally:
+        os.kill(keeper, signal.SIGCONT)
+    assert TAKEN in shared.run("--nproc-per-node", "2", "-m", "ddplaunch.version").err
+
+
+_FAIL = """
+import sys
+from ddplaunch.cli.main import main
+from ddplaunch.launcher import setup
+def fail(*_, **__): raise RuntimeError("no console")
+setup.open_console = fail
+main()
+"""
+
+
+def test_a_launcher_that_fails_after_it_has_sent_the_spec_leaves_nothing(shared: Kept) -> None:
+    script = ("-v", "--rdzv-id", "fails", "--nproc-per-node", "2", str(PRINT_SIGNALS), "60")
+    done = subprocess.run(
+        [sys.executable, "-c", _FAIL, *script], env=runs.environment(shared.environ), capture_output=True, text=True
+    )
+    assert (done.returncode != 0, "no console" in done.stderr) == (True, True), done.stderr
+    assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if "=fails." in environ_of(pid)]
+    assert TAKEN in shared.run("--nproc-per-node", "2", "-m", "ddplaunch.version").err
+
+
+def environ_of(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/environ").read_text(errors="replace")
+    except OSError:
+        return ""
+
+
 def test_it_ends_with_the_session_of_the_command(own: Kept) -> None:
     command = shlex.join(runs.command("--keep-warm", "5m", "-m", "ddplaunch.version"))
     env = runs.environment(own.environ)
@@ -245,8 +319,10 @@ def test_a_module_of_the_user_is_never_kept(own: Kept, tmp_path: Path) -> None:
     assert finished.returncode == 0, finished.err
     wait_until(lambda: "is not a folder of installed packages" in own.why(), 30, own.why())
     assert not own.socket.exists()
-    again = own.run("--keep-warm", "5m", "--preload", "mine", "-m", "ddplaunch.version", env=env)
+    (tmp_path / "sitecustomize.py").write_text("")
+    again = own.run("--keep-warm", "5m", "-m", "ddplaunch.version", env=env)
     assert f"torch is imported anew: mine comes from {tmp_path}/mine.py" in again.err
+    wait_until(lambda: own.why().startswith(f"sitecustomize comes from {tmp_path}/sitecustomize.py"), 30, own.why())
     wait_until(lambda: not keepers_of(own), 30)
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import math
 import os
 import resource
 import signal
 import subprocess
 import sys
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -21,7 +24,7 @@ from ddplaunch.protocol.keeper import Takeover
 from ddplaunch.system import surroundings
 from ddplaunch.system.files import keeper_files
 from ddplaunch.warm import pressure
-from ddplaunch.warm.imports import Imports
+from ddplaunch.warm.imports import Imports, forget_folders
 
 ROOT = Path(__file__).parents[2]
 
@@ -44,7 +47,8 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) ->
 
 def parts_of_child(prepare: Callable[[], object] = lambda: None, **environ: str) -> dict[str, str]:
     code = (
-        "import json, os; from ddplaunch.system import surroundings; print(json.dumps(surroundings.read(os.environ)))"
+        "import json, os; from ddplaunch.system import surroundings; "
+        "print(json.dumps(surroundings.read(os.environ, os.getcwd())))"
     )
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -80,8 +84,14 @@ def test_what_a_process_inherits_and_cannot_change_is_compared(prepare: Callable
 
 
 def test_a_slurm_job_is_a_difference() -> None:
-    here, job = surroundings.read({}), surroundings.read({"SLURM_JOB_ID": "7"})
+    here, job = surroundings.read({}, "/"), surroundings.read({"SLURM_JOB_ID": "7"}, "/")
     assert surroundings.first_difference(here, job) == "SLURM job"
+
+
+def test_a_relative_folder_of_pythonpath_is_another_in_another_working_directory() -> None:
+    for value, is_same in (("/lib:/lib2", True), ("/lib:src", False), (".", False)):
+        found = [surroundings.read({"PYTHONPATH": value}, cwd) for cwd in ("/a", "/b")]
+        assert surroundings.first_difference(*found) == ("" if is_same else "folders of PYTHONPATH")
 
 
 def test_an_installed_package_is_a_difference(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -95,10 +105,10 @@ def test_an_installed_package_is_a_difference(monkeypatch: pytest.MonkeyPatch, t
         lambda: os.utime(tmp_path / "a.pth", (1, 1)),
         lambda: (tmp_path / "b-1.dist-info").mkdir(),
     ):
-        before = surroundings.read({})
-        assert surroundings.read({}) == before
+        before = surroundings.read({}, "/")
+        assert surroundings.read({}, "/") == before
         change()
-        assert surroundings.first_difference(before, surroundings.read({})) == "packages"
+        assert surroundings.first_difference(before, surroundings.read({}, "/")) == "packages"
 
 
 # Imports.
@@ -106,18 +116,20 @@ def test_an_installed_package_is_a_difference(monkeypatch: pytest.MonkeyPatch, t
 
 @pytest.fixture
 def folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A folder of installed packages, with the module ``kept_a``."""
-    monkeypatch.setattr(surroundings, "package_folders", lambda: [str(tmp_path)])
+    """A folder of installed packages, with the module ``kept_a``; the modules of the tests are none that are kept."""
+    installed = [str(tmp_path), *surroundings.package_folders()]
+    monkeypatch.setattr(surroundings, "package_folders", lambda: installed)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("READ_BY_A", "1")
     (tmp_path / "kept_a.py").write_text("import os\nA = os.environ.get('READ_BY_A'), 'READ_TOO' in os.environ\n")
-    monkeypatch.setattr(sys, "modules", {**sys.modules})
+    ours = tuple(name for name in sys.modules if name.partition(".")[0] in ("tests", "conftest"))
+    monkeypatch.setattr(sys, "modules", {name: sys.modules[name] for name in sys.modules.keys() - set(ours)})
     return tmp_path
 
 
-def imported(module: str) -> tuple[Imports, str]:
-    imports, before = Imports(dict(os.environ)), set(sys.modules)
-    return imports, imports.run([module], [module]) or imports.note(before)
+def imported(module: str, since: float = math.inf) -> tuple[Imports, str]:
+    imports = Imports(dict(os.environ), since=since)
+    return imports, imports.run([module], [module]) or imports.note()
 
 
 def test_the_variables_that_imports_read_are_compared(folder: Path) -> None:
@@ -135,8 +147,44 @@ def test_the_variables_that_imports_read_are_compared(folder: Path) -> None:
 def test_an_edited_module_is_noticed(folder: Path) -> None:
     imports, _ = imported("kept_a")
     assert imports.changed_file() == ""
-    os.utime(folder / "kept_a.py", (1, 1))
-    assert imports.changed_file() == str(folder / "kept_a.py")
+    for change in (lambda: os.utime(folder / "kept_a.py", (1, 1)), lambda: os.utime(folder / "kept_a.py", (1, 1))):
+        change()  # The second one leaves time and size as they were, as a copy by ``cp -p`` can.
+        assert imports.changed_file() == str(folder / "kept_a.py")
+        imports.files[str(folder / "kept_a.py")] = surroundings.stamp(str(folder / "kept_a.py"))
+
+
+def test_a_module_that_changes_during_the_imports_is_not_kept(folder: Path) -> None:
+    assert imported("kept_a", since=0)[1].endswith(" has changed while it was imported")
+
+
+def test_a_library_that_is_replaced_is_noticed(folder: Path) -> None:
+    imports, _ = imported("kept_a")
+    library = next(path for path in imports.files if "libc.so" in path or "libc-" in path)
+    assert os.path.realpath(sys.executable) in imports.files
+    imports.files[library] = "another"
+    assert imports.changed_file() == library
+
+
+def test_a_module_that_asks_for_the_working_directory_is_not_kept(folder: Path) -> None:
+    """It would get that of the keeper."""
+    (folder / "kept_a.py").write_text("import pathlib\nHERE = pathlib.Path('logs').absolute()")
+    assert imported("kept_a")[1] == "kept_a asks for the working directory when it is imported"
+    (folder / "kept_b.py").write_text("import os\nHERE = os.path.abspath(__file__)")
+    assert imported("kept_b")[1] == ""
+
+
+def test_an_archive_that_was_made_anew_is_read_again(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    archive = tmp_path / "user.zip"
+    monkeypatch.syspath_prepend(str(archive))
+    for number, names in enumerate((["kept_z"], ["kept_before", "kept_z"])):
+        with zipfile.ZipFile(archive, "w") as file:
+            for name in names:
+                file.writestr(f"{name}.py", f"NUMBER = {number}")
+        forget_folders()
+        sys.modules.pop("kept_z", None)
+        assert number == importlib.import_module("kept_z").NUMBER
 
 
 def test_a_module_from_another_folder_is_refused(
@@ -148,6 +196,7 @@ def test_a_module_from_another_folder_is_refused(
     (mine / "kept_space").mkdir()
     (folder / "kept_a.py").write_text("import kept_b")
     assert imported("kept_a")[1] == f"kept_b comes from {mine}/kept_b.py, which is not a folder of installed packages"
+    del sys.modules["kept_b"]
     assert f"kept_space comes from {mine}/kept_space" in imported("kept_space")[1]
     assert imported("kept_missing")[1].startswith("kept_missing cannot be imported: ModuleNotFoundError")
 
@@ -223,6 +272,16 @@ def test_the_reason_is_one_printable_line_of_bounded_length(tmp_path: Path) -> N
     assert len(keeper_files.reason(socket)) <= 300
     keeper_files.write_reason(socket, "")
     assert not list(tmp_path.iterdir())
+
+
+def test_no_file_is_written_where_another_user_could_put_a_link(tmp_path: Path) -> None:
+    (victim := tmp_path / "victim").write_text("mine")
+    (public := tmp_path / "public").mkdir()
+    public.chmod(0o777)
+    (public / "warm.why").symlink_to(victim)
+    keeper_files.write_reason(public / "warm.sock", "text")
+    assert victim.read_text() == "mine"
+    assert keeper_files.reason(public / "warm.sock") == f"another user may write in {public}"
 
 
 def test_a_keeper_is_asked_with_values_in_their_limits() -> None:

@@ -103,6 +103,7 @@ class ForkserverClient:
         self._open_files = open_files
         self._post = post
         self._warm = warm
+        self._is_keeper_unfit = False
         self._forkserver: ForkserverProcess | None = None
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
@@ -178,6 +179,7 @@ class ForkserverClient:
         if isinstance(event, ForkserverExited):
             return self._on_exited(event.pid)
         if isinstance(event, ForkserverUnfit):
+            self._is_keeper_unfit = True
             self.close_forkserver()
             self._start_forkserver()
             return Notice(f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}", 1)
@@ -213,7 +215,7 @@ class ForkserverClient:
 
     def leave_keeper(self) -> None:
         """Leave a keeper for the next run, if the user wants one; after ``close``."""
-        keeper_start.leave(self._spec, self._open_files, self._env)
+        keeper_start.leave(self._spec, self._open_files, self._env, replaces=self._is_keeper_unfit)
 
     def close(self) -> tuple[int, ...]:
         """Kill every child of this process. Returns the pids that SIGKILL has not ended."""

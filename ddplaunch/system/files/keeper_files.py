@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import stat
 from typing import TYPE_CHECKING
 
 from ddplaunch.system.files import run_folder
@@ -74,10 +75,18 @@ def lock_path(socket_path: Path) -> Path:
     return socket_path.with_suffix(".lock")
 
 
+def check_private(folder: Path) -> None:
+    """Raise PermissionError if another user could put a file, or a link to one, in the place of a keeper's files."""
+    status = os.stat(folder)
+    if status.st_uid != os.geteuid() or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+        raise PermissionError(f"another user may write in {folder}")
+
+
 def write_reason(socket_path: Path, reason: str) -> None:
     """Note why no keeper waits, for ``-v`` of the next run; empty: one waits."""
     file = socket_path.with_suffix(".why")
     with contextlib.suppress(OSError):
+        check_private(file.parent)
         if reason:
             file.write_text(reason[:_MAX_REASON], errors="backslashreplace")
         else:
@@ -86,6 +95,11 @@ def write_reason(socket_path: Path, reason: str) -> None:
 
 def reason(socket_path: Path) -> str:
     """Why the last keeper has ended or could not be left; empty if that is not known."""
-    with contextlib.suppress(OSError), open(socket_path.with_suffix(".why"), errors="replace") as file:
-        return "".join(character for character in file.read(_MAX_REASON) if character.isprintable())
-    return ""
+    try:
+        check_private(socket_path.parent)
+        with open(socket_path.with_suffix(".why"), errors="replace") as file:
+            return "".join(character for character in file.read(_MAX_REASON) if character.isprintable())
+    except PermissionError as error:
+        return str(error)
+    except OSError:
+        return ""

@@ -85,6 +85,7 @@ def interpreter() -> dict[str, object]:
             if not name.startswith(("_", "n_", "count", "index"))
         },
         "_xoptions": sys._xoptions,
+        "folder of multiprocessing": multiprocessing.process.ORIGINAL_DIR,
         "recursion limit": sys.getrecursionlimit(),
         "switch interval": sys.getswitchinterval(),
         "digits limit": sys.get_int_max_str_digits() if hasattr(sys, "get_int_max_str_digits") else None,
