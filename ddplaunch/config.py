@@ -5,7 +5,7 @@ Read by the launcher; agents receive the groups. A LaunchConfig validates itself
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
@@ -14,6 +14,7 @@ from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.fault_spec import FaultSpec
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import is_run_id
 from ddplaunch.timeouts import TimeoutConfig
 

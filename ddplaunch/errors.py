@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
 from typing import Literal
+
+from ddplaunch.late_dataclass import dataclass
 
 USAGE = 2
 INTERNAL = 80

@@ -5,10 +5,10 @@ A part of LaunchConfig (see ``config``), used by launcher and agent.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.errors import OptionError
+from ddplaunch.late_dataclass import dataclass
 
 AUTO_HANG_REPORT_S = 300.0
 

@@ -5,9 +5,9 @@ Threads and signal handlers of the agent post them, its main thread handles them
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.files.folder_probe import FolderState

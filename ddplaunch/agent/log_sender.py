@@ -11,10 +11,10 @@ import os
 import signal
 import stat
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import LauncherLost
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.protocol.log_transfer import (
     CHUNK_BYTES,

@@ -11,7 +11,7 @@ import errno
 import os
 import signal
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -24,6 +24,7 @@ from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:

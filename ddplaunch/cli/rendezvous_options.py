@@ -6,10 +6,10 @@ Runs in the launcher. Pure.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ddplaunch.cli import values
 from ddplaunch.errors import OptionError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import seconds
 from ddplaunch.timeouts import TimeoutConfig
 

@@ -10,7 +10,7 @@ import os
 import socket
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ddplaunch.cli import values
@@ -19,6 +19,7 @@ from ddplaunch.cluster.schedulers import SchedulerInfo
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import LaunchError, OptionError, StartNotice, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")

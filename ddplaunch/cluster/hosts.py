@@ -10,11 +10,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import MAX_HOSTS, MAX_NAME, NAME, expand
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import is_device_id, quote
 
 if TYPE_CHECKING:

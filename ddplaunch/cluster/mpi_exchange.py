@@ -15,8 +15,9 @@ import re
 import socket
 import stat
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

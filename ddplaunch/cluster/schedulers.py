@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from ddplaunch.cluster import slurm
@@ -19,6 +19,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import Host, parse_entry
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 
 LOOPBACK = "127.0.0.1"

@@ -8,11 +8,11 @@ are 0. Must not run ``scontrol``, which containers lack. Source: SLURM's source 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import MAX_HOSTS, expand
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ Made by ``schedulers`` in the launcher, used by the agent of this only worker. P
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from ddplaunch.late_dataclass import dataclass
 
 
 @dataclass(frozen=True)

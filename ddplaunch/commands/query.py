@@ -7,9 +7,9 @@ deadline has failed. The commands define the queries and use the answers.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import AgentFailed
 from ddplaunch.transport.failures import HostFailure

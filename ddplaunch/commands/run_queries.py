@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from ddplaunch.commands import ps_page as page
 from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
 from ddplaunch.commands.runs import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import keeper
 from ddplaunch.protocol.launcher_agent import AgentEnded

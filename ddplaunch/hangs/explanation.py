@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs import rank_state
@@ -18,6 +18,7 @@ from ddplaunch.hangs.wording import (
     standing_sentences,
     waiting_sentences,
 )
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

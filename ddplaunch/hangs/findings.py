@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import enum
 from collections import Counter, defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs.groups import signature
 from ddplaunch.hangs.waits import Place
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.hang_evidence import CollectiveCall
 
 if TYPE_CHECKING:

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict, deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs import slow_hosts
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 

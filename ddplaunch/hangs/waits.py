@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs.groups import Group, Groups, signature
 from ddplaunch.hangs.rank_state import RankState, is_blocking, rank_state
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

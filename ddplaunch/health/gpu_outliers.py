@@ -6,9 +6,9 @@ Used by the launcher. Pure.
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.gpu_rates import GpuRates
 from ddplaunch.text import median
 

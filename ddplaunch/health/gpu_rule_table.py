@@ -6,9 +6,9 @@ Pure. ``gpu_rules`` applies them; docs/gpu-health.md shows them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.health import Severity
 from ddplaunch.system.gpus.gpu_health import GpuHealth
 from ddplaunch.text import fold_ints, size

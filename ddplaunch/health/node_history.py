@@ -10,9 +10,9 @@ import re
 import signal
 import time
 from collections import Counter
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.field_types import OneLine, Seconds
 from ddplaunch.text import quote

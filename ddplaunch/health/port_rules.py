@@ -7,8 +7,8 @@ which ports should be connected.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.health import Finding
 from ddplaunch.system.infiniband import IbPort
 

@@ -6,8 +6,9 @@ Immediate Action").
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
+
+from ddplaunch.late_dataclass import dataclass
 
 Action = Literal["script", "restart", "reset", "reboot", "investigate", "ignore"]
 

@@ -6,9 +6,10 @@ Runs in the launcher. Pure. It does not decide about restarts (``max_restarts``)
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.results import AttemptResult, Outcome

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch import fault_spec
 from ddplaunch.fault_spec import FaultSpec
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, FaultInjected, InjectFault
 from ddplaunch.protocol.results import Injected

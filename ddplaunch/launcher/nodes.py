@@ -9,10 +9,10 @@ from __future__ import annotations
 import enum
 import signal
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous, StopWorkers
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table

@@ -8,10 +8,10 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.page.reading import Json, block, content, dicts, integer, integers, line, number, words
 from ddplaunch.protocol import first_failure, stack_dump
 from ddplaunch.system.files import run_json

@@ -11,10 +11,11 @@ import math
 import os
 import re
 import stat
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_events import FILE as EVENTS
 from ddplaunch.protocol.run_events import KINDS
 from ddplaunch.system.files import run_folder, run_json

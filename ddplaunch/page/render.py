@@ -11,13 +11,13 @@ import hashlib
 import json
 import shlex
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.page import charts, failures, launchers, reading, strip, usage
 from ddplaunch.page.reading import RunFiles, integer, line, number, words
 from ddplaunch.page.story import Moment, Story, story

@@ -5,10 +5,11 @@ Pure. Reports of older versions, and folders without events, give what they have
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from datetime import datetime
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.page.reading import Json, dicts, integer, line, number
 from ddplaunch.page.where_time_went import Span
 from ddplaunch.system.files import run_json

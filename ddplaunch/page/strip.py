@@ -5,10 +5,11 @@ A path is over 1,000 units of time by pixels, and only has numbers. Of many node
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints, plural
 
 if TYPE_CHECKING:

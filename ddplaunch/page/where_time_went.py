@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import dataclass
+
+from ddplaunch.late_dataclass import dataclass
 
 PHASES = {
     "connect": "until all agents were ready",

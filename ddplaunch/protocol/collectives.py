@@ -7,10 +7,10 @@ times. No behaviour belongs here.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
 from ddplaunch.protocol.hang_evidence import MAX_GROUPS
 

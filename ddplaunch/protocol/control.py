@@ -6,9 +6,9 @@ encodes it, and gets one answer. No behaviour belongs here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import OneLine, at_most
 from ddplaunch.protocol.hang_evidence import EXAMINATION_S
 

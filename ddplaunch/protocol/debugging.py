@@ -7,9 +7,9 @@ No behaviour belongs here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, between
 
 ADDRESS = "ddplaunch.debugger."

@@ -9,11 +9,11 @@ a command line. A test compares the documented table with ``RULES``.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
 from ddplaunch.text import quote
 

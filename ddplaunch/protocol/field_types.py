@@ -8,9 +8,9 @@ from __future__ import annotations
 import math
 import signal
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Annotated, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import is_run_id
 
 

@@ -7,8 +7,7 @@ Used by the launcher and by workers; agents pass the record on unread. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 
 FD = 3

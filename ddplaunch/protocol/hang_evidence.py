@@ -6,9 +6,10 @@ may be missing; ``missing_sources`` then says why.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
 
 EXAMINATION_S = 20.0

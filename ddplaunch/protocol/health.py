@@ -6,9 +6,9 @@ the way over the rendezvous. No behaviour belongs here: ``health`` has the rules
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
 
 MAX_FINDINGS = 256

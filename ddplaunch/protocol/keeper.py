@@ -5,9 +5,9 @@ They are exchanged over the keeper's unix socket, one request for each connectio
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import OneLine, between
 
 KeptSeconds = Annotated[float, between(0, 7 * 86400)]

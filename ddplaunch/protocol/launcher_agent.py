@@ -6,11 +6,11 @@ at the end list the records that each reader accepts. No behaviour belongs here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import debugging, health, log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most

@@ -8,7 +8,8 @@ and the delay of a pong.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+
+from ddplaunch.late_dataclass import dataclass
 
 CHUNK_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10

@@ -5,9 +5,9 @@ The launcher sends InspectNode or ListRuns in place of an AgentSpec. No behaviou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal, get_args
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import RunExamined
 from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
 from ddplaunch.protocol.health import NodeHealth

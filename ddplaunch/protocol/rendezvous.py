@@ -6,9 +6,8 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,

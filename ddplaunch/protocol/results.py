@@ -7,12 +7,13 @@ in ``*_s`` are durations.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.errors import JobFailed
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
 from ddplaunch.text import quote, ranks
 

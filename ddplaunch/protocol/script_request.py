@@ -5,10 +5,10 @@ Written by the worker, read by the agent once the worker has ended. Pure. A scri
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Literal
 
 from ddplaunch.errors import GAVE_UP, HARDWARE
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 
 VARIABLE = "DDPLAUNCH_REQUEST_FILE"

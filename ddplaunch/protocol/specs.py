@@ -5,11 +5,12 @@ The first group is sent by the launcher, the others are exchanged by agent and f
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.timeouts import TimeoutConfig
 

@@ -5,8 +5,9 @@ Pure: the caller says which scripts are plain.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

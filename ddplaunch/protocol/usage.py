@@ -6,10 +6,11 @@ attempt, and a UsageSampled about every 10 s. Loaded when there is something to 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
 from ddplaunch.protocol.health import MAX_GPUS
 from ddplaunch.protocol.specs import UsageRecord

@@ -7,10 +7,11 @@ Runs in the member process of the node that serves the rendezvous. The member pa
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from enum import Enum, auto
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,

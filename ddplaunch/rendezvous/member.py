@@ -14,11 +14,12 @@ import signal
 import threading
 import time
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (

@@ -5,9 +5,10 @@ Runs in the coordinator's process. Pure.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.rendezvous import RoundVerdict, WorkersEnded
 

@@ -6,8 +6,9 @@ Runs in the child of ``gpu_health``: the driver asks the adapter, which may not 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from pathlib import Path
+
+from ddplaunch.late_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import re
 import time
-from dataclasses import dataclass
+
+from ddplaunch.late_dataclass import dataclass
 
 PATH = "/dev/kmsg"
 _MAX_RECORDS = 100_000

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs, tcp_bytes
 
 if TYPE_CHECKING:

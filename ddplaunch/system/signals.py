@@ -10,9 +10,9 @@ import contextlib
 import os
 import signal
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs
 
 if TYPE_CHECKING:

@@ -11,9 +11,10 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.system.files import keeper_files

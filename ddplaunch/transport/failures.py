@@ -5,10 +5,10 @@ Used by the launcher and by the commands that query hosts. Pure: no I/O, no stat
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

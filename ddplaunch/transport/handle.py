@@ -10,10 +10,10 @@ import abc
 import os
 import queue
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
 from ddplaunch.protocol.log_transfer import LogChunk

@@ -12,9 +12,9 @@ import select
 import signal
 import subprocess
 import sys
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.system.files import keeper_files
 

@@ -6,11 +6,11 @@ Runs in the launcher. Every agent is a child process; each simulated node has a 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors
 from ddplaunch.errors import LaunchError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import linux, procfs

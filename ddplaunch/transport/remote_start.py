@@ -13,9 +13,10 @@ import re
 import shlex
 import sys
 from collections import Counter
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, field, replace
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import (
     AGENT_MODULE,

@@ -12,10 +12,11 @@ import sys
 import sysconfig
 import time
 import zipimport
-from dataclasses import dataclass, field
+from dataclasses import field
 from importlib import machinery
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.system import procfs, surroundings
 from ddplaunch.warm import watches

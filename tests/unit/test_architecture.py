@@ -17,7 +17,7 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # The drawing of docs/architecture.md: each package, and the packages and top-level modules that it may import.
 # A package within another that is not listed has the rule of the other.
-_BASE = {"errors", "text", "version"}
+_BASE = {"errors", "late_dataclass", "text", "version"}
 _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "fault_spec", "cluster", "protocol", "system"}
 MAY_IMPORT = {
@@ -44,7 +44,8 @@ MAY_IMPORT = {
     "fault_spec": _BASE,
     "mailbox": set(),
     "text": set(),
-    "errors": set(),
+    "errors": {"late_dataclass"},
+    "late_dataclass": set(),
     "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
@@ -117,6 +118,11 @@ def test_no_module_imports_itself_through_others() -> None:
     assert not waiting, f"circles among {sorted(waiting)}"
 
 
+def test_no_dataclass_compiles_its_methods_at_the_start() -> None:
+    """The standard one takes 0.3 to 1 ms for each class, and the launcher and the agent load 150 of them each."""
+    assert {str(file) for file in FILES if "dataclasses.dataclass" in imports(file)} == {"late_dataclass.py"}
+
+
 def test_scripts_import_names_that_exist() -> None:
     """No other check runs the benchmarks, and a rename would break them unseen."""
     scripts = sorted((PACKAGE.parent / "scripts").rglob("*.py"))
@@ -135,7 +141,7 @@ def _top_level_names(file: Path) -> set[str]:
 
 
 def test_few_modules_lie_loose_at_the_top() -> None:
-    assert len([file for file in FILES if len(file.parts) == 1]) <= 9
+    assert len([file for file in FILES if len(file.parts) == 1]) <= 10
 
 
 def test_each_package_says_what_it_is_for() -> None:

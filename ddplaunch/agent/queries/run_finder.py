@@ -14,13 +14,14 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
 from ddplaunch.agent.queries import launcher_query
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, keeper, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound

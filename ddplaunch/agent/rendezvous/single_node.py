@@ -7,9 +7,10 @@ only. Must not start or stop workers, and must not import ``multi_node_rendezvou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.restart_policy import (
     MAX_IDENTICAL_FAILURES,

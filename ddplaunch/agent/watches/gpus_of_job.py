@@ -7,11 +7,12 @@ Runs in the agent, in its main thread; used by ``HealthWatch``, only on machines
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import HealthEvent
 from ddplaunch.health import gpu_rules, port_rules, verdict
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.system import kernel_log
 from ddplaunch.system.gpus import devices, nvml

@@ -13,11 +13,11 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
 from ddplaunch.agent.workers.examiner import ANSWER_S
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 

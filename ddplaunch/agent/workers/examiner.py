@@ -13,9 +13,10 @@ import select
 import socket
 import threading
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import examination
 from ddplaunch.system import linux
 

@@ -10,10 +10,11 @@ import json
 import os
 import re
 import stat
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError

@@ -10,9 +10,10 @@ import select
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_lines import count_lines

@@ -7,13 +7,14 @@ must not start a process or load torch or CUDA.
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, examination, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.system import numa

@@ -8,12 +8,13 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.examiner import ANSWER_S
 from ddplaunch.hangs import flight_record
 from ddplaunch.hangs.rank_state import BUSY_CPU_SHARE
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.hang_evidence import FlightRecord, PendingCall
 from ddplaunch.system import process_activity, tcp_bytes

@@ -10,12 +10,13 @@ import contextlib
 import os
 import signal
 import threading
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers import exit_details
 from ddplaunch.agent.workers.output import Pump
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import script_request, stack_dump
 from ddplaunch.system import process_activity, processes
 

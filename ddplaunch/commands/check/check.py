@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hostlist import fold
@@ -19,6 +19,7 @@ from ddplaunch.commands.check import page as page
 from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
 from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol.queries import (

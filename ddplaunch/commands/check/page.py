@@ -6,12 +6,13 @@ Pure; runs in the launcher. Nodes with equal results share a line.
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.health import differences, wording
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.queries import NodeReport
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import plural, size, table

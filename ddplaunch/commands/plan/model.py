@@ -5,8 +5,10 @@ Made by ``plan`` in the launcher, shown by ``plan_page``. Data only. The field n
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
+
+from ddplaunch.late_dataclass import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)

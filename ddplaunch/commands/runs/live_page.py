@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.commands.runs.usage_reading import numbers, of
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files.run_json import number
 from ddplaunch.text import elapsed, fold_ints, plural, size, table
 

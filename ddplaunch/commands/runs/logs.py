@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.commands.runs import rank_logs, stdout
 from ddplaunch.commands.runs.log_follower import LogFollower
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import fold_ints, quote, ranks
 
 if TYPE_CHECKING:

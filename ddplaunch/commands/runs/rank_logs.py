@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import run_events
 from ddplaunch.system.files import run_json
 

@@ -10,12 +10,12 @@ import contextlib
 import os
 import re
 import socket
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.system.files.run_folder import LOCK

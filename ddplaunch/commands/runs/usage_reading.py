@@ -9,10 +9,11 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
 
 if TYPE_CHECKING:

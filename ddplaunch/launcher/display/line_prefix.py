@@ -9,8 +9,8 @@ import re
 import string
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.text import clock
 

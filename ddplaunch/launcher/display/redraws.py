@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.launcher_agent import Output
 
 if TYPE_CHECKING:

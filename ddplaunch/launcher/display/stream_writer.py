@@ -12,9 +12,10 @@ import select
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.line_prefix import prefixed
 from ddplaunch.protocol.output_lines import count_lines
 from ddplaunch.text import quote

@@ -11,11 +11,12 @@ from __future__ import annotations
 import enum
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.errors import Level
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.nodes import Node, NodeState
 from ddplaunch.launcher.run_files.log_writer import LogWriter, Written
 from ddplaunch.protocol.log_transfer import MAX_FILES, WINDOW_BYTES, GrantLogBytes, LogsFound, LogsSent, cost, is_safe

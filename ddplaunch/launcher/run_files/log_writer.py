@@ -10,9 +10,10 @@ import os
 import queue
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.log_transfer import GrantLogBytes, cost
 from ddplaunch.system.files.free_space import keep_free
 from ddplaunch.transport.handle import LogData

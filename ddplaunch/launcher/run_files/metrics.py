@@ -5,9 +5,10 @@ Pure: ``MetricsWatch`` collects the values and writes the file. docs/metrics.md 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.usage import UsageSample, UsageStarted
 
 if TYPE_CHECKING:

@@ -13,10 +13,11 @@ import shutil
 import socket
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import LINE_PREFIX
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions

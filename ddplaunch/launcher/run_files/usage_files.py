@@ -13,12 +13,13 @@ import os
 import queue
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage, mean
 from ddplaunch.system.files.free_space import keep_free

@@ -11,9 +11,10 @@ import contextlib
 import os
 import signal
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.debugging import (
     GiveTerminal,
     LeaveSession,

@@ -8,11 +8,12 @@ Runs in the launcher, in the main thread. Agents report for how long their worke
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.hangs.rank_state import JobState
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,

@@ -6,9 +6,10 @@ anything about the job: ``hang_watch`` does.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.protocol.control import RequestRefused, RunExamined
 from ddplaunch.protocol.hang_evidence import EXAMINATION_S, NodeEvidence, RankEvidence

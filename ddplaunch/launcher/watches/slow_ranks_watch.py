@@ -12,10 +12,11 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 

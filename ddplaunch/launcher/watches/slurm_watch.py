@@ -12,12 +12,12 @@ import shutil
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import scontrol
 from ddplaunch.protocol.launcher_agent import AttemptStarted, RunIdAgreed
 from ddplaunch.protocol.results import NodeDeparts

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from dataclasses import dataclass
+
+from ddplaunch.late_dataclass import dataclass
 
 _BYTES = 4096
 

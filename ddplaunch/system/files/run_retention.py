@@ -12,10 +12,10 @@ import json
 import os
 import shutil
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files.run_folder import LOCK, NODES, of_launchers
 
 if TYPE_CHECKING:

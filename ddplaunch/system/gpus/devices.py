@@ -12,11 +12,11 @@ import functools
 import os
 import re
 import threading
-from dataclasses import dataclass
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.gpus import nvml
 from ddplaunch.text import is_device_id
 

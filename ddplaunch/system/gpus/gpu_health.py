@@ -13,10 +13,11 @@ import os
 import select
 import threading
 import time
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from subprocess import PIPE
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.gpus import devices, nvml
 from ddplaunch.system.infiniband import IbPort
 from ddplaunch.text import quote

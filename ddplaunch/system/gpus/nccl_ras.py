@@ -11,9 +11,9 @@ import contextlib
 import os
 import socket
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.gpus import nvml
 from ddplaunch.text import quote
 

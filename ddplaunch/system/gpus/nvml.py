@@ -13,10 +13,10 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
 
 LIBRARY = "libnvidia-ml.so.1"

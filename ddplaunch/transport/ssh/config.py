@@ -11,12 +11,12 @@ import re
 import shutil
 import socket
 import subprocess
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import UsageError
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.transport.ssh.algorithms import OPTIONS as ALGORITHM_OPTIONS
 
 if TYPE_CHECKING:

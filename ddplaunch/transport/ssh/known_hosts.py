@@ -14,8 +14,9 @@ import hmac
 import os
 import re
 import threading
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
+
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -1,0 +1,70 @@
+"""``dataclass`` of the standard library, but a class gets its methods when they are first used.
+
+Used in every process. The standard one compiles up to six methods for each class, which would take half of the time in
+which the launcher and the agent load their modules; a run uses a quarter of the classes, and mostly their ``__init__``.
+What a method does is left to the standard library. May be used in any thread.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING, Any, NoReturn
+
+__all__ = ["dataclass"]
+
+_OPTIONS = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "eq"}
+"""Method -> the option of ``dataclasses.dataclass`` that has it made."""
+
+
+class _LateMethod:
+    """Stands for a method until somebody looks it up, to call or to inspect it: then it is made, and takes its place.
+
+    Two threads may do that at the same time; both get a method that does the same.
+    """
+
+    def __init__(self, cls: type, name: str, *, frozen: bool) -> None:
+        self._cls, self._name, self._frozen = cls, name, frozen
+
+    def __get__(self, instance: object, owner: type) -> Any:
+        method = self._made()
+        setattr(self._cls, self._name, method)
+        return method.__get__(instance, owner)
+
+    def _made(self) -> Any:
+        """The method of another dataclass with the same fields: it depends on nothing else of a class."""
+        cls, fields = self._cls, self._cls.__dict__["__dataclass_fields__"]
+        body = {**fields, "__annotations__": {name: field.type for name, field in fields.items()}, "__doc__": ""}
+        if hasattr(cls, "__post_init__"):
+            body["__post_init__"] = cls.__post_init__
+        options = {option: option == _OPTIONS[self._name] for option in _OPTIONS.values()}
+        twin: type = dataclasses.dataclass(**options, frozen=self._frozen)(type(cls.__name__, (), body))
+        method = twin.__dict__[self._name]
+        method.__module__, method.__qualname__ = cls.__module__, f"{cls.__qualname__}.{self._name}"
+        return method
+
+
+def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(f"cannot assign to field {name!r}")
+
+
+def _refuse_to_delete(self: object, name: str) -> NoReturn:
+    raise dataclasses.FrozenInstanceError(f"cannot delete field {name!r}")
+
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass
+else:
+
+    def dataclass(cls: type | None = None, /, *, frozen: bool = False, kw_only: bool = False, eq: bool = True) -> Any:
+        """As ``dataclasses.dataclass``, with those of its options that are used here."""
+        if cls is None:
+            return lambda decorated: dataclass(decorated, frozen=frozen, kw_only=kw_only, eq=eq)
+        cls.__doc__ = cls.__doc__ or cls.__name__  # Otherwise its signature, which needs ``__init__``.
+        dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
+        for name in ("__init__", "__repr__", *(("__eq__", "__hash__") if eq else ())):
+            setattr(cls, name, _LateMethod(cls, name, frozen=frozen))
+        if frozen:
+            cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete
+        elif eq:
+            cls.__hash__ = None
+        return cls
