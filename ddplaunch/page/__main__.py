@@ -1,6 +1,6 @@
-"""Makes the page of the run folder that is its argument. The launcher starts it as a child process,
-and sends a byte to its stdin when the page is to be made.
+"""Makes the page of the run folder that is its argument.
 
+The launcher starts it as a child process, and sends a byte to its stdin when the page is to be made.
 Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too.
 """
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.page.lowered_clocks import sentence
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.page.lowered_clocks import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

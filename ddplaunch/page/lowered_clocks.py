@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.page.reading import Json, line
 from ddplaunch.text import duration, fold_ints
 

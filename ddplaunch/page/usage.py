@@ -12,8 +12,8 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.page.lowered_clocks import Lowered, NodeClocks, by_reason
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.page.lowered_clocks import Lowered, NodeClocks, by_reason
 from ddplaunch.page.reading import Json, content, dicts, integer, integers, line
 from ddplaunch.system.files import run_json
 from ddplaunch.text import median

@@ -13,7 +13,7 @@ from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import debugging, health, log_transfer
 from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
+from ddplaunch.protocol.field_types import Count, Failure, Header, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
@@ -223,7 +223,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class Output:
+class Output(Header):
     """Agent to launcher: header of ``nbytes`` raw bytes of one stream, which follow the record's line.
 
     The bytes are whole lines, or an unfinished last line, which the next bytes continue (``goes_on``). Before them,

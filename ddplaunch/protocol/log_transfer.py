@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.field_types import Header
 
 CHUNK_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -36,7 +37,7 @@ class GrantLogBytes:
 
 
 @dataclass(frozen=True)
-class LogChunk:
+class LogChunk(Header):
     """Agent to launcher: header of the next ``nbytes`` raw bytes of file ``path``. Files are not interleaved."""
 
     path: str

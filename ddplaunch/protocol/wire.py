@@ -1,6 +1,6 @@
 """Encodes and decodes the records that processes of a run exchange: one JSON object per line, dataclasses by name.
 
-Used by every process of a run. The raw bytes of an ``Output`` or a ``LogChunk`` follow its line. Input is not trusted:
+Used by every process of a run. The raw bytes of a ``Header`` follow its line. Input is not trusted:
 invalid input raises ProtocolError, sizes are limited, and nothing is unpickled.
 """
 
@@ -14,8 +14,7 @@ import types
 import typing
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
 
-from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.log_transfer import LogChunk
+from ddplaunch.protocol.field_types import Header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -104,7 +103,7 @@ def read_record(
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     record = decode(line, allowed, rare)
-    return record, _payload(stream, record.nbytes) if isinstance(record, (Output, LogChunk)) else b""
+    return record, _payload(stream, record.nbytes) if isinstance(record, Header) else b""
 
 
 def _payload(stream: BinaryIO, nbytes: int) -> bytes:

@@ -50,7 +50,7 @@ class RunEvents:
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
-        self._debugged: dict[tuple[int, int], tuple[float, dict[str, object]]] = {}
+        self._debugged: dict[tuple[int, int], tuple[float, dict[str, int]]] = {}
         self._quiet = _QuietTime()
         self.add("run_started", schema=SCHEMA, text=run_id)
 
@@ -98,7 +98,7 @@ class RunEvents:
             case NodeHealth(findings=findings) | HealthFound(findings=findings):
                 self._on_findings(index, findings)
             case SessionOpened():
-                facts: dict[str, object] = {"attempt": event.attempt, "rank": event.rank}
+                facts: dict[str, int] = {"attempt": event.attempt, "rank": event.rank}
                 self._debugged[index, event.session] = time.time(), facts
                 self.of_node("debugger_opened", index, f"rank {event.rank} stopped {event.place}", **facts)
             case SessionClosed(session=session) if (index, session) in self._debugged:
