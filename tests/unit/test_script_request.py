@@ -125,6 +125,7 @@ def test_the_functions_load_nothing_heavy() -> None:
     assert loaded == {
         "ddplaunch",
         "ddplaunch.errors",
+        "ddplaunch.late_dataclass",
         "ddplaunch.protocol",
         "ddplaunch.protocol.script_request",
         "ddplaunch.text",

@@ -161,7 +161,7 @@ def test_a_run_is_found_by_its_id_or_a_unique_beginning(base: Path):
 
 
 @pytest.mark.parametrize(
-    ("run_id", "words"), [("run", "several runs begin so: run-"), ("x", "no run of yours"), ("", "several runs")]
+    ("run_id", "words"), [("run", "several runs begin so: run-"), ("x", "no run of yours"), ("", "no run id")]
 )
 def test_another_is_an_error(base: Path, run_id: str, words: str):
     with pytest.raises(UsageError, match=words):
