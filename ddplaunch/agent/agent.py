@@ -169,6 +169,8 @@ class Agent:
         watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
+        if group.any_failed or not group.all_ended:
+            self._usage.take_last()
         self._health.on_workers_ending(any_failed=group.any_failed)
         failure_evidence = self._failure_evidence(group)
         if self._stop_order:

@@ -1,7 +1,7 @@
-"""Makes the page of the run folder that is its argument.
+"""Makes the page of the run folder that is its argument, in a child process of the launcher.
 
-The launcher starts it as a child process, and sends a byte to its stdin when the page is to be made.
-Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too.
+It loads its modules, and begins when a byte comes on stdin. Where every node has a launcher, each makes the page of its
+node, and one of them that of the whole run, too.
 """
 
 from __future__ import annotations

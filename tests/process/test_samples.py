@@ -21,7 +21,7 @@ while time.monotonic() < end:
     print("line", flush=True)
     time.sleep(0.1)
 """
-ENOUGH_S = "3.6"
+ENOUGH_S = "2.6"
 
 
 def lines(finished: Finished | Path, node: int = 0) -> tuple[dict[str, Any], list[Any], list[Any]]:
@@ -42,7 +42,7 @@ def test_a_node_has_samples_of_its_workers() -> None:
     assert (head["schema"], head["node"], head["gpus"]) == (1, 0, [])
     assert [(start["attempt"], start["ranks"]) for start in starts] == [(0, [0, 1])]
     assert starts[0]["t"] < sample["t"]
-    assert sample["s"] == pytest.approx(2, abs=1)
+    assert sample["s"] == pytest.approx(1, abs=0.9)
     assert all(5 < value < 11 for value in sample["w"]["lines"])
     assert all(value < 1.5 for value in sample["w"]["quiet"])
     assert all(value > 1e6 for value in sample["w"]["rss"])
@@ -109,7 +109,9 @@ def test_each_attempt_has_its_samples() -> None:
     done = run("--max-restarts", "1", "--no-python", sys.executable, "-S", "-c", f"{WORK}\nsys.exit(3)", ENOUGH_S)
     _, starts, samples = lines(done)
     assert [begin["attempt"] for begin in starts] == [0, 1]
-    assert [len([line for line in samples if line["t"] > begin["t"]]) for begin in starts] == [2, 1]
+    begins = [begin["t"] for begin in starts]
+    last = [max(line["t"] for line in samples if line["t"] < end) for end in (begins[1], float("inf"))]
+    assert all(at - begin > 2.3 for begin, at in zip(begins, last, strict=True)), "at each failure; the first is at 2.0"
 
 
 def test_metrics_of_a_run_are_written_and_end_with_its_outcome(tmp_path: Path) -> None:

@@ -216,15 +216,30 @@ def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     started, *records = sampled.sent
     assert isinstance(started, UsageStarted)
     assert (started.attempt, started.ranks, started.gpus) == (2, (3,), ())
-    assert [len(record.samples) for record in records] == [1, 5, 5, 1]
+    assert [len(record.samples) for record in records] == [1, 5, 5, 2]
     assert sampled.watch.due == float("inf")
+
+
+@pytest.mark.parametrize(("failed_s", "spans"), [(0.9, []), (1.05, []), (1.5, [0.5]), (2.05, [1.0]), (3.5, [1.0, 1.5])])
+def test_the_last_sample_is_of_the_time_before_a_failure(
+    failed_s: float, spans: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampled = Sampled(monkeypatch, "all")
+    sampled.watch.begin(sampled.group)
+    sampled.go_on(failed_s)
+    sampled.watch.take_last()
+    sampled.watch.take_last()
+    sampled.watch.end()
+    found = [each.span_s for record in sampled.sent[1:] for each in record.samples]
+    assert found == pytest.approx(spans, abs=0.01)
 
 
 def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "mean")
     sampled.watch.begin(sampled.group)
-    sampled.go_on(14)
-    assert [[round(each.span_s) for each in record.samples] for record in sampled.sent[1:]] == [[2], [10]]
+    sampled.go_on(17)
+    sampled.watch.end()
+    assert [[round(each.span_s) for each in record.samples] for record in sampled.sent[1:]] == [[1], [10], [2, 2]]
 
 
 def test_a_launcher_that_does_not_read_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,26 +44,26 @@ class UsageRecorder:
         self._sampler = UsageSampler(group.workers, self._gpus, self._disk)
         self._outbox.send(self._started(tuple(worker.rank for worker in group.workers), at_s))
 
-    def sample(self, now: float) -> None:
-        """Take a sample; send those that make a record."""
+    def sample(self, now: float, *, is_last: bool = False) -> None:
+        """Take a sample; send those that make a record. ``is_last``: send it at once, with no mean."""
         if self._sampler:
             self._recent.append(self._sampler.sample(now))
-            if len(self._recent) >= self._per_record:
-                self._send(self._sampler)
+            if is_last or len(self._recent) >= self._per_record:
+                self._send(self._sampler, is_last=is_last)
                 self._per_record = _PER_RECORD  # The first sample is sent at once, for those who look.
 
     def end(self) -> None:
-        """The attempt has ended: send what is left."""
+        """The attempt has ended: send what is left, with no mean."""
         if self._sampler:
             if self._recent or self._waiting:
-                self._send(self._sampler)
+                self._send(self._sampler, is_last=True)
             self._sampler.close()
             self._sampler = None
 
-    def _send(self, sampler: UsageSampler) -> None:
+    def _send(self, sampler: UsageSampler, *, is_last: bool = False) -> None:
         recent = sampler.with_children(self._recent) if self._recent else []
         self._recent = []
-        self._waiting += [mean(recent)] if recent and self._sends_means else recent
+        self._waiting += [mean(recent)] if recent and self._sends_means and not is_last else recent
         if self._outbox.send_if_read(UsageSampled(self.attempt, tuple(self._waiting))):
             self._waiting = []
         elif len(self._waiting) > MAX_SAMPLES - _PER_RECORD:

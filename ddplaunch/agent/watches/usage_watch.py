@@ -1,4 +1,4 @@
-"""Usage samples of this node: begun a second after the workers' start, then one every 2 s, in the agent's loop.
+"""Usage samples of this node, in the agent's loop: every 2 s, and a last one before the workers are stopped.
 
 Runs in the agent, in its main thread. ``UsageRecorder`` does the work; it is loaded when it is needed: a start, and a
 run of less than a second, do not wait for it.
@@ -18,6 +18,10 @@ if TYPE_CHECKING:
 
 _NEVER = float("inf")
 _FIRST_S = 1.0
+"""From the start of the workers to the first reading, and from that to the first sample."""
+
+_LEAST_S = 0.1
+"""A shorter span says little: the CPU time of a process is counted in steps of 10 ms."""
 
 
 class UsageWatch:
@@ -33,7 +37,7 @@ class UsageWatch:
         self._spec, self._outbox, self._gpus = spec, outbox, gpus
         self._group: WorkerGroup | None = None
         self._recorder: UsageRecorder | None = None
-        self._began_at = 0.0
+        self._began_at = self._read_at = 0.0
 
     def begin(self, group: WorkerGroup) -> None:
         """All workers of the attempt run."""
@@ -53,10 +57,21 @@ class UsageWatch:
             self._recorder = UsageRecorder(self._spec, self._outbox, self._gpus)
         if self._recorder.attempt != self._group.attempt:
             self._recorder.begin(self._group, self._began_at)
+            self.due = now + _FIRST_S
         else:
             self._recorder.sample(now)
-        self.due = max(self.due + PERIOD_S, now + PERIOD_S / 2)  # Also after a suspension.
+            self.due = max(self.due + PERIOD_S, now + PERIOD_S / 2)  # Also after a suspension.
+        self._read_at = now
         return True
+
+    def take_last(self) -> None:
+        """A worker has failed, or the workers are to be stopped: take a sample of the time before it."""
+        if self._recorder is None or self._group is None or self._recorder.attempt != self._group.attempt:
+            return  # It was too short.
+        now = time.monotonic()
+        if now - self._read_at >= _LEAST_S:
+            self._recorder.sample(now, is_last=True)  # Files of workers can be read as long as these run.
+            self._read_at, self.due = now, max(self.due, now + _FIRST_S)
 
     def end(self) -> None:
         """The workers of the attempt have ended: send what is left."""
