@@ -24,7 +24,9 @@ if TYPE_CHECKING:
     from ddplaunch.page.reading import RunFiles
 
 _MAX_OTHERS = 16
-_MAX_TEXT = 30_000
+_MAX_TEXT, _OTHERS = 30_000, 0.2
+"""Characters of a text; of the failures that follow the first, this share."""
+
 _MAX_HANGS, _MAX_TEXTS = 3, 6
 _MAX_ROWS = 16
 
@@ -47,8 +49,11 @@ class Text:
     body: str
 
 
-def of_run(files: RunFiles) -> tuple[list[Failure], int]:
-    """The failed workers of the last attempt, the first failure first; and how many are left out."""
+def of_run(files: RunFiles, share: float = 1.0) -> tuple[list[Failure], int]:
+    """The failed workers of the last attempt, the first failure first; and how many are left out.
+
+    ``share``: of the usual length of texts.
+    """
     attempts = list(dicts(files.report, "attempts"))
     first = files.report.get("first_failure")
     first = first if isinstance(first, dict) else None
@@ -57,7 +62,10 @@ def of_run(files: RunFiles) -> tuple[list[Failure], int]:
     found = [*([first] if first else []), *others]
     if not found and not files.report:
         found = [each for folder in files.launchers for each in _from_folder(folder / "failed")]
-    return [_failure(each) for each in found[: _MAX_OTHERS + 1]], max(0, len(found) - _MAX_OTHERS - 1)
+    texts = [
+        _failure(each, share * (1.0 if index == 0 else _OTHERS)) for index, each in enumerate(found[: _MAX_OTHERS + 1])
+    ]
+    return texts, max(0, len(found) - _MAX_OTHERS - 1)
 
 
 def _has_failed(exit_: Json) -> bool:
@@ -106,7 +114,7 @@ def _how(exit_: Json) -> str:
     return first_failure.describe(code) if code is not None and abs(code) < 1 << 31 else "it is not known how"
 
 
-def _failure(exit_: Json) -> Failure:
+def _failure(exit_: Json, share: float) -> Failure:
     error = exit_.get("error")
     body = error if isinstance(error, dict) else {}
     time_s, length = number(exit_, "time_s"), number(exit_, "duration_s")
@@ -119,9 +127,9 @@ def _failure(exit_: Json) -> Failure:
         line(run_json.text(exit_, "log_file"), 400),
     ]
     text = run_json.text(body, "traceback") or run_json.text(body, "message")
-    return Failure(
-        headline(exit_), " · ".join(filter(None, facts)), block(text), block("\n".join(words(exit_, "tail")))
-    )
+    limit = int(_MAX_TEXT * share)
+    tail = "\n".join(words(exit_, "tail"))
+    return Failure(headline(exit_), " · ".join(filter(None, facts)), block(text, limit), block(tail, limit))
 
 
 def sentences(files: RunFiles) -> list[str]:
@@ -132,14 +140,19 @@ def sentences(files: RunFiles) -> list[str]:
     return list(dict.fromkeys(line(text) for text in found if text))[:20]
 
 
-def texts(files: RunFiles) -> list[Text]:
-    """report.txt, and the reports of hangs; of several launchers, those of the first that have some."""
+def texts(files: RunFiles, share: float = 1.0) -> list[Text]:
+    """report.txt, and the reports of hangs; of several launchers, those of the first that have some.
+
+    ``share``: of the usual length of texts.
+    """
     found: list[Text] = []
     for folder in files.launchers:
         of_folder = _texts(folder)
         if len(found) + len(of_folder) <= _MAX_TEXTS:
             before = "" if folder == files.folder else f"{folder.name}/"
-            found += [Text(line(f"{before}{name}", 200), block(body, _MAX_TEXT)) for name, body in of_folder]
+            found += [
+                Text(line(f"{before}{name}", 200), block(body, int(_MAX_TEXT * share))) for name, body in of_folder
+            ]
     return found
 
 

@@ -32,6 +32,9 @@ _STEPS = ((4, 240), (32, 160), (1 << 30, 120))
 
 _MAX_NODES_WITH_DATA = 128
 _MAX_MESSAGES = 200
+_MAX_MOMENT, _MAX_LABEL = 600, 160
+"""Characters of a text in the list of events, and of that of a mark."""
+
 _MARK_PERCENT, _MAX_LANES = 5.5, 6
 _LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 40
 """Marks that are vertical lines in the charts, too."""
@@ -56,21 +59,24 @@ def page(folder: Path, now_s: float | None = None) -> str:
     used = usage.of_run(files.usage, told.whole, steps)
     if used.damaged:
         files.missing.append(f"samples: {plural(used.damaged, 'line')} cannot be read.")
-    for has_nodes in (len(files.usage) <= _MAX_NODES_WITH_DATA, False):
+    for has_nodes, share in ((True, 1.0), (True, 0.2), (False, 0.2), (False, 0.03)):
+        has_nodes = has_nodes and len(files.usage) <= _MAX_NODES_WITH_DATA
         drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
         lowered = charts.lowered_chart(used.lowered, told.whole)
         if lowered:
             drawn.insert(sum(curve.quantity.part == "g" for curve in used.curves), lowered)
-        text = _filled(files, told, drawn, now_s, has_nodes=has_nodes)
+        text = _filled(files, told, drawn, now_s, share, has_nodes=has_nodes)
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
 
 
-def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float, *, has_nodes: bool) -> str:
+def _filled(
+    files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float, share: float, *, has_nodes: bool
+) -> str:
+    """The page; ``share``: of the usual length of texts."""
     style, script = source("page.css"), source("page.js")
-    failed, not_shown = failures.of_run(files)
-    marks = _marks(told)
+    failed, not_shown = failures.of_run(files, share)
     known = {**files.started, **files.report}
     return (
         environment()
@@ -83,27 +89,12 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             facts=_facts(files, told, known),
             phases=_phases(told),
             goodput=_goodput(told),
-            strip=strip.strip(told),
-            ticks=strip.ticks(told.whole),
-            marks=marks,
-            times=_marked_times(told),
-            lanes=max((mark["lane"] for mark in marks), default=0) + 1,
-            attempts=len(told.attempts),
-            moments=[
-                _row(number_, moment, told) for number_, moment in enumerate(told.moments) if moment.kind != "message"
-            ],
-            messages=[_row(number_, each, told) for number_, each in enumerate(told.moments) if each.kind == "message"][
-                :_MAX_MESSAGES
-            ],
-            left_out=told.left_out,
-            charts=drawn,
-            has_nodes=has_nodes,
-            has_bands=any(len(chart.series) > 1 for chart in drawn if chart.title != charts.LOWERED),
-            has_lowered=any(chart.title == charts.LOWERED for chart in drawn),
+            **_time_axis(told, share),
+            **_charts(drawn, has_nodes=has_nodes),
             failures=failed,
             failures_left_out=not_shown,
             sentences=failures.sentences(files),
-            texts=failures.texts(files),
+            texts=failures.texts(files, share),
             tables=_tables(files),
             environment=_run_environment(files, known),
             missing=files.missing,
@@ -117,6 +108,31 @@ def _filled(files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: floa
             data=_data(told, drawn),
         )
     )
+
+
+def _time_axis(told: Story, share: float) -> dict[str, Any]:
+    marks = _marks(told, share)
+    rows = [(_row(index, moment, told, share), moment.kind == "message") for index, moment in enumerate(told.moments)]
+    return {
+        "strip": strip.strip(told),
+        "ticks": strip.ticks(told.whole),
+        "marks": marks,
+        "lanes": max((mark["lane"] for mark in marks), default=0) + 1,
+        "times": _marked_times(told),
+        "attempts": len(told.attempts),
+        "moments": [row for row, is_message in rows if not is_message],
+        "messages": [row for row, is_message in rows if is_message][:_MAX_MESSAGES],
+        "left_out": told.left_out,
+    }
+
+
+def _charts(drawn: list[charts.Chart], *, has_nodes: bool) -> dict[str, Any]:
+    return {
+        "charts": drawn,
+        "has_nodes": has_nodes,
+        "has_bands": any(len(chart.series) > 1 for chart in drawn if chart.title != charts.LOWERED),
+        "has_lowered": any(chart.title == charts.LOWERED for chart in drawn),
+    }
 
 
 def environment() -> Environment:
@@ -251,7 +267,7 @@ def _goodput(told: Story) -> str:
 # Moments.
 
 
-def _marks(told: Story) -> list[dict[str, Any]]:
+def _marks(told: Story, share: float) -> list[dict[str, Any]]:
     """Marks that are close to each other are one above the other, also 400 pixels wide; the script has more room."""
     ends: list[float] = []
     marks = []
@@ -261,9 +277,14 @@ def _marks(told: Story) -> list[dict[str, Any]]:
             free = (lane for lane, end in enumerate(ends) if x - end >= _MARK_PERCENT)
             lane = next(free, min(len(ends), _MAX_LANES - 1))
             ends[lane : lane + 1] = [x]
-            label = f"{moment.kind}{f', {moment.where}' if moment.where else ''}: {moment.text}"
+            text = _cut(moment.text, int(_MAX_LABEL * max(0.3, share)))
+            label = f"{moment.kind}{f', {moment.where}' if moment.where else ''}: {text}"
             marks.append({"id": f"e{index}", "x": x, "lane": lane, "sign": moment.mark, "label": label})
     return marks
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ..."
 
 
 def _marked_times(told: Story) -> dict[str, str]:
@@ -276,7 +297,7 @@ def _marked_times(told: Story) -> dict[str, str]:
     return {kind: "".join(list(paths)[:_MAX_LINES]) for kind, paths in found.items()}
 
 
-def _row(number_: int, moment: Moment, told: Story) -> dict[str, str]:
+def _row(number_: int, moment: Moment, told: Story, share: float) -> dict[str, str]:
     since = moment.time_s - told.whole.start
     return {
         "id": f"e{number_}",
@@ -285,7 +306,7 @@ def _row(number_: int, moment: Moment, told: Story) -> dict[str, str]:
         "date": _moment(moment.time_s),
         "kind": moment.kind,
         "where": moment.where,
-        "text": moment.text,
+        "text": _cut(moment.text, int(_MAX_MOMENT * max(0.1, share))),
         "mark": moment.mark,
     }
 

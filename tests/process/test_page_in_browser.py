@@ -67,12 +67,18 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folders["empty"] = base / "empty"
     for name in ("hang.txt", "report.txt"):
         (base / "evil" / name).write_text(EVIL)
+    folders["launchers"] = base / "launchers"
+    for name in ("constructor", "a\"'<img src=x onerror=console.error(3)>"):
+        run_folders.write(base / "launchers" / name, lines=5, message=EVIL)
+    (base / "launchers" / ".ddplaunch-nodes").touch()
     return {name: f"file://{make(folder)}" for name, folder in folders.items()}
 
 
-@pytest.mark.parametrize("name", ["small", "large", "evil", "empty"])
+@pytest.mark.parametrize("name", ["small", "large", "evil", "launchers", "empty"])
 def test_there_is_no_error_and_no_request(browser: Chromium, runs: dict[str, str], name: str):
     browser.open(runs[name])
+    choose = "each.selected = true; each.parentElement.dispatchEvent(new Event('change'))"
+    browser.evaluate(f"document.querySelectorAll('#node option').forEach((each) => {{ {choose} }})")
     assert browser.evaluate("document.querySelectorAll('h1').length") == 1
     assert browser.problems == []
     assert browser.requests == [runs[name]]

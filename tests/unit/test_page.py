@@ -222,15 +222,40 @@ def test_no_text_of_a_worker_becomes_markup(tmp_path: Path):
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write(json.dumps({"t": NOW, "event": "node_lost", "host": EVIL, "text": EVIL}) + "\n")
     rows = (tmp_path / "samples" / "node_0.jsonl").read_text().replace('"gpu1"', json.dumps(EVIL), 1)
+    rows = rows.replace('"thermal slowdown (hardware)"', json.dumps(EVIL))
     (tmp_path / "samples" / "node_0.jsonl").write_text(rows)
     text = render.page(tmp_path, NOW)
     page = Parsed(text)
+    assert "<img src=x" in page.words  # Also as the reason of lowered clocks.
     assert len(page.all("script")) == 2
     assert not page.all("img")
     assert not [attrs for _, attrs in page.tags if any(name.startswith("on") for name in attrs)]
     assert "alert(1)" in page.words
     assert not {"\x00", "\x1b", "\u202e"} & set(text)
     assert len(text) < render.MAX_BYTES
+
+
+def test_long_texts_are_cut_until_the_page_is_small_enough(tmp_path: Path):
+    run_folders.write(tmp_path, nodes=3, has_samples=False)
+    report = json.loads((tmp_path / "report.json").read_text())
+    for worker in report["attempts"][1]["exits"]:
+        worker.update(returncode=1, stopped=False, tail=["<é>" * 300] * 200, error={"traceback": "<&\n" * 20_000})
+    (tmp_path / "report.json").write_text(json.dumps(report))
+    with (tmp_path / "events.jsonl").open("a") as file:
+        for number in range(2000):
+            event = {
+                "t": NOW + number,
+                "event": "worker_failed",
+                "attempt": number,
+                "host": "gpu1",
+                "text": "<&>" * 700,
+            }
+            file.write(json.dumps(event) + "\n")
+    for name in ("report.txt", "hang.txt", "hang_2.txt", "hang_3.txt"):
+        (tmp_path / name).write_text("<&>\n" * 100_000)
+    text = render.page(tmp_path, NOW)
+    assert 100_000 < len(text.encode()) < render.MAX_BYTES
+    assert "are left out" in text
 
 
 def test_the_data_of_the_script_stays_data(tmp_path: Path):

@@ -177,6 +177,7 @@
     event.preventDefault();
   });
   for (const mark of all(".mark")) {
+    mark.prepend(Object.assign(document.createElementNS(SVG, "title"), { textContent: mark.getAttribute("aria-label") }));
     mark.addEventListener("click", () => {
       const row = document.getElementById(mark.getAttribute("href").slice(1));
       if (row) setTimeout(() => row.focus({ preventScroll: true }));
@@ -198,7 +199,7 @@
     for (const each of all("[data-node], .view > .outlier", element)) {
       each.classList.toggle("is-dim", Boolean(name) && each.dataset.node !== name);
     }
-    if (!name || !chart.nodes[name] || element.querySelector(`[data-node="${CSS.escape(name)}"]`)) return;
+    if (!name || !Object.hasOwn(chart.nodes, name) || element.querySelector(`[data-node="${CSS.escape(name)}"]`)) return;
     const [low, mid, high] = chart.nodes[name].map((text) => [...text].map((digit) => DIGITS.indexOf(digit)));
     const point = (values, index) => `${(index + 0.5) / mid.length * 1000} ${100 - values[index] / 63 * 100}`;
     let band = "", line = "", run = [];
