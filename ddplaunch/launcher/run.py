@@ -48,7 +48,7 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
 from ddplaunch.system import run_tags, signals
-from ddplaunch.system.signals import SignalReceived
+from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
@@ -127,8 +127,7 @@ class Run:
             with control_socket.served(self._folder, self._mailbox.post, self._show):
                 self._start_nodes()
                 while not self._nodes.all_finished:
-                    event = self._mailbox.get(self._timers.run_due())
-                    if event is not None:
+                    if (event := self._mailbox.get(self._timers.run_due())) is not None:
                         with self._errors_stop_the_run():
                             self._on_event(event)
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
@@ -154,10 +153,10 @@ class Run:
 
     def _on_event(self, event: object) -> None:
         match event:
-            case SignalReceived(signum=signal.SIGTSTP):
+            case signals.SignalReceived(signum=signal.SIGTSTP):
                 departure.on_suspend(self._nodes)
                 self._pings.suspend(time.monotonic())
-            case SignalReceived(signum=signum):
+            case signals.SignalReceived(signum=signum):
                 self._shutdown.on_signal(signum)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
@@ -226,7 +225,7 @@ class Run:
         with self._errors_stop_the_run():
             for _ in self._nodes.start():
                 while (event := self._mailbox.get(0.0)) is not None:
-                    if isinstance(event, SignalReceived):
+                    if isinstance(event, signals.SignalReceived):
                         self._on_event(event)
                     else:
                         waiting.append(event)
@@ -265,11 +264,13 @@ class Run:
             self._run_id = self._messages.run_id = run_id
 
     def _on_first_round_formed(self, run_dir: str | None) -> None:
-        self._folder = Path(run_dir) if run_dir else None
+        self._on_folder_moved(Path(run_dir) if run_dir else None)
         self._facts = run_facts.with_run_id(self._facts, self._run_id, self._folder)
-        style = setup.console_style(self._config, self._folder, self._console.stdout_fd)
-        self._messages.folder_moved(self._folder, style)
         self._show_ready()
+
+    def _on_folder_moved(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._messages.folder_moved(folder, setup.console_style(self._config, folder, self._console.stdout_fd))
 
     # Attempts.
 
@@ -366,6 +367,8 @@ class Run:
     # The end of the run.
 
     def _finish(self) -> RunResult:
+        if self._folder and (moved := run_folder.moved_to(self._folder)):  # By the user: the report belongs there.
+            self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
         error, lost, count = self._shutdown.error, self._nodes.lost, len(self._shutdown.signals)
         result = outcome.result(

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 _SECOND_GRACE_S = 5.0
 _QUIT_GRACE_S = 0.5
+_ONCE_S = 3.0
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
@@ -49,7 +50,7 @@ class Shutdown:
         self.error: LaunchError | None = None
         self.node_ended = False
         self.has_killed = False
-        self._kill_at = _NEVER
+        self._kill_at, self._requested_at = _NEVER, -_NEVER
         self._config = config
         self._nodes = nodes
         self._injector = injector
@@ -77,8 +78,12 @@ class Shutdown:
             self._stop_by_signal(signum, "; the job is requeued afterwards" if requeues else "")
 
     def on_stop_request(self) -> None:
-        """Another process of the user stops the run: as SIGTERM, also where that does not stop it."""
-        if not self._logs.on_signal(signal.SIGTERM):
+        """Another process of the user stops the run: as SIGTERM, also where that does not stop it.
+
+        Requests of one moment are one: each of two viewers may have asked its user before the run was stopped.
+        """
+        since_s, self._requested_at = time.monotonic() - self._requested_at, time.monotonic()
+        if since_s > _ONCE_S and not self._logs.on_signal(signal.SIGTERM):
             self._stop_by_signal(signal.SIGTERM, "")
 
     def _stop_by_signal(self, signum: int, remark: str) -> None:

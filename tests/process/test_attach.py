@@ -17,7 +17,7 @@ import pytest
 from ddplaunch.launcher.display import console_log
 from tests.support.detached import JOB, UNTIL, folder_of, job, launcher_of, report_of, started, wait_for_log
 from tests.support.processes import is_alive, wait_until
-from tests.support.runs import run, start
+from tests.support.runs import command, run, start
 from tests.support.screen import CTRL_C, Screen
 from tests.support.terminal import terminal
 
@@ -170,6 +170,24 @@ def test_output_that_is_on_the_runs_terminal_only_is_said_to_be_missing(go: Path
         viewer.wait_for("the stdout and stderr of its only worker is on its terminal only, not here")
         go.touch()
         assert viewer.finish().returncode == running.finish().returncode == 7
+
+
+def test_the_code_of_a_run_is_known_after_its_folder_was_moved(go: Path, tmp_path: Path) -> None:
+    run_id = started(go)
+    viewer = start("--attach", run_id)
+    viewer.wait_for("begins")
+    moved = folder_of(run_id).rename(tmp_path / "mine")
+    go.touch()
+    assert viewer.finish().returncode == 7
+    assert json.loads((moved / "report.json").read_text())["run_dir"] == str(moved)
+
+
+def test_a_part_of_the_run_cannot_wait_for_it(go: Path) -> None:
+    words = " ".join(command())
+    program = f"{words} --attach $TORCHELASTIC_RUN_ID; echo $?; {words} --wait $TORCHELASTIC_RUN_ID; echo $?"
+    ended = run("-t", "3", "--no-python", "sh", "-c", program)
+    assert ended.out.split() == [str(USAGE)] * 2
+    assert ended.err.count("this command is a part of that run") == 2
 
 
 def test_a_suspended_launcher_is_named(go: Path) -> None:

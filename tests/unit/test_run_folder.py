@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import fcntl
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -377,3 +378,15 @@ def test_a_lock_is_given_up_with_the_run(tmp_path: Path) -> None:
     with run_folder.released(run_folder.create(tmp_path, "run")):
         assert len(os.listdir("/proc/self/fd")) == len(before) + 1
     assert os.listdir("/proc/self/fd") == before
+
+
+def test_a_folder_that_was_moved_is_found_by_its_lock_and_a_deleted_one_is_not(tmp_path: Path) -> None:
+    folder = run_folder.create(tmp_path, "job7")
+    assert run_folder.moved_to(folder) is None
+    (tmp_path / "new").mkdir()
+    moved = folder.rename(tmp_path / "new" / "mine")
+    assert run_folder.moved_to(folder) == moved
+    shutil.rmtree(moved)
+    assert run_folder.moved_to(folder) is None
+    with run_folder.released(folder):
+        pass

@@ -5,9 +5,12 @@ from __future__ import annotations
 import signal
 from types import SimpleNamespace
 
+import pytest
+
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
+from ddplaunch.launcher import shutdown
 from ddplaunch.launcher.shutdown import Shutdown
 from ddplaunch.protocol.launcher_agent import StopWorkers
 
@@ -41,6 +44,18 @@ def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills(
         "SIGINT: stopping the workers by SIGTERM, SIGKILL in 5 s; again: SIGKILL at once",
         "SIGINT: stopping the workers, SIGKILL at once",
     ]
+
+
+def test_two_viewers_that_stop_the_run_at_once_do_not_shorten_its_grace_period(monkeypatch: pytest.MonkeyPatch):
+    nodes = Nodes()
+    logs, messages = SimpleNamespace(on_signal=lambda _signum: False), SimpleNamespace(show=lambda *_: None)
+    stopping = Shutdown(LaunchConfig(script="train.py"), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
+    for _ in range(2):
+        stopping.on_stop_request()
+    assert nodes.sent == [StopWorkers(15, 30.0)]
+    monkeypatch.setattr(shutdown, "_ONCE_S", 0.0)
+    stopping.on_stop_request()
+    assert nodes.sent[1:] == [StopWorkers(15, 5.0)]
 
 
 def test_nodes_that_fail_alike_are_told_to_stop_once_and_the_first_counts():

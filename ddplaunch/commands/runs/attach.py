@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING
 from ddplaunch.commands.runs import stdout
 from ddplaunch.commands.runs.log_follower import POLL_S, LogFollower
 from ddplaunch.commands.runs.run_folders import find
-from ddplaunch.errors import NODE_NOT_READY, LaunchError
-from ddplaunch.system import process_activity
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.protocol.environment import RUN_ID
+from ddplaunch.system import process_activity, run_tags
 from ddplaunch.system.files import free_space, run_json
 from ddplaunch.text import quote
 
@@ -53,7 +54,7 @@ def wait(text: str, log_dir: str | None) -> int:
         UsageError: there is no such run.
         LaunchError: it keeps no files, or its launcher was killed.
     """
-    run = find("--wait", text, log_dir)
+    run = _found("--wait", text, log_dir)
     while run.is_running():
         time.sleep(_END_S)
     return run.exit_code()
@@ -65,7 +66,7 @@ def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int
     Raises:
         UsageError, LaunchError: as ``wait``.
     """
-    run = _begun(find("--attach", text, log_dir))
+    run = _begun(_found("--attach", text, log_dir))
     follower = LogFollower(run.path, CONSOLE_LOG)
     viewer = _Viewer(run, follower, report)
     try:
@@ -79,6 +80,14 @@ def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int
                 _stop(run, report)
     finally:
         follower.close()
+
+
+def _found(option: str, text: str, log_dir: str | None) -> RunFolder:
+    """The run, which must not be the one that this process is a part of: each would wait for the other's end."""
+    run = find(option, text, log_dir)
+    if run_tags.run_tag_of(os.environ.get(RUN_ID, "")) == run_json.text(run.started, "run_tag") != "":
+        raise UsageError(f"{option} {text}: this command is a part of that run", "Use another terminal.")
+    return run
 
 
 def _begun(run: RunFolder) -> RunFolder:

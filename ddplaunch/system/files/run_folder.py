@@ -206,6 +206,15 @@ def held_fds() -> frozenset[int]:
     return frozenset(_held.values())
 
 
+def moved_to(folder: Path) -> Path | None:
+    """Where a folder that this process has made and locked has been moved to; None: it is in its place, or deleted."""
+    if folder in _held and not os.path.lexists(folder):
+        with contextlib.suppress(OSError):
+            lock = os.readlink(f"/proc/self/fd/{_held[folder]}")
+            return Path(lock).parent if os.path.exists(lock) else None  # A deleted one has another name there.
+    return None
+
+
 def is_locked(folder: Path) -> bool:
     """Whether a launcher holds the folder's lock; false also where the file system has no locks. Does not raise."""
     with contextlib.suppress(OSError):
