@@ -2,6 +2,7 @@
 
 - The shell that has started a detached run, and its whole session, are killed by SIGKILL or get SIGHUP: the run must
   end with its own exit code every time.
+- Time of the command ``--detach``.
 - Time from the command ``--attach`` until its first line, and until the first line of the run.
 - Time of a run that prints many lines, with ten viewers, one of them stopped, and without: in turns.
 """
@@ -86,11 +87,13 @@ def ends_with_its_code(signum: int) -> bool:
         return wait_for_end(run_id, name).wait() == CODE
 
 
-def first_lines() -> tuple[float, float]:
-    """Seconds from the command until the viewer's first line, and until the first line of the run."""
+def first_lines() -> tuple[float, float, float]:
+    """Seconds of ``--detach``; from ``--attach`` until the viewer's first line, and until the first line of the run."""
     with tempfile.TemporaryDirectory() as name:
         go = Path(name, "go")
+        started = time.perf_counter()
         run_id = detached(Path(name), "--nproc-per-node", "2", "--no-python", "sh", "-c", UNTIL, str(go))
+        detach_s = time.perf_counter() - started
         wait_for(Path(name, run_id, "console.log"), "begins")
         started = time.perf_counter()
         viewer = subprocess.Popen(
@@ -105,7 +108,7 @@ def first_lines() -> tuple[float, float]:
         go.touch()
         with viewer:
             viewer.communicate()
-        return own_s, runs_s
+        return detach_s, own_s, runs_s
 
 
 def seconds_of_lines(viewers: int) -> float:
@@ -151,13 +154,15 @@ def check(folder: Path) -> None:
 
 def main() -> None:
     """Print the figures."""
+    print(f"load of the last minute: {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
     for signum in (signal.SIGKILL, signal.SIGHUP):
         good = sum(ends_with_its_code(signum) for _ in range(ROUNDS))
         print(
             f"session of the shell, {signum.name}: the run has ended with its own code in {good} of {ROUNDS}",
             flush=True,
         )
-    own, runs = zip(*(first_lines() for _ in range(ROUNDS)), strict=True)
+    detach, own, runs = zip(*(first_lines() for _ in range(ROUNDS)), strict=True)
+    print(f"--detach: returns after {statistics.median(detach):.3f} s (at most {max(detach):.3f} s)", flush=True)
     print(
         f"--attach: first line after {statistics.median(own):.3f} s, the run's after {statistics.median(runs):.3f} s "
         f"(at most {max(own):.3f} s and {max(runs):.3f} s)",
