@@ -194,5 +194,5 @@ def test_damaged_files_are_unknown(base: Path) -> None:
     folder = make(base, FIRST, 1)
     (folder / "run.json").write_text("[1")
     (folder / "report.json").write_text('{"exit_code": 256}')
-    with pytest.raises(LaunchError, match="the exit code is not known"):
+    with pytest.raises(LaunchError, match="the exit code is not known: its report cannot be read"):
         find("--wait", FIRST, None).exit_code()

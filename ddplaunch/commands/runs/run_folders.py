@@ -89,6 +89,8 @@ class RunFolder:
             return code
         if problem := self.unknown():
             hint = f"There: ssh {self.other_host} ddplaunch --wait {self.run_id}."
+        elif os.path.lexists(self.path / run_json.REPORT):
+            problem, hint = "its report cannot be read", f"See {self.name}/{run_json.REPORT}."
         else:
             problem = "its launcher was killed before it wrote a report"
             hint = f"Its last lines: {self.name}/console.log."

@@ -218,7 +218,10 @@ def moved_to(folder: Path) -> Path | None:
 def is_locked(folder: Path) -> bool:
     """Whether a launcher holds the folder's lock; false also where the file system has no locks. Does not raise."""
     with contextlib.suppress(OSError):
-        fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
+        try:
+            fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
+        except OSError:  # Of another user who lets others read, or on a disk that is mounted read-only.
+            fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
         with os.fdopen(fd, "rb"):
             try:
                 fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
