@@ -180,17 +180,17 @@ def _own_files() -> Iterator[str]:
 
 
 def stamp(path: str) -> str:
-    """Times and size of a file; ``-`` if there is none. ``st_ctime`` cannot be set: a copy with old times differs."""
+    """Time and size of a file; ``-`` if there is none. Not its ``st_ctime``: a further hard link changes that (uv)."""
     with contextlib.suppress(OSError):
         status = os.stat(path)
-        return f"{status.st_mtime_ns}:{status.st_ctime_ns}:{status.st_size}"
+        return f"{status.st_mtime_ns}:{status.st_size}"
     return "-"
 
 
-def changed_s(path: str) -> float:
-    """When a file was changed last, in seconds since 1970; 0 if there is none."""
+def written_s(path: str) -> float:
+    """When a file was written last, in seconds since 1970; 0 if there is none."""
     with contextlib.suppress(OSError):
-        return os.stat(path).st_ctime
+        return os.stat(path).st_mtime
     return 0.0
 
 

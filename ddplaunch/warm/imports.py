@@ -126,7 +126,7 @@ class Imports:
     def _note_files(self, files: set[str]) -> str:
         for path in files:
             self.files[path] = surroundings.stamp(path)
-            if surroundings.changed_s(path) >= self.since:  # Before or after it was read?
+            if self.since <= surroundings.written_s(path) <= time.time():  # Before or after it was read?
                 return f"{path} has changed while it was imported"
         return ""
 

@@ -1,6 +1,7 @@
 """Runs that take over what an earlier run has left (--keep-warm): command to first line, leaks, processes killed.
 
-``BENCH_PRELOAD`` names a heavy package (default: sympy and torch._dynamo). Arguments choose parts: start, leaks, kills.
+``BENCH_PRELOAD`` names a heavy package (default: sympy and torch._dynamo). Arguments choose parts: start, ssh, leaks,
+kills. ``ssh`` needs root: its hosts are network namespaces with a real sshd each, from ``tests/support/nodes.py``.
 """
 
 from __future__ import annotations
@@ -20,6 +21,10 @@ import psutil
 from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts
 
 from ddplaunch.system.files import keeper_files
+
+ROOT = Path(__file__).parent.parent.parent
+sys.path.insert(0, str(ROOT))
+from tests.support.nodes import Keys, Lab  # noqa: E402
 
 WORKERS = 8
 PRELOAD = os.environ.get("BENCH_PRELOAD", "sympy,torch._dynamo")
@@ -59,11 +64,11 @@ class State:
             psutil.wait_procs([keeper], 10)
 
 
-def first_line(command: tuple[str, ...], environ: dict[str, str]) -> tuple[float, float]:
+def first_line(command: tuple[str, ...], environ: dict[str, str], hosts: int = 1) -> tuple[float, float]:
     """Seconds from the command to the first line of its workers, and to that of the last worker."""
     started = time.perf_counter()
     with subprocess.Popen(
-        (*command, "--nproc-per-node", str(WORKERS), str(SCRIPT)),
+        (*command, "--nproc-per-node", str(WORKERS // hosts), str(SCRIPT)),
         env=environ,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -94,11 +99,47 @@ def start() -> None:
                 for name, command in commands.items():
                     taken[name].append(first_line(command, state.environ))
             state.end()
-        print(f"\n{WORKERS} workers, {' '.join(options) or 'torch only'}; medians of {REPEATS}, in turns")
-        warm = statistics.median(first for first, _ in taken["warm"])
-        for name, values in taken.items():
-            first, last = (statistics.median(column) for column in zip(*values, strict=True))
-            print(f"  {name:9} first line {first:.3f} s ({first / warm:.1f} x warm), of the last worker {last:.3f} s")
+        show(f"{WORKERS} workers, {' '.join(options) or 'torch only'}", taken)
+
+
+def show(title: str, taken: dict[str, list[tuple[float, float]]]) -> None:
+    """Medians, and the fastest run."""
+    print(f"\n{title}; medians of {REPEATS}, in turns")
+    warm = statistics.median(first for first, _ in taken["warm"])
+    for name, values in taken.items():
+        first, last = (statistics.median(column) for column in zip(*values, strict=True))
+        least = min(first for first, _ in values)
+        print(f"  {name:9} first line {first:.3f} s ({first / warm:.1f} x warm; least {least:.3f} s),", end=" ")
+        print(f"of the last worker {last:.3f} s")
+
+
+HOSTS = 2
+
+
+def ssh() -> None:
+    """As ``start``, on two hosts over SSH: second runs beside a cold start, in turns."""
+    with tempfile.TemporaryDirectory() as folder:
+        keys = Keys(Path(folder))
+        for name in ("client", *(f"node{number + 1}" for number in range(HOSTS))):
+            keys.make(name)
+        with Lab(Path(folder) / "lab", keys, HOSTS) as lab:
+            names = ",".join(node.name for node in lab.nodes)
+            hosts = ("--hosts", names, "--ssh-config", str(lab.ssh_config), "-x", "XDG_STATE_HOME")
+            environ = {**os.environ, "XDG_STATE_HOME": folder, "OMP_NUM_THREADS": "1"}
+            ways = {"warm": (), "cold": ("--keep-warm", "0")}
+
+            def run(way: str, *options: str) -> tuple[float, float]:
+                command = (*lab.prefix, *DDPLAUNCH, *hosts, *ways[way], *options)
+                return first_line(command, environ, HOSTS)
+
+            run("warm", "--keep-warm", "1h")
+            while len(list(Path(folder, "ddplaunch").glob("warm-*.sock"))) < HOSTS:
+                time.sleep(0.05)
+            taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+            for _ in range(REPEATS):
+                for way in ways:
+                    taken[way].append(run(way))
+    show(f"{WORKERS} workers on {HOSTS} hosts over SSH, torch only", taken)
 
 
 def leaks() -> None:
@@ -187,5 +228,5 @@ def _is(pid: int, kind: str) -> bool:
 
 if __name__ == "__main__":
     check_hosts()
-    for part in sys.argv[1:] or ("start", "leaks", "kills"):
-        {"start": start, "leaks": leaks, "kills": kills}[part]()
+    for part in sys.argv[1:] or ("start", "ssh", "leaks", "kills"):
+        {"start": start, "ssh": ssh, "leaks": leaks, "kills": kills}[part]()
