@@ -15,7 +15,7 @@ from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import is_run_id
+from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig
 
 if TYPE_CHECKING:
@@ -327,6 +327,8 @@ class LaunchConfig:
         if self.run_id is not None and not is_run_id(self.run_id):
             problem = "use letters, digits and . _ : @ + - (at most 128, no dot first)"
             raise OptionError("--rdzv-id", repr(self.run_id), problem, "It names the log folder.")
+        if self.run_id == KEEPER_ID:
+            raise OptionError("--rdzv-id", KEEPER_ID, "stands for what --keep-warm has left", "Give another name.")
 
     def _check_nodes(self) -> None:
         if self.launcher_assigns_rendezvous and not self.dry_run and not self.hosts:

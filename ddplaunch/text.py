@@ -27,6 +27,10 @@ def escape(text: str) -> str:
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 
+KEEPER_ID = "warm"
+"""Stands for what --keep-warm has left where a run is named: ``--kill warm``. No run has this id."""
+
+
 def is_run_id(text: str) -> bool:
     """Whether ``text`` can be a run id: it names a folder, and is a part of the run tag."""
     return bool(re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", text, re.ASCII))

@@ -60,6 +60,15 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
     return _matching(sorted({*known.values()} - {known[own]}), incomplete)
 
 
+def killable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+    """As ``run_ids``, and what --keep-warm has left."""
+    from ddplaunch.system.files import keeper_files
+    from ddplaunch.text import KEEPER_ID
+
+    kept = [KEEPER_ID] if keeper_files.exists(os.environ) else []
+    return [*run_ids(ctx, param, incomplete), *_matching(kept, incomplete)]
+
+
 def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Complete to ``last`` or to the id of a run with a folder in the default folder."""
     from ddplaunch.commands.runs import run_folders
@@ -99,7 +108,8 @@ BY_OPTION = {
     "--hang-report": words("off"),
     **dict.fromkeys(("--hostfile", "--env-file", "--remote-python", "--ssh-identity", "--ssh-config"), files),
     "--chdir": folders,
-    **dict.fromkeys(("--kill", "--stacks"), run_ids),
+    "--kill": killable,
+    "--stacks": run_ids,
     **dict.fromkeys(("--attach", "--leave", "--logs", "--page", "--ps", "--wait"), runs),
     "--logs-specs": words("default"),
 }

@@ -6,10 +6,9 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.protocol import keeper
 from ddplaunch.protocol.queries import KINDS
 from ddplaunch.system import run_tags
-from ddplaunch.text import elapsed, plural, table
+from ddplaunch.text import KEEPER_ID, elapsed, plural, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -25,7 +24,7 @@ def run_table(found: Mapping[str, RunsFound]) -> str:
     groups: dict[tuple[str, str], list[tuple[str, RunOnHost]]] = {}
     for host, runs in found.items():
         for run in runs.runs:
-            state = "kept" if run.run_tag == keeper.RUN_ID else "running" if run.run_tag in alive else "left over"
+            state = "kept" if run.run_tag == KEEPER_ID else "running" if run.run_tag in alive else "left over"
             groups.setdefault((run.run_id, state), []).append((host, run))
     return "\n".join(table([_HEAD, *(_row(*key, groups[key]) for key in sorted(groups))]))
 

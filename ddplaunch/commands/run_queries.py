@@ -19,10 +19,10 @@ from ddplaunch.commands.runs import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
-from ddplaunch.protocol import keeper
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import ListRuns, RunsExamined, RunsFound
 from ddplaunch.system.limits import NO_ROOM_HINT
+from ddplaunch.text import KEEPER_ID
 from ddplaunch.transport import agent_process
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import ChannelClosed, discard_output
@@ -107,7 +107,7 @@ def parts_of_run(
     if any(parts.values()):
         return parts
     raise_failures(queries)
-    if run_id == keeper.RUN_ID:
+    if run_id == KEEPER_ID:
         raise UsageError(f"{option} {run_id}: nothing is kept warm on the hosts that were queried", "See --keep-warm.")
     if (host := run_folders.host_of_launcher(run_id)) and host.split(".")[0] not in found:
         hint = f"There: ssh {host} ddplaunch {option} {run_id}. From here: --hosts {host}."

@@ -19,9 +19,6 @@ MAX_REQUEST_BYTES = 4 << 20
 COMMAND = ("ddplaunch", "keeper")
 """Begin of a keeper's command line in ps."""
 
-RUN_ID = "warm"
-"""Stands for a keeper where a run is named: ``--kill warm``."""
-
 ANSWER_S = 1.0
 """Seconds for which a run waits for a keeper's answer before it starts its own agent."""
 

@@ -24,6 +24,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
 from ddplaunch.system import run_tags
+from ddplaunch.system.files import keeper_files
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:
@@ -765,6 +766,14 @@ def test_shells_complete_the_ids_of_runs_after_kill_and_stacks(monkeypatch: pyte
         for process in waiting:
             process.kill()
             process.wait()
+
+
+def test_kill_completes_to_what_keep_warm_has_left(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    assert completed(["--kill"], "wa") == []
+    (tmp_path / "ddplaunch").mkdir()
+    keeper_files.in_base(tmp_path / "ddplaunch").touch()
+    assert (completed(["--kill"], "wa"), completed(["--stacks"], "wa")) == (["warm"], [])
 
 
 def test_the_id_on_which_nodes_have_agreed_is_completed() -> None:

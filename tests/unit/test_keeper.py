@@ -40,6 +40,8 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) ->
     assert config("--keep-warm", "0").keep_warm_s == 0
     with pytest.raises(UsageError, match="must be between 0 and 7 days"):
         config("--keep-warm", "-1")
+    with pytest.raises(UsageError, match="--rdzv-id warm: stands for what --keep-warm has left"):
+        config("--rdzv-id", "warm")
 
 
 # Surroundings.

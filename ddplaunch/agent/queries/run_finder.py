@@ -27,7 +27,7 @@ from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
-from ddplaunch.text import quote
+from ddplaunch.text import KEEPER_ID, quote
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator
@@ -228,7 +228,7 @@ def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agent
     for candidate in inspected:
         if candidate.is_keeper:
             state = " ".join(candidate.command[2:])
-            yield RunProcess(candidate.process, keeper.RUN_ID, keeper.RUN_ID, "keeper", script=state)
+            yield RunProcess(candidate.process, KEEPER_ID, KEEPER_ID, "keeper", script=state)
         scripts = _scripts_of_launcher(candidate.process.pid) if candidate.launcher_tags else {}
         for tag, run_id in candidate.launcher_tags.items():
             yield RunProcess(candidate.process, tag, run_id, "launcher", script=scripts.get(tag, ""))
