@@ -18,7 +18,6 @@ import time
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
-from urllib.parse import quote
 
 from ddplaunch.commands.runs import past_runs, run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
