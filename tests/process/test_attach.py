@@ -60,7 +60,8 @@ def test_viewers_show_what_was_and_what_follows_and_exit_with_the_runs_code(go: 
 
 def test_an_ended_run_is_shown_with_its_code(go: Path) -> None:
     go.touch()
-    run_id = run("--detach", *job(go)).out.strip() or os.listdir(folder_of(""))[0]
+    run("--detach", *job(go))
+    [run_id] = [path.name for path in folder_of("").iterdir() if path.is_dir()]
     report_of(run_id)
     assert run("--wait", run_id).returncode == 7
     ended = run("--attach", run_id[-6:])
