@@ -11,7 +11,9 @@ import pytest
 
 from ddplaunch.commands.runs import live
 from ddplaunch.commands.runs import live_page as page
+from ddplaunch.commands.runs.run_folders import RunFolder
 from ddplaunch.commands.runs.usage_reading import NodeSamples, files
+from ddplaunch.system.files import run_folder
 
 NOW = 1_800_000_000.0
 
@@ -117,3 +119,16 @@ def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
         os.mkfifo(path)
     assert [found.newest for found in files([tmp_path], {})] == [{}]
     assert live._failed_ranks(tmp_path, 0) == []
+
+
+def test_a_launcher_that_joins_later_is_shown(tmp_path: Path) -> None:
+    (tmp_path / run_folder.NODES).touch()
+    for rank in (0, 1):
+        folder = tmp_path / f"gpu{rank}"
+        (folder / "samples").mkdir(parents=True)
+        (folder / run_folder.LOCK).touch()
+        start = {"attempt": 0, "ranks": [rank]}
+        (folder / "samples/node_0.jsonl").write_text(f'{{"schema":1,"host":"gpu{rank}"}}\n{json.dumps(start)}\n')
+        if rank == 0:
+            table = live._Table(RunFolder("job7", folder, folder, {}))
+        assert len(table.lines(None, None)) == 3 + rank

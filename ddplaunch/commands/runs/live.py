@@ -22,7 +22,7 @@ from ddplaunch.system.files import run_json
 from ddplaunch.text import elapsed, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
     from pathlib import Path
 
     from ddplaunch.commands.runs.run_folders import RunFolder
@@ -53,15 +53,15 @@ class _Table:
 
     def __init__(self, run: RunFolder) -> None:
         self._run = run
-        self._folders = run.of_all_launchers()
         self._known: dict[Path, NodeSamples] = {}
         self._started_s = _seconds(run_json.text(run.started, "start"))
 
     def lines(self, columns: int | None, rows: int | None) -> list[str]:
         """The table of now, for a terminal of this size; None: all ranks, in lines of any length."""
         now = time.time()
-        nodes = usage_reading.files(self._folders, self._known)
-        ranks = page.ranks(nodes, self._failed(page.newest_attempt(nodes)), now)
+        folders = self._run.of_all_launchers()  # A launcher may have joined.
+        nodes = usage_reading.files(folders, self._known)
+        ranks = page.ranks(nodes, _failed(folders, page.newest_attempt(nodes)), now)
         title = page.title(self._run.run_id, max(0.0, now - self._started_s), nodes, ranks, now)
         table = page.rank_table(ranks) if ranks else []
         if rows is not None and len(table) > rows - 2:
@@ -69,10 +69,6 @@ class _Table:
             hidden = len(table) - max(rows - 3, _LEAST_ROWS)
             table = [*table[:-hidden], f"... and {hidden} more nodes"] if hidden > 0 else table
         return [escape(line)[:columns] for line in (title, *table)]
-
-    def _failed(self, attempt: int | None) -> frozenset[int]:
-        """The ranks that have failed in ``attempt``, as far as the launchers have written it."""
-        return frozenset(rank for folder in self._folders for rank in _failed_ranks(folder, attempt))
 
     def follow(self) -> None:
         """Show the table in the same place until the run ends."""
@@ -95,10 +91,15 @@ class _Table:
         if problem := self._run.unknown():
             there = f"ssh -t {self._run.other_host} ddplaunch --ps {self._run.run_id}"
             return f"{self._run.run_id}: {problem}; there: {there}"
-        found = past_runs.of_launchers(self._folders)
+        found = past_runs.of_launchers(self._run.of_all_launchers())
         took = f" after {elapsed(found.duration_s)}" if found.duration_s is not None else ""
         lines = [f"{self._run.run_id}: ended{took}: {found.result}", *([found.cause] if found.cause else [])]
         return "\n".join((*lines, f"its files: {self._run.name}"))
+
+
+def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
+    """The ranks that have failed in ``attempt``, as far as the launchers have written it."""
+    return frozenset(rank for folder in folders for rank in _failed_ranks(folder, attempt))
 
 
 def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
