@@ -17,6 +17,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from ddplaunch.cluster.hostlist import fold
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.page import charts, failures, launchers, reading, strip, usage
 from ddplaunch.page.reading import RunFiles, integer, line, number, words
@@ -31,6 +32,9 @@ _STEPS = ((4, 240), (32, 160), (1 << 30, 120))
 """Steps of time of the curves, for up to so many nodes."""
 
 _MAX_NODES_WITH_DATA = 128
+_SAMPLED_S = 20.0
+"""A node whose workers run for so long on average has usage samples."""
+
 _MAX_MESSAGES = 200
 _MAX_MOMENT, _MAX_LABEL = 600, 160
 """Characters of a text in the list of events, and of that of a mark."""
@@ -59,6 +63,8 @@ def page(folder: Path, now_s: float | None = None) -> str:
     used = usage.of_run(files.usage, told.whole, steps)
     if used.damaged:
         files.missing.append(f"samples: {plural(used.damaged, 'line')} cannot be read.")
+    if without := _without_samples(told, used):
+        (files.missing if used.hosts else files.notes).append(without)
     for has_nodes, share in ((True, 1.0), (True, 0.2), (False, 0.2), (False, 0.03)):
         has_nodes = has_nodes and len(files.usage) <= _MAX_NODES_WITH_DATA
         drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
@@ -69,6 +75,19 @@ def page(folder: Path, now_s: float | None = None) -> str:
         if len(text.encode()) <= MAX_BYTES:
             break
     return text
+
+
+def _without_samples(told: Story, used: usage.Usage) -> str:
+    """Which nodes have no usage samples, though they ran for long enough; empty if all have some."""
+    long = [
+        node.host for node in told.nodes if sum(bar.span.length for bar in node.bars) >= _SAMPLED_S * len(node.bars)
+    ]
+    without = [host for host in long if host not in used.hosts]
+    if not without:
+        return ""
+    if used.hosts:
+        return f"samples of {fold(without)} are missing: what they used is not known."
+    return "There are no usage samples: what this run used is not known."
 
 
 def _filled(

@@ -117,10 +117,11 @@ class Curve:
 
 @dataclass
 class Usage:
-    """What the samples of a run say; ``damaged`` lines could not be read."""
+    """What the samples of a run say; ``hosts`` have some, ``damaged`` lines could not be read."""
 
     curves: list[Curve]
     lowered: list[Lowered]
+    hosts: set[str]
     damaged: int
 
 
@@ -225,7 +226,7 @@ def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
     found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
-    return Usage(found, lowered, damaged)
+    return Usage(found, lowered, {node.host for node in nodes if node.sums}, damaged)
 
 
 def _tell_apart(nodes: Sequence[_Node]) -> None:

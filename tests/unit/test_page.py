@@ -329,6 +329,16 @@ def test_a_file_that_is_cut_off_anywhere_still_gives_a_page(folder: Path, tmp_pa
             assert "cannot be read" in page.words
 
 
+def test_missing_samples_are_named(folder: Path, tmp_path: Path):
+    shutil.copytree(folder, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "samples" / "node_1.jsonl").unlink()
+    assert "samples of gpu2 are missing: what they used is not known." in Parsed(render.page(tmp_path, NOW)).words
+    shutil.rmtree(tmp_path / "samples")
+    words = Parsed(render.page(tmp_path, NOW)).words
+    assert "There are no usage samples: what this run used is not known." in words
+    assert "Not everything could be read" not in words  # Perhaps --no-samples.
+
+
 _JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
