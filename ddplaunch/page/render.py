@@ -32,8 +32,8 @@ _STEPS = ((4, 240), (32, 160), (1 << 30, 120))
 """Steps of time of the curves, for up to so many nodes."""
 
 _MAX_NODES_WITH_DATA = 128
-_SAMPLED_S = 20.0
-"""A node whose workers run for so long on average has usage samples."""
+_SAMPLED_S = 15.0
+"""A node whose workers run for so long has usage samples, also over SSH."""
 
 _MAX_MESSAGES = 200
 _MAX_MOMENT, _MAX_LABEL = 600, 160
@@ -79,9 +79,7 @@ def page(folder: Path, now_s: float | None = None) -> str:
 
 def _without_samples(told: Story, used: usage.Usage) -> str:
     """Which nodes have no usage samples, though they ran for long enough; empty if all have some."""
-    long = [
-        node.host for node in told.nodes if sum(bar.span.length for bar in node.bars) >= _SAMPLED_S * len(node.bars)
-    ]
+    long = [node.host for node in told.nodes if any(bar.span.length >= _SAMPLED_S for bar in node.bars)]
     without = [host for host in long if host not in used.hosts]
     if not without:
         return ""
