@@ -39,7 +39,7 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec and spec.loader:
-            spec.loader = _Loader(spec.loader, self.patches.pop(fullname))
+            spec.loader = _Loader(spec.loader, self.patches[fullname])
         return spec
 
 
@@ -48,6 +48,10 @@ class _Loader(Loader):
 
     def __init__(self, loader: Loader, patch: Patch) -> None:
         self._loader, self._patch = loader, patch
+
+    def __getattr__(self, name: str) -> Any:
+        """What a loader may also have, such as ``get_code`` for ``python -m``."""
+        return getattr(self._loader, name)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
