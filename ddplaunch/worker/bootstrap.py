@@ -161,7 +161,7 @@ def _prepare_examination(stacks_file: str, socket_name: str) -> None:
         from ddplaunch.worker import debugger, responder
 
         responder.prepare(socket_name)
-        debugger.prepare(socket_name)
+        debugger.prepare(socket_name, _pid)
         _keep_record, _leave_debugger = responder.keep_record, debugger.release
 
 

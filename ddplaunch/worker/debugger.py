@@ -1,11 +1,13 @@
 """Debuggers of the script use the user's terminal: pdb, ipdb and pudb, by ``breakpoint()`` or by their own functions.
 
-Runs in the worker and in processes that it forks. Nothing is loaded or changed before the script imports a debugger;
-its classes are changed then. A debugger with streams of its own, like remote_pdb, is left alone.
+Runs in the worker, and in processes that it forks or that its multiprocessing spawns. Nothing is loaded or changed
+before the script imports a debugger; its classes are changed then. A debugger with streams of its own, like remote_pdb,
+is left alone.
 """
 
 from __future__ import annotations
 
+import _thread
 import os
 import sys
 from typing import TYPE_CHECKING, Any
@@ -20,8 +22,11 @@ if TYPE_CHECKING:
 
 _socket_name, _worker = "", 0
 _session: Session | None = None
-_called_at = ""
-"""Where ``breakpoint()`` was called, until the debugger stops, which is at the next line."""
+_turns: dict[int, _thread.RLock] = {}
+"""By pid, for after a fork nobody releases the parent's: threads of this process use the terminal in turn."""
+
+_called_at: dict[int, str] = {}
+"""Where a thread has called ``breakpoint()``, until its debugger stops, which is at the next line."""
 
 _MAX_ERROR_CHARS = 200
 
@@ -29,13 +34,31 @@ _goes_on = False
 """The user has told the debugger to continue."""
 
 
-def prepare(socket_name: str) -> None:
-    """In a worker, before the script; ``socket_name`` is the agent's socket."""
+_IN_CHILD = """\
+try:
+    from ddplaunch.worker import debugger
+except ImportError:
+    pass
+else:
+    debugger.prepare(*{!r})
+"""
+"""Another interpreter may not have ddplaunch."""
+
+
+def prepare(socket_name: str, worker: int) -> None:
+    """In a worker, before the script, and in a process that it spawns.
+
+    Args:
+        socket_name: the agent's socket.
+        worker: pid of the worker.
+    """
     global _socket_name, _worker
-    _socket_name, _worker = socket_name, os.getpid()
+    _socket_name, _worker = socket_name, worker
     late_patch.after_import("pdb", _patch_pdb)
     late_patch.after_import("pudb.debugger", _patch_pudb)
     late_patch.after_import("IPython.terminal.debugger", _patch_ipython)
+    late_patch.after_import("IPython.terminal.interactiveshell", _patch_ipython_shell)
+    late_patch.after_import("multiprocessing.spawn", _patch_spawn)
 
 
 def _patch_pdb(pdb: ModuleType) -> None:
@@ -55,11 +78,40 @@ def _patch_ipython(ipython: ModuleType) -> None:
     ipython.TerminalPdb.__init__ = _made_on_terminal(ipython.TerminalPdb.__init__)
 
 
+def _patch_ipython_shell(ipython: ModuleType) -> None:
+    """IPython looks for a terminal when it is imported; this process has one as soon as its debugger stops."""
+    shell = ipython.TerminalInteractiveShell
+    original = shell.debugger_cls
+    import importlib
+
+    def debugger_cls(self: Any) -> Any:
+        if "IPY_TEST_SIMPLE_PROMPT" in os.environ:
+            return original.fget(self)
+        return importlib.import_module("IPython.terminal.debugger").TerminalPdb
+
+    shell.debugger_cls = property(debugger_cls)
+
+
+def _patch_spawn(spawn: Any) -> None:
+    original = spawn.get_preparation_data
+
+    def get_preparation_data(*args: Any, **kwargs: Any) -> Any:
+        return {**original(*args, **kwargs), "ddplaunch": _ForChild()}
+
+    spawn.get_preparation_data = get_preparation_data
+
+
+class _ForChild:
+    """Part of the data that multiprocessing unpickles in a process that it has spawned: prepares that process."""
+
+    def __reduce__(self) -> Any:
+        return exec, (_IN_CHILD.format((_socket_name, _worker)), {})
+
+
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
     def set_trace(self: Any, frame: FrameType | None = None, *args: Any, **kwargs: Any) -> Any:
-        global _called_at
         frame = frame or sys._getframe(1)
-        _called_at = f"at breakpoint() ({_where(_script_frame(frame))})"
+        _called_at[_thread.get_ident()] = f"at breakpoint() ({_where(_script_frame(frame))})"
         return original(self, frame, *args, **kwargs)
 
     return set_trace
@@ -78,7 +130,8 @@ def _made_on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
     """A debugger that looks at the terminal when it is made."""
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        _take(_called_at or _in_debugger(None))
+        with _turn():
+            _take(_called_at.get(_thread.get_ident()) or _in_debugger(None))
         original(self, *args, **kwargs)
 
     return init
@@ -88,25 +141,34 @@ def _on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
     def interaction(self: Any, frame: FrameType | None, *args: Any, **kwargs: Any) -> Any:
         if not getattr(self, "use_rawinput", True):  # It was given another stream.
             return original(self, frame, *args, **kwargs)
-        session, has_quit = _begin(frame), False
-        self.nosigint = True  # ``continue`` would set a handler that opens the debugger when the job is stopped.
-        try:
-            with session.standard_streams():
-                return original(self, frame, *args, **kwargs)
-        except SystemExit:  # ``quit`` from Python 3.14 on.
-            has_quit = True
-            raise
-        finally:
-            has_quit = has_quit or bool(getattr(self, "quitting", False))
-            _end(session, has_quit=has_quit, is_post_mortem=frame is None)
+        with _turn():
+            session, has_quit = _begin(frame), False
+            self.nosigint = True  # ``continue`` would set a handler that opens the debugger when the job is stopped.
+            try:
+                with session.standard_streams():
+                    return original(self, frame, *args, **kwargs)
+            except SystemExit:  # ``quit`` from Python 3.14 on.
+                has_quit = True
+                raise
+            finally:
+                has_quit = has_quit or bool(getattr(self, "quitting", False))
+                _end(session, has_quit=has_quit, is_post_mortem=frame is None)
 
     return interaction
 
 
+def _turn() -> _thread.RLock:
+    return _turns.setdefault(os.getpid(), _thread.RLock())
+
+
 def _begin(frame: FrameType | None) -> Session:
-    global _called_at, _goes_on
-    place, _called_at, _goes_on = _called_at, "", False
-    return _take(place or _in_debugger(frame))
+    global _goes_on
+    _goes_on = False
+    place = _called_at.pop(_thread.get_ident(), "") or _in_debugger(frame)
+    try:
+        return _take(place)
+    except KeyboardInterrupt as error:  # While it waited for the terminal.
+        raise error.with_traceback(None) from None
 
 
 def _end(session: Session, *, has_quit: bool, is_post_mortem: bool) -> None:
@@ -124,7 +186,8 @@ def _take(place: str, *, is_post_mortem: bool = False) -> Session:
     from ddplaunch.worker import debug_session
 
     if _session is None or _session.owner != os.getpid():
-        _session = debug_session.Session(_socket_name, _worker, place, is_post_mortem=is_post_mortem)
+        child = "" if os.getpid() == _worker else f", in its child process {os.getpid()}"
+        _session = debug_session.Session(_socket_name, _worker, f"{place}{child}", is_post_mortem=is_post_mortem)
     else:
         _session.stops()
     return _session
@@ -157,7 +220,7 @@ def post_mortem(error: BaseException) -> None:
     with contextlib.suppress(NoTerminal, KeyboardInterrupt):
         _take(f"with {what}{place}", is_post_mortem=True)
         debugger = importlib.import_module(name if name in ("ipdb", "pudb") else "pdb")
-        debugger.post_mortem(error.__traceback__)
+        debugger.post_mortem(error.__traceback__, *((type(error), error) if name == "pudb" else ()))
         release()
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.debugging import STOP, Debugger
+from tests.support.debugging import PROMPT, STOP, Debugger
 from tests.support.processes import children, is_alive, wait_until
 from tests.support.runs import run, start
 from tests.support.screen import CTRL_C
@@ -134,6 +134,64 @@ def test_a_launcher_per_node_lends_its_own_terminal(screen: Debugger, script, tw
     assert screen.settings() == screen.before
 
 
+def test_python_m_pdb_stops_at_the_first_line(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "1", "-m", "pdb", script(STOP))
+    assert b"job.py(2)<module>()" in screen.prompted()
+    assert b"will be restarted" in screen.say("c")
+    screen.enter("q")
+    assert running.finish(QUIT_S).returncode == 130
+
+
+SPAWN = """
+import multiprocessing
+def step(x):
+    breakpoint()
+    print("after", x)
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=step, args=(6,))
+    process.start()
+    process.join()
+"""
+
+
+def test_a_process_that_a_worker_spawns_has_the_terminal(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "1", script(SPAWN))
+    assert re.search(rb"rank 0 on \S+ stopped at breakpoint\(\) \(job.py:4 in step\), in its child ", screen.prompted())
+    assert b"\n7\n" in screen.say("p x + 1")
+    screen.enter("c")
+    assert running.finish().returncode == 0
+    assert b"after 6\n" in screen.close()
+
+
+THREADS = """
+import threading
+go = threading.Event()
+def step(x):
+    breakpoint()
+    print("after", x)
+def later():
+    go.wait()
+    step(8)
+threads = [threading.Thread(target=later), threading.Thread(target=step, args=(6,))]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+def test_threads_have_the_terminal_in_turn(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "1", script(THREADS))
+    screen.prompted()
+    screen.say("p go.set()")
+    assert b"\n6\n" in screen.say("p go.wait() and x")
+    assert screen.shown.count(PROMPT) == 3
+    screen.say("c")
+    assert b"\n8\n" in screen.say("p x")
+    screen.enter("c")
+    assert running.finish().returncode == 0
+
+
 ERROR = """
 import os, pathlib, sys, time
 def step(options):
@@ -159,6 +217,59 @@ def test_the_first_rank_that_raises_is_debugged_and_the_job_fails_as_ever(
     assert running.finish(QUIT_S).returncode == 1
     assert screen.settings() == screen.before
     assert re.search(rb"rank 1 on \S+ failed: KeyError: 'lr' \(job.py:4\)", screen.close())
+
+
+OTHER_DEBUGGERS = """
+import os
+def step(options):
+    batch_of_rank = 770077
+    breakpoint()
+    return options["lr"]
+if os.environ["RANK"] == "0":
+    step({"rate": 1})
+"""
+
+
+@pytest.fixture
+def with_home(tmp_path: Path) -> dict[str, str]:
+    """Environment of somebody who has seen pudb's welcome."""
+    (tmp_path / "pudb").mkdir()
+    (tmp_path / "pudb" / "pudb.cfg").write_text("[pudb]\nseen_welcome = z\nprompt_on_quit = False\n")
+    home = {"HOME": str(tmp_path), "XDG_CONFIG_HOME": str(tmp_path), "IPYTHONDIR": str(tmp_path / "ipython")}
+    return {**home, "TERM": "xterm", "PROMPT_TOOLKIT_NO_CPR": "1"}
+
+
+def test_ipdb_completes_and_debugs_errors(screen: Debugger, script, with_home: dict[str, str]) -> None:
+    env = {**with_home, "PYTHONBREAKPOINT": "ipdb.set_trace"}
+    running = screen.start("--nproc-per-node", "2", "--debug-on-error", script(OTHER_DEBUGGERS), env=env)
+    screen.wait_for(b"ipdb>")
+    screen.type(b"batch_\t")
+    screen.wait_for(b"of_rank")
+    screen.type(b"\r")
+    screen.wait_for(b"770077\n")
+    screen.type(b"c\r")
+    screen.wait_for(b"stopped with KeyError: 'lr' (job.py:6 in step)")
+    screen.type(b"p options\r")
+    screen.wait_for(b"{'rate': 1}\n")
+    screen.type(b"q\r")
+    assert running.finish().returncode == 1
+    assert screen.settings() == screen.before
+
+
+def test_pudb_draws_its_screen_and_debugs_errors(screen: Debugger, script, with_home: dict[str, str]) -> None:
+    env = {**with_home, "PYTHONBREAKPOINT": "pudb.set_trace"}
+    screen.resize(30, 100)
+    running = screen.start("--nproc-per-node", "2", "--debug-on-error", script(OTHER_DEBUGGERS), env=env)
+    screen.wait_for(b"batch_of_rank")
+    screen.wait_for(b"< Clear")
+    drawn = screen.shown.count(b"< Clear")
+    screen.type(b"c")
+    screen.wait_for(b"stopped with KeyError: 'lr' (job.py:6 in step)")
+    wait_until(lambda: screen.shown.count(b"< Clear") > drawn)
+    screen.type(b"q")
+    assert running.finish().returncode == 1
+    assert screen.settings() == screen.before
+    assert screen.close().count(b"\x1b[?1049h") == screen.shown.count(b"\x1b[?1049l")
 
 
 def test_debugging_of_errors_needs_a_terminal(script) -> None:
