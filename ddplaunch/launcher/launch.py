@@ -50,10 +50,16 @@ def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResul
 
 def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
-    with run_tags.launcher_memfd(run_tag), agent_process.early_agent(config, run_tag, stdout_fd) as agent:
+    early = agent_process.early_agent(config, run_tag, stdout_fd, _load_setup)
+    with run_tags.launcher_memfd(run_tag), early as agent:
         if agent and agent.kept:
             config = replace(config, notices=(*config.notices, StartNotice("detail", agent.kept)))
         return run(config, run_id, run_tag, agent, stdout_fd, folder)
+
+
+def _load_setup() -> None:
+    """Import what the agent's AgentSpec needs; all that ``run`` imports would delay it."""
+    from ddplaunch.launcher import setup  # noqa: F401
 
 
 def run(

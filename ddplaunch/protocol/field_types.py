@@ -26,12 +26,6 @@ class Limit:
     accepts: Callable[[Any], bool]
 
 
-class Header:
-    """Base of a record whose line is followed by ``nbytes`` raw bytes, which are read with it."""
-
-    nbytes: int
-
-
 def between(least: int, most: int) -> Limit:
     """Accepts the numbers from ``least`` to ``most``."""
     return Limit(f"a number from {least} to {most}", lambda number: bool(least <= number <= most))

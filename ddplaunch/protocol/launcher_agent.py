@@ -11,9 +11,9 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import debugging, health, log_transfer
+from ddplaunch.protocol import debugging, health, log_transfer, wire
 from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.field_types import Count, Failure, Header, OneLine, Port, RunId, Seconds, SignalNumber, at_most
+from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
@@ -223,7 +223,7 @@ class AttemptStarted:
 
 
 @dataclass(frozen=True)
-class Output(Header):
+class Output(wire.Chunk):
     """Agent to launcher: header of ``nbytes`` raw bytes of one stream, which follow the record's line.
 
     The bytes are whole lines, or an unfinished last line, which the next bytes continue (``goes_on``). Before them,

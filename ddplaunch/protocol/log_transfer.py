@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Header
+from ddplaunch.protocol.wire import Chunk
 
 CHUNK_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -37,7 +37,7 @@ class GrantLogBytes:
 
 
 @dataclass(frozen=True)
-class LogChunk(Header):
+class LogChunk(Chunk):
     """Agent to launcher: header of the next ``nbytes`` raw bytes of file ``path``. Files are not interleaved."""
 
     path: str

@@ -1,7 +1,7 @@
 """Encodes and decodes the records that processes of a run exchange: one JSON object per line, dataclasses by name.
 
-Used by every process of a run. The raw bytes of a ``Header`` follow its line. Input is not trusted:
-invalid input raises ProtocolError, sizes are limited, and nothing is unpickled.
+Used by every process of a run. The raw bytes of a ``Chunk`` follow its line. Input is not trusted: invalid input raises
+ProtocolError, sizes are limited, and nothing is unpickled. Must not import a module of records.
 """
 
 from __future__ import annotations
@@ -13,8 +13,6 @@ import re
 import types
 import typing
 from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
-
-from ddplaunch.protocol.field_types import Header
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +37,12 @@ class ProtocolError(Exception):
 
 class CutOff(ProtocolError):
     """The stream ended within a record, for example because its writer was killed."""
+
+
+class Chunk:
+    """Base of the records that raw bytes follow, ``nbytes`` of them."""
+
+    nbytes: int
 
 
 def encode(record: object) -> bytes:
@@ -103,7 +107,7 @@ def read_record(
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
     record = decode(line, allowed, rare)
-    return record, _payload(stream, record.nbytes) if isinstance(record, Header) else b""
+    return record, _payload(stream, record.nbytes) if isinstance(record, Chunk) else b""
 
 
 def _payload(stream: BinaryIO, nbytes: int) -> bytes:
@@ -128,6 +132,16 @@ def to_json(value: Any) -> Any:
     if isinstance(value, (tuple, list)):
         return [to_json(item) for item in value]
     return value
+
+
+def prepare(kind: Any) -> None:
+    """Do now what the first record of type ``kind`` would do, in a process whose forks read such records."""
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        for field_type in _field_types(kind).values():
+            prepare(field_type)
+    else:
+        for part in typing.get_args(kind):
+            prepare(part)
 
 
 @functools.cache

@@ -21,7 +21,7 @@ from ddplaunch.system.files import keeper_files
 from ddplaunch.system.files.run_folder import working_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import StreamName
@@ -108,16 +108,20 @@ def _environ(config: LaunchConfig, node_tag: str) -> dict[str, str]:
     return {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
 
 
-def _start_or_take_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProcess:
+def _start_or_take_over(
+    config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callable[[], None]
+) -> AgentProcess:
     """Start the agent of the only node, or take over what an earlier run has left."""
-    outcome = _taken_over(config, run_tag, stdout_fd)
+    outcome = _taken_over(config, run_tag, stdout_fd, meanwhile)
     if isinstance(outcome, AgentProcess):
         return outcome
     agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
     return replace(agent, kept=outcome)
 
 
-def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProcess | str:
+def _taken_over(
+    config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callable[[], None]
+) -> AgentProcess | str:
     """The agent of a keeper, or why there is none."""
     if config.keep_warm_s == 0 or config.task or not (config.keep_warm_s or keeper_files.exists(os.environ)):
         return ""
@@ -134,6 +138,7 @@ def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProc
             config.script if config.entry == "script" and not config.text else "",
             COMMAND,
             config.keep_warm_s,
+            meanwhile,
         )
     finally:
         for fd in fds.values():
@@ -145,15 +150,19 @@ def _taken_over(config: LaunchConfig, run_tag: str, stdout_fd: int) -> AgentProc
 
 
 @contextlib.contextmanager
-def early_agent(config: LaunchConfig, run_tag: str, stdout_fd: int = 1) -> Iterator[AgentProcess | None]:
+def early_agent(
+    config: LaunchConfig, run_tag: str, stdout_fd: int = 1, meanwhile: Callable[[], None] = lambda: None
+) -> Iterator[AgentProcess | None]:
     """Start the agent of a run with a single local node, and kill it when the block ends.
+
+    ``meanwhile`` is called if a keeper is asked for the agent, while it works on its answer.
 
     Yields None for other runs, and if the agent cannot be started: the launcher then tries again and reports the error.
     """
     agent = None
     if not config.hosts and not config.dry_run:
         with contextlib.suppress(OSError):
-            agent = _start_or_take_over(config, run_tag, stdout_fd)
+            agent = _start_or_take_over(config, run_tag, stdout_fd, meanwhile)
     try:
         yield agent
     finally:

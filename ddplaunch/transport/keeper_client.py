@@ -20,7 +20,7 @@ from ddplaunch.system.files import keeper_files
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.protocol.keeper import Takeover
@@ -119,11 +119,13 @@ def take_over(
     script: str,
     argv: tuple[str, ...],
     seconds: float | None,
+    meanwhile: Callable[[], None],
 ) -> Outcome:
     """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
 
     ``environ`` is the agent's environment, ``script`` a path in ``cwd``, ``seconds`` how long the keeper waits
-    for the next run; None if the user has not asked for one.
+    for the next run; None if the user has not asked for one. ``meanwhile`` is called when the keeper has been asked:
+    its answer takes some 30 ms.
     """
     path = _found(is_wanted=seconds is not None)
     if isinstance(path, str):
@@ -132,7 +134,9 @@ def take_over(
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
         try:
-            outcome = ask(path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv, seconds)
+            outcome = ask(
+                path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv, seconds, meanwhile
+            )
         finally:
             os.close(child_in)
             os.close(child_out)
@@ -161,7 +165,7 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
         kept["script"],
         tuple(sys.orig_argv),
         kept["seconds"],
-        start["first_record_s"],
+        alarm_s=start["first_record_s"],
     )
     facts["kept"] = TAKEN if outcome.agent else f"{ANEW}: {outcome.reason}"
     if outcome.agent:
@@ -197,9 +201,10 @@ def ask(
     script: str,
     argv: tuple[str, ...],
     seconds: float | None,
+    meanwhile: Callable[[], None] = lambda: None,
     alarm_s: int = 0,
 ) -> Outcome:
-    """Ask the keeper at ``path`` for an agent with these standard streams."""
+    """Ask the keeper at ``path`` for an agent with these standard streams; other arguments as for ``take_over``."""
     from ddplaunch.protocol.keeper import ANSWER_S, Takeover
     from ddplaunch.system import surroundings
 
@@ -224,17 +229,18 @@ def ask(
         client.close()
         return Outcome(reason=f"{cwd} cannot be opened")
     try:
-        return _answered(client, request, (*streams, folder, *inherited))
+        return _answered(client, request, (*streams, folder, *inherited), meanwhile)
     finally:
         os.close(folder)
 
 
-def _answered(client: socket.socket, request: Takeover, fds: Sequence[int]) -> Outcome:
+def _answered(client: socket.socket, request: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
     from ddplaunch.protocol import fd_records, wire
     from ddplaunch.protocol.keeper import CONSENT, FROM_KEEPER, TakenOver
 
     try:
         fd_records.send(client, request, fds)
+        meanwhile()
         received = fd_records.receive(client, FROM_KEEPER, 1)
         if received and isinstance(received[0], TakenOver) and received[1]:
             client.sendall(CONSENT)

@@ -151,11 +151,16 @@ def test_each_package_says_what_it_is_for() -> None:
             assert 3 <= len(text.splitlines()) <= 8, file
 
 
-def loaded_by(*modules: str) -> set[str]:
-    """Top-level packages that are in memory when a fresh interpreter has imported ``modules``."""
-    code = f"import sys, {', '.join(modules)}; print(*{{name.partition('.')[0] for name in sys.modules}})"
+def modules_loaded_by(*modules: str) -> set[str]:
+    """What is in memory when a fresh interpreter has imported ``modules``."""
+    code = f"import sys, {', '.join(modules)}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
     return set(done.stdout.split())
+
+
+def loaded_by(*modules: str) -> set[str]:
+    """The top-level packages of ``modules_loaded_by``."""
+    return {name.partition(".")[0] for name in modules_loaded_by(*modules)}
 
 
 def test_launcher_and_agent_load_no_torch() -> None:
@@ -173,11 +178,17 @@ def test_a_process_loads_only_what_it_needs() -> None:
 
 def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     """What explains hangs and failures, and queries, is imported on use, or a second after the start."""
-    code = "import sys, ddplaunch.agent.main, ddplaunch.cli.main, ddplaunch.launcher.run; print(*sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=PACKAGE.parent)
-    loaded = set(done.stdout.split())
+    loaded = modules_loaded_by("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     assert "ddplaunch.launcher.watches.hang_watch" in loaded
     on_use = "ddplaunch.protocol.queries ddplaunch.agent.workers.sampler ddplaunch.agent.workers.failure_evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     assert {name for name in loaded if name.startswith("ddplaunch.hangs.")} <= {"ddplaunch.hangs.rank_state"}
+
+
+def test_a_keeper_is_asked_before_the_launcher_loads_the_rest() -> None:
+    """Until then only what reads the options and what asks: each module would delay the agent."""
+    asking = ("cli.main", "launcher.launch", "transport.keeper_client", "protocol.keeper", "protocol.fd_records")
+    loaded = modules_loaded_by(*(f"ddplaunch.{name}" for name in asking))
+    late = ("launcher.setup", "launcher.run", "protocol.launcher_agent", "protocol.results", "protocol.specs")
+    assert not loaded & {f"ddplaunch.{name}" for name in late}
