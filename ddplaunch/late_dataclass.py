@@ -10,10 +10,19 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any, NoReturn
 
-__all__ = ["dataclass"]
+__all__ = ["dataclass", "make_constructors"]
 
 _OPTIONS = {"__init__": "init", "__repr__": "repr", "__eq__": "eq", "__hash__": "eq"}
 """Method -> the option of ``dataclasses.dataclass`` that has it made."""
+
+
+_classes: list[type] = []
+
+
+def make_constructors() -> None:
+    """Make ``__init__`` of all classes, in a process whose forks use them."""
+    for cls in _classes:
+        vars(cls)["__init__"].__get__(None, cls)
 
 
 class _LateMethod:
@@ -59,6 +68,7 @@ else:
         """As ``dataclasses.dataclass``, with those of its options that are used here."""
         if cls is None:
             return lambda decorated: dataclass(decorated, frozen=frozen, kw_only=kw_only, eq=eq)
+        _classes.append(cls)
         cls.__doc__ = cls.__doc__ or cls.__name__  # Otherwise its signature, which needs ``__init__``.
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
         for name in ("__init__", "__repr__", *(("__eq__", "__hash__") if eq else ())):

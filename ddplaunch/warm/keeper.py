@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from ddplaunch import late_dataclass
 from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE
 from ddplaunch.protocol.keeper import (
@@ -34,11 +35,12 @@ from ddplaunch.protocol.keeper import (
     TakenOver,
     Takeover,
 )
+from ddplaunch.protocol.specs import FROM_FORKSERVER, AgentSpec, ForkserverSpec, ProcessSpec
 from ddplaunch.system import linux, surroundings
 from ddplaunch.system.files import keeper_files, run_folder
 from ddplaunch.warm import handover, pressure
 from ddplaunch.warm.imports import Imports, user_folders
-from ddplaunch.worker import exit, forkserver, preload
+from ddplaunch.worker import exit, forkserver, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
 if TYPE_CHECKING:
@@ -55,6 +57,9 @@ _AGENT_MODULES = (
     "ddplaunch.agent.rendezvous.choice",
     "ddplaunch.agent.rendezvous.multi_node",
 )
+_RECORDS = (*TO_KEEPER, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
+"""What this process, an agent and a forkserver read before the first line of a worker."""
+
 _CHECK_S = 5.0
 """Seconds between two looks at the memory."""
 
@@ -72,9 +77,7 @@ def main(search_path: list[str]) -> Continuation:
     ``search_path`` is ``sys.path`` in Python's own order.
     """
     own_path = sys.path[:]
-    if (
-        signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    ):  # Else it is ignored, as in each process of a run.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Else it is ignored, as in all of a run.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     received = wire.read_record(sys.stdin.buffer, (KeeperSpec,))
     if received is None:
@@ -89,7 +92,15 @@ def main(search_path: list[str]) -> Continuation:
     keeper.learn(_AGENT_MODULES)
     sys.path[:] = search_path
     keeper.learn(_modules(spec.script, spec.preload))
+    _prepare_forks()
     return keeper.serve()
+
+
+def _prepare_forks() -> None:
+    """What each agent and forkserver would do at its start, 20 ms, and what the first request would wait for."""
+    for kind in _RECORDS:
+        wire.prepare(kind)
+    late_dataclass.make_constructors()
 
 
 def _detach() -> None:
@@ -175,6 +186,7 @@ class Keeper:
         reason = reason or forkserver.reason_not_to_fork(threads)
         if reason:
             self.end(reason)
+        late_import.choose_modules()
 
     def end(self, reason: str) -> NoReturn:
         """End this process. ``reason`` is shown with the next run's ``-v``."""
