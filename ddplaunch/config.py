@@ -80,6 +80,7 @@ class WorkerConfig:
         preload: modules that the forkserver imports besides torch, in order.
         numa_binding: binds workers to CPUs near their GPU; None: no binding.
         debug_on_error: the first rank that raises an exception is debugged before the job ends.
+        debug_ranks: ranks that stop in a debugger; None: all.
     """
 
     nproc_per_node: int | str | None = None
@@ -92,6 +93,7 @@ class WorkerConfig:
     preload: tuple[str, ...] = ()
     numa_binding: NumaBinding | None = None
     debug_on_error: bool = False
+    debug_ranks: frozenset[int] | None = None
 
     def validate(self) -> None:
         """Raise UsageError for an invalid value or combination."""
@@ -373,6 +375,7 @@ _EFFECTIVE_ONLY = (
     ("--remote-python", "remote.python", _REAL, "warning"),
     ("--remote-setup", "remote.setup", _REAL, "warning"),
     ("--debug-on-error", "workers.debug_on_error", _PYTHON, "error"),
+    ("--debug-ranks", "workers.debug_ranks", _PYTHON, "error"),
     ("--remote-python", "remote.python", _HOSTS, "error"),
     ("--remote-setup", "remote.setup", _HOSTS, "error"),
     ("--ssh-user", "remote.user", _SSH, "error"),

@@ -110,6 +110,7 @@ def _workers(options: Mapping[str, Any]) -> WorkerConfig:
         preload=values.parse_preload(options["preload"]),
         numa_binding=options["numa_binding"],
         debug_on_error=options["debug_on_error"],
+        debug_ranks=values.parse_ranks(options["debug_ranks"], "--debug-ranks"),
     )
 
 

@@ -157,6 +157,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
         ),
         Option(
+            "--debug-ranks",
+            "0,4-7",
+            "Only these ranks stop in a debugger, by breakpoint() or --debug-on-error; the others go on. Default: all.",
+            "",
+            pet=False,
+        ),
+        Option(
             "--health",
             "off|warn|refuse",
             "Before the start, look at the GPUs, disks and clock of every node. refuse: a node with a fault is not "

@@ -81,7 +81,9 @@ def prepare(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
+    stops = not os.environ.pop(examination.NO_STOP_VARIABLE, "")
+    stacks_file = os.environ.pop(stack_dump.VARIABLE, "")
+    _prepare_examination(stacks_file, os.environ.pop(examination.SOCKET_VARIABLE, ""), stops_in_debugger=stops)
     _prepare_post_mortem(os.environ.pop(examination.POST_MORTEM_VARIABLE, ""))
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
@@ -152,7 +154,7 @@ def _install(fake_gpus: FakeGpuConfig) -> None:
     install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
 
 
-def _prepare_examination(stacks_file: str, socket_name: str) -> None:
+def _prepare_examination(stacks_file: str, socket_name: str, *, stops_in_debugger: bool) -> None:
     """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
     global _keep_record, _leave_debugger
     if stacks_file:
@@ -161,7 +163,7 @@ def _prepare_examination(stacks_file: str, socket_name: str) -> None:
         from ddplaunch.worker import debugger, responder
 
         responder.prepare(socket_name)
-        debugger.prepare(socket_name, _pid)
+        debugger.prepare(socket_name, _pid, stops_in_debugger)
         _keep_record, _leave_debugger = responder.keep_record, debugger.release
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.worker.debug_session import Session
 
 _socket_name, _worker = "", 0
+_stops = True
 _session: Session | None = None
 _turns: dict[int, _thread.RLock] = {}
 """By pid, for after a fork nobody releases the parent's: threads of this process use the terminal in turn."""
@@ -45,15 +46,16 @@ else:
 """Another interpreter may not have ddplaunch."""
 
 
-def prepare(socket_name: str, worker: int) -> None:
+def prepare(socket_name: str, worker: int, stops: bool) -> None:
     """In a worker, before the script, and in a process that it spawns.
 
     Args:
         socket_name: the agent's socket.
         worker: pid of the worker.
+        stops: whether debuggers stop; otherwise the script goes on.
     """
-    global _socket_name, _worker
-    _socket_name, _worker = socket_name, worker
+    global _socket_name, _worker, _stops
+    _socket_name, _worker, _stops = socket_name, worker, stops
     late_patch.after_import("pdb", _patch_pdb)
     late_patch.after_import("pudb.debugger", _patch_pudb)
     late_patch.after_import("IPython.terminal.debugger", _patch_ipython)
@@ -105,7 +107,7 @@ class _ForChild:
     """Part of the data that multiprocessing unpickles in a process that it has spawned: prepares that process."""
 
     def __reduce__(self) -> Any:
-        return exec, (_IN_CHILD.format((_socket_name, _worker)), {})
+        return exec, (_IN_CHILD.format((_socket_name, _worker, _stops)), {})
 
 
 def _noting(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -131,7 +133,8 @@ def _made_on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
 
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         with _turn():
-            _take(_called_at.get(_thread.get_ident()) or _in_debugger(None))
+            if _stops:
+                _take(_called_at.get(_thread.get_ident()) or _in_debugger(None))
         original(self, *args, **kwargs)
 
     return init
@@ -141,6 +144,8 @@ def _on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
     def interaction(self: Any, frame: FrameType | None, *args: Any, **kwargs: Any) -> Any:
         if not getattr(self, "use_rawinput", True):  # It was given another stream.
             return original(self, frame, *args, **kwargs)
+        if not _stops:
+            return self.set_continue()
         with _turn():
             session, has_quit = _begin(frame), False
             self.nosigint = True  # ``continue`` would set a handler that opens the debugger when the job is stopped.

@@ -118,6 +118,7 @@ EFFECTS: dict[str, tuple[str | None, str | None, object]] = {
     "no_samples": (None, "samples", False),
     "no_page": (None, "page", False),
     "debug_on_error": (None, "debug_on_error", True),
+    "debug_ranks": ("0,2", "debug_ranks", frozenset({0, 2})),
     "metrics_file": ("m.prom", "metrics_file", "m.prom"),
     "timestamps": (None, "line_prefix", "${time} [${host}:${rank}] "),
     "redirects": ("1", "redirects", Streams(default=1)),

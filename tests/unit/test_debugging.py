@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.config import LaunchConfig
 from ddplaunch.launcher.display import terminal
 from ddplaunch.launcher.watches import debugging
 from ddplaunch.launcher.watches.debugging import Debugging, KeysTyped, TerminalResized
@@ -96,7 +97,8 @@ class Job:
         self.sent: list[tuple[int, object]] = []
         self.later_s = 0.0
         self.console, self.shutdown, nodes = FakeConsole(), FakeShutdown(), self
-        self.debugging = Debugging(nodes, self.shutdown, self.console, lambda _event: None)  # type: ignore[arg-type]
+        config = LaunchConfig(script="x.py")
+        self.debugging = Debugging(config, nodes, self.shutdown, self.console, lambda _event: None)  # type: ignore[arg-type]
         self.event(0, AttemptStarted(0, world_size, (1,), 0, world_size, 0))
 
     def send_to(self, index: int, record: object) -> None:
@@ -142,6 +144,7 @@ def test_the_lowest_of_those_that_stop_together_begins(job: Job) -> None:
     assert (
         "rank 1 on gpu1 stopped at breakpoint() (x.py:1) and has the terminal; rank 2 waits for it" in job.console.text
     )
+    assert "with --debug-ranks 1 only this rank stops" in job.console.text
     assert job.console.is_held
     assert len(job.console.noted) == 1, "also in console.log"
 

@@ -341,6 +341,9 @@ def test_what_has_no_effect():
     assert "--ranks-filter 9: the ranks are 0 to 1" in warned(
         hosts=HOSTS, nproc_per_node=1, show_ranks=frozenset({1, 9})
     )
+    assert "--debug-ranks 2: the ranks are 0 to 1" in warned(
+        hosts=HOSTS, nproc_per_node=1, debug_ranks=frozenset({0, 2})
+    )
 
 
 def test_spares_and_elastic_nodes_do_not_survive_a_workers_failure():

@@ -169,8 +169,8 @@ def worker_spec(
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
         env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
-    if plan.bootstrap and spec.workers.debug_on_error:
-        env[examination.POST_MORTEM_VARIABLE] = "1"
+    if plan.bootstrap:
+        env |= _debugger_environ(spec, worker)
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:
@@ -183,3 +183,10 @@ def worker_spec(
         cpus=placement.cpus[local_rank] if placement.cpus else None,
         fake_gpus=placement.fake_gpus,
     )
+
+
+def _debugger_environ(spec: AgentSpec, worker: Worker) -> dict[str, str]:
+    ranks = spec.workers.debug_ranks
+    if ranks is not None and worker.rank not in ranks:
+        return {examination.NO_STOP_VARIABLE: "1"}
+    return {examination.POST_MORTEM_VARIABLE: "1"} if spec.workers.debug_on_error else {}

@@ -155,6 +155,8 @@ def _restarts(config: LaunchConfig) -> Iterator[str]:
 def _unseen_ranks(config: LaunchConfig, nodes: Sequence[NodePlan]) -> Iterator[str]:
     ends = [node.ranks[1] if node.ranks else None for node in nodes if not node.is_spare]
     last = None if config.rendezvous or None in ends else max((end for end in ends if end is not None), default=None)
-    unseen = sorted(rank for rank in config.output.show_ranks or () if last is not None and rank > last)
-    if unseen:
-        yield f"--ranks-filter {unseen[0]}: the ranks are 0 to {last}"
+    given = {"--ranks-filter": config.output.show_ranks, "--debug-ranks": config.workers.debug_ranks}
+    for option, ranks in given.items():
+        unseen = sorted(rank for rank in ranks or () if last is not None and rank > last)
+        if unseen:
+            yield f"{option} {unseen[0]}: the ranks are 0 to {last}"

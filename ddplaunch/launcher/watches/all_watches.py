@@ -66,7 +66,7 @@ class Watches:
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
         self._slurm = SlurmWatch(config, nodes, post, messages.show)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
-        self.debugging = Debugging(nodes, shutdown, messages.console, post)
+        self.debugging = Debugging(config, nodes, shutdown, messages.console, post)
         self.page = RunPage(config, folder)
         self._metrics = _metrics_watch(config, nodes, messages)
         self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.debugging, self.page, *self._metrics)

@@ -33,6 +33,7 @@ from ddplaunch.transport.handle import ChannelClosed
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
@@ -112,8 +113,16 @@ class _Session:
 class Debugging:
     """The debug sessions of one run."""
 
-    def __init__(self, nodes: Nodes, shutdown: Shutdown, console: Console, post: Callable[[object], None]) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        nodes: Nodes,
+        shutdown: Shutdown,
+        console: Console,
+        post: Callable[[object], None],
+    ) -> None:
         """``post`` appends an event to the mailbox, in any thread."""
+        self._chosen = config.workers.debug_ranks
         self._nodes, self._shutdown, self._console, self._post = nodes, shutdown, console, post
         self._sessions: dict[tuple[int, int], _Session] = {}
         self._focus: _Session | None = None
@@ -298,15 +307,21 @@ class Debugging:
             session.hidden.clear()
 
     def _lines(self, session: _Session) -> list[str]:
-        others = [each.opened.rank for each in self._sessions.values() if each is not session and not each.is_running]
+        others = {each.opened.rank for each in self._sessions.values() if each is not session and not each.is_running}
         waiting = f"; {ranks(others)} {'waits' if len(others) == 1 else 'wait'} for it" if others else ""
         stopped = "" if session.had_terminal else f" stopped {session.opened.place} and"
         lines = [f"{session.who}{stopped} has the terminal{' again' * session.had_terminal}{waiting}"]
         if not self._has_explained:
             self._has_explained = True
             lines.append(_KEYS_POST_MORTEM if session.opened.is_post_mortem else _KEYS)
+            lines += [self._choice(session)] if others or self._chosen else []
             lines += [_TIMEOUTS] if self._world_size > 1 else []
         return list(map(escape, lines))
+
+    def _choice(self, session: _Session) -> str:
+        if self._chosen is not None:
+            return f"--debug-ranks: only {ranks(self._chosen)} can stop in a debugger, the others go on"
+        return f"with --debug-ranks {session.opened.rank} only this rank stops, and the others go on"
 
     def _end(self) -> None:
         """Nobody has the terminal any more."""
