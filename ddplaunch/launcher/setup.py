@@ -227,7 +227,9 @@ def _keep_warm(config: LaunchConfig) -> KeepWarm | None:
         return None
     if config.transport == "local":
         leader = os.getsid(0)
-        return KeepWarm(config.keep_warm_s, 0 if leader == os.getpid() else leader)
+        # Where daemons have made the session, as those of SLURM do, its leader may have ended long ago.
+        is_watched = leader != os.getpid() and os.path.exists(f"/proc/{leader}")
+        return KeepWarm(config.keep_warm_s, leader if is_watched else 0)
     return None if "SLURM_JOB_ID" in os.environ else KeepWarm(config.keep_warm_s)
 
 

@@ -67,6 +67,7 @@ _TRANSFER_S = 1.0
 """Time limit of a request that is sent, and of an answer that is read."""
 
 _PREDECESSOR_S = 5.0
+_SESSION_ENDED = "the session or the SLURM job that left it has ended"
 _OMP = "OMP_NUM_THREADS"
 """Depends on the number of workers, which only the agent knows: the forkserver compares it."""
 
@@ -149,6 +150,8 @@ class Keeper:
             run_folder.make_private(self._path.parent)
             keeper_files.check_private(self._path.parent)
             lock = os.open(keeper_files.lock_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except ProcessLookupError:
+            self.end(_SESSION_ENDED)
         except OSError as error:
             self.end(str(error))
         deadline = time.monotonic() + _PREDECESSOR_S
@@ -190,9 +193,10 @@ class Keeper:
 
     def end(self, reason: str) -> NoReturn:
         """End this process. ``reason`` is shown with the next run's ``-v``."""
-        if os.getpid() == self._pid and self._has_place:
-            with contextlib.suppress(OSError):
-                self._path.unlink(missing_ok=True)
+        if os.getpid() == self._pid:
+            if self._has_place:  # Else it is the socket of another keeper.
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
             keeper_files.write_reason(self._path, reason)
         os._exit(0)
 
@@ -241,7 +245,7 @@ class Keeper:
             self.end(f"no run used it for {self._seconds:g} s")
         ready = {fd for fd, _ in poll.poll(min(_CHECK_S, _CHECK_S if self._agent else remaining) * 1000)}
         if ready.intersection(self._watched):
-            self.end("the session or the SLURM job that left it has ended")
+            self.end(_SESSION_ENDED)
         if not ready and (reason := pressure.reason()):
             self.end(reason)
         return ready

@@ -35,22 +35,38 @@ def _stalled(base: Path) -> str:
 
 
 def _of_cgroups(base: Path) -> str:
-    """Of each cgroup v2 from that of this process up, as far as it can be seen here."""
-    lines = _read(base / "proc/self/cgroup").splitlines()
-    path = next((line[3:] for line in lines if line.startswith("0::")), "")
-    if ".." in path:  # Outside of this cgroup namespace.
-        return ""
-    mount = base / "sys/fs/cgroup"
-    folder = mount / path.lstrip("/")
-    while folder != mount.parent:
-        limit, used = _number(folder / "memory.max"), _number(folder / "memory.current")
-        if limit and used is not None:
-            cached = re.search(r"^inactive_file ([0-9]+)$", _read(folder / "memory.stat"), re.MULTILINE)
-            available = limit - used + (int(cached[1]) if cached else 0)
-            if available < _LEAST_PART * limit:
-                return f"only {available >> 20} MiB of the cgroup's {limit >> 20} MiB were available"
-        folder = folder.parent
+    """Of each cgroup from that of this process up, as far as it can be seen here."""
+    for line in _read(base / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        if ".." in path:  # Outside of this cgroup namespace.
+            continue
+        mount, files = base / "sys/fs/cgroup", _V2 if not controllers else _V1
+        if "memory" in controllers.split(","):
+            mount = mount / "memory"
+        elif controllers:
+            continue
+        folder = mount / path.lstrip("/")
+        while folder != mount.parent:
+            if found := _of_cgroup(folder, *files):
+                return found
+            folder = folder.parent
     return ""
+
+
+_V1 = ("memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file")
+_V2 = ("memory.max", "memory.current", "inactive_file")
+"""The limit, what is used, and the part of that which is only a cache."""
+
+
+def _of_cgroup(folder: Path, limit_file: str, used_file: str, cache: str) -> str:
+    limit, used = _number(folder / limit_file), _number(folder / used_file)
+    if not limit or used is None:
+        return ""
+    cached = re.search(rf"^{cache} ([0-9]+)$", _read(folder / "memory.stat"), re.MULTILINE)
+    available = limit - used + (int(cached[1]) if cached else 0)
+    if available >= _LEAST_PART * limit:
+        return ""
+    return f"only {available >> 20} MiB of the cgroup's {limit >> 20} MiB were available"
 
 
 def _number(path: Path) -> int | None:

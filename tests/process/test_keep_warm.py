@@ -19,6 +19,7 @@ import pytest
 
 from ddplaunch.system.files import keeper_files
 from tests.support import runs
+from tests.support.cgroups import inside, limited_memory
 from tests.support.processes import children, command_line, is_alive, pids_with, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, run, start
 
@@ -300,6 +301,31 @@ def environ_of(pid: int) -> str:
         return Path(f"/proc/{pid}/environ").read_text(errors="replace")
     except OSError:
         return ""
+
+
+def fill(folder: Path, part: float) -> subprocess.Popen[str]:
+    """A process in the cgroup that takes so much of its memory, caches of files included."""
+    limit, used = (
+        next(int((folder / f"memory.{name}").read_text()) for name in names if (folder / f"memory.{name}").exists())
+        for names in (("limit_in_bytes", "max"), ("usage_in_bytes", "current"))
+    )
+    code = f"import time; kept = b'x' * {int(limit * part) - used}; print(flush=True); time.sleep(60)"
+    process = subprocess.Popen([*inside(folder), sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert process.stdout
+    process.stdout.readline()
+    return process
+
+
+@pytest.mark.slow
+def test_it_ends_where_memory_is_scarce(own: Kept) -> None:
+    with limited_memory(1200 << 20) as folder:
+        done = run("--keep-warm", "5m", "-m", "ddplaunch.version", under=inside(folder), env=own.environ)
+        assert done.returncode == 0, done.err
+        wait_until(own.socket.exists, 30, own.why())
+        with fill(folder, 0.97) as process:
+            wait_until(lambda: not own.socket.exists(), 20)
+            process.kill()
+    assert re.fullmatch(r"only \d+ MiB of the cgroup's 1200 MiB were available", own.why())
 
 
 def test_it_ends_with_the_session_of_the_command(own: Kept) -> None:

@@ -249,6 +249,15 @@ CALM = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\nfull avg10=99.00 avg60=0
         ),
         ({"sys/fs/cgroup/a/b/memory.max": "max", "sys/fs/cgroup/a/b/memory.current": "990000000"}, ""),
         ({"proc/self/cgroup": "0::/../../a\n"}, ""),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,memory:/a/b\n1:cpuset:/\n0::/\n",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "1000000000",
+                "sys/fs/cgroup/memory/a/memory.usage_in_bytes": "990000000",
+                "sys/fs/cgroup/memory/a/memory.stat": "inactive_file 900000000\ntotal_inactive_file 1000000\n",
+            },
+            "only 10 MiB of the",
+        ),
     ],
 )
 def test_a_keeper_ends_where_memory_is_scarce(tmp_path: Path, files: dict[str, str], reason: str) -> None:
