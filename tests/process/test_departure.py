@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from pathlib import Path
 
@@ -52,7 +53,7 @@ class Job:
 
     @property
     def environ(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self._folder)}
+        return {"PYTHONPATH": os.pathsep.join((str(self._folder), os.environ.get("PYTHONPATH", "")))}
 
 
 @pytest.fixture

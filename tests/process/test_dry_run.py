@@ -34,8 +34,8 @@ def workers_by(start_method: str) -> int:
     return 2 if start_method == "forkserver" else 1
 
 
-def test_every_row_of_the_table_is_supported(start_method: str) -> None:
-    out = succeed("answers.py", workers=2, options=("--gpus", "2,5", "--start-method", start_method))
+def test_every_row_of_the_table_is_supported() -> None:
+    out = succeed("answers.py", workers=2, options=("--gpus", "2,5"))
     for row in SUPPORTED:
         assert out.count(f"supported: {row}\n") == 2, row
 
@@ -126,8 +126,8 @@ def test_processes_of_multiprocessing_see_the_fake_gpus_too() -> None:
         assert f"{method}: 2 GPUs\n" in out
 
 
-def test_a_normal_workers_torch_is_untouched(start_method: str) -> None:
-    finished = run("--nproc-per-node", "1", "--start-method", start_method, CUDA / "untouched.py")
+def test_a_normal_workers_torch_is_untouched() -> None:
+    finished = run("--nproc-per-node", "1", CUDA / "untouched.py")
     assert finished.returncode == 0, finished.err
     assert "untouched\n" in finished.out
     assert "many changes by install\n" in finished.out

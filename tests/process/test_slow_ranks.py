@@ -52,6 +52,7 @@ def job(tmp_path: Path, *options: str, **how: int) -> tuple[str, Path]:
 
 
 @pytest.mark.torch
+@pytest.mark.slow
 def test_the_rank_that_others_wait_for_is_named(tmp_path: Path) -> None:
     err, folder = job(tmp_path, "-v", code=5)
     assert "ddplaunch: rank 3 on node1 is last in " in err

@@ -35,12 +35,14 @@ def failure(finished: Finished) -> dict[str, Any]:
 
 
 def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) -> None:
-    ends = [*(f"code:{code}" for code in CODES), *(f"signal:{int(number)}" for number in DEADLY)]
+    # An exec'd worker's end is the kernel's word either way; a forked one's may come by way of the forkserver.
+    codes, signals = (CODES, DEADLY) if start_method == "forkserver" else (CODES[::6], DEADLY[-4:])
+    ends = [*(f"code:{code}" for code in codes), *(f"signal:{int(number)}" for number in signals)]
     options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(ends) - 1))
     finished = run(*options, EXIT_WITH, "0=" + ",".join(ends), timeout_s=120)
     returncodes = [attempt["exits"][0]["returncode"] for attempt in finished.report["attempts"]]
-    assert returncodes == [*CODES, *(-int(number) for number in DEADLY)]
-    assert finished.returncode == 128 + DEADLY[-1]
+    assert returncodes == [*codes, *(-int(number) for number in signals)]
+    assert finished.returncode == 128 + signals[-1]
 
 
 def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(
