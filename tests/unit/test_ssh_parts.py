@@ -7,6 +7,7 @@ import shutil
 import subprocess
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import paramiko
 import pytest
@@ -14,7 +15,7 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import RemoteConfig
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh import config, keys
+from ddplaunch.transport.ssh import config, keys, sockets
 from ddplaunch.transport.ssh.algorithms import selected
 from ddplaunch.transport.ssh.config import ConfigError, parse_jumps, resolve
 from ddplaunch.transport.ssh.connections import LoginLimiter
@@ -216,3 +217,33 @@ def test_a_certificate_is_tried_although_the_ssh_agent_holds_its_key(tmp_path):
     held = HeldKey(paramiko.PKey.from_path(key))
     found = keys._candidates(resolve(Host("gpu1"), RemoteConfig(config=str(path))), keys.KeyRing(), [held], [])
     assert [label for label, _ in found] == ["me (ssh-agent)", f"{key}-cert.pub"]
+
+
+class Tunnel:
+    """A channel of a jump host's connection that has just been closed."""
+
+    closed = False
+
+    def settimeout(self, _timeout_s: float) -> None:
+        pass
+
+    def send(self, _data: bytes) -> int:
+        return 0
+
+    def recv(self, _nbytes: int) -> bytes:
+        return b""
+
+    def close(self) -> None:
+        self.closed = True
+        raise EOFError
+
+
+def test_a_connection_ends_in_silence_when_that_to_its_jump_host_has(monkeypatch):
+    errors, tunnel = [], Tunnel()
+    monkeypatch.setattr(threading, "excepthook", errors.append)
+    jump = SimpleNamespace(open_channel=lambda *_, **__: tunnel)
+    transport = paramiko.Transport(sockets.open_through(jump, "jump", resolve(Host("a"), RemoteConfig()), 0.0))
+    transport.start_client(event=threading.Event())
+    transport.join(10)
+    assert tunnel.closed
+    assert not errors

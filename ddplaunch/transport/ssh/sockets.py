@@ -96,7 +96,8 @@ def open_through(jump: paramiko.Transport, name: str, config: HostConfig, deadli
     origin = f"from jump host {name}"
     try:
         timeout_s = max(0.01, deadline - time.monotonic())
-        return jump.open_channel("direct-tcpip", (config.hostname, config.port), ("127.0.0.1", 0), timeout=timeout_s)
+        target = (config.hostname, config.port)
+        return _closed_quietly(jump.open_channel("direct-tcpip", target, ("127.0.0.1", 0), timeout=timeout_s))
     except paramiko.ChannelException as error:
         if error.code == _CHANNEL_PROHIBITED:
             hint = "Its sshd_config must have AllowTcpForwarding, and PermitOpen for this host."
@@ -111,6 +112,21 @@ def open_through(jump: paramiko.Transport, name: str, config: HostConfig, deadli
         if jump.is_active():
             raise ConnectFailed("timeout", f"no answer {origin} on port {config.port}") from None
         raise ConnectFailed("jump", f"jump host {name} closed the connection", max_attempts=_MAX_ATTEMPTS) from None
+
+
+def _closed_quietly(channel: paramiko.Channel) -> paramiko.Channel:
+    """``channel``, whose ``close`` raises no error where the jump host's connection has just been closed.
+
+    At the end of a connection paramiko's thread closes the stream under it, and prints a traceback if that fails.
+    """
+    close = channel.close
+
+    def close_quietly() -> None:
+        with contextlib.suppress(OSError, EOFError):
+            close()
+
+    channel.close = close_quietly  # type: ignore[method-assign]
+    return channel
 
 
 def open_proxy(config: HostConfig) -> tuple[socket.socket, subprocess.Popen[bytes]]:
