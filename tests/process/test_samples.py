@@ -110,7 +110,7 @@ def test_each_attempt_has_its_samples() -> None:
     _, starts, samples = lines(done)
     assert [begin["attempt"] for begin in starts] == [0, 1]
     begins = [begin["t"] for begin in starts]
-    last = [max(line["t"] for line in samples if line["t"] < end) for end in (begins[1], float("inf"))]
+    last = [max(line["t"] for line in samples if line["t"] <= end) for end in (begins[1], float("inf"))]
     assert all(at - begin > 2.3 for begin, at in zip(begins, last, strict=True)), "at each failure; the first is at 2.0"
 
 
