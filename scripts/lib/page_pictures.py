@@ -23,7 +23,7 @@ SCRIPT = "scripts/examples/train_digits.py"
 DRY = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "--hosts")
 RUNS = {
     "good": (*DRY, "gpu[1-2]", SCRIPT, "--epochs", "120"),
-    "lost-node": (*DRY, "gpu[1-3]", "--inject", "lose node=1 after=25s", SCRIPT, "--epochs", "80"),
+    "lost-node": (*DRY, "gpu[1-3]", "--inject", "lose node=1 after=10s", SCRIPT, "--epochs", "120"),
     "hang": (
         *(*DRY, "gpu[1-2]", "--inject", "hang rank=2 after=25s", "--hang-report", "15s", "--hang-timeout", "30s"),
         *(SCRIPT, "--epochs", "10000"),
