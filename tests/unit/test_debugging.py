@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import base64
+import fcntl
 import os
+import pty
+import queue
+import resource
 import signal
 import time
 from typing import Any
@@ -33,7 +37,7 @@ class FakeTerminal:
     size = (30, 100)
 
     def __init__(self, *_: object) -> None:
-        self.is_raw = False
+        self.is_raw, self.modes = False, terminal.ScreenModes()
 
     def take(self) -> None:
         self.is_raw = True
@@ -204,6 +208,34 @@ def test_output_is_taken_once_it_is_shown(job: Job) -> None:
     assert job.take_sent() == [TakeOutput(0)]
     job.event(0, SessionClosed(0))
     assert job.console.text.endswith("\x1b[1mbold\r\n"), "the next message begins in column 0"
+
+
+def test_what_a_debugger_has_changed_is_undone_at_its_end(job: Job) -> None:
+    job.stop(0, 1)
+    job.settle()
+    for piece in (b"\x1b[?1049h\x1b[?12;100", b"0h\x1b[?25l\x1b[?7h\x1b[?2004h\x1b[?2004l\x1b[?12l"):
+        job.event(0, output(0, piece))
+    job.event(0, SessionClosed(0))
+    job.settle()
+    assert "\x1b[?25h\x1b[?1000l\x1b[?1049lddplaunch: rank 1 on gpu1 stopped" in job.console.text
+
+
+def test_keys_are_read_from_a_descriptor_of_any_number() -> None:
+    keys: queue.SimpleQueue[bytes] = queue.SimpleQueue()
+    master, slave = pty.openpty()
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit[1], limit[1]))
+    high = fcntl.fcntl(slave, fcntl.F_DUPFD, 1100)
+    used = terminal.Terminal(high, high, keys.put, lambda: None)
+    try:
+        used.take()
+        os.write(master, b"p x\r")
+        assert keys.get(timeout=10) == b"p x\r"
+    finally:
+        used.close()
+        resource.setrlimit(resource.RLIMIT_NOFILE, limit)
+        for fd in (master, slave, high):
+            os.close(fd)
 
 
 def test_what_is_hidden_is_bounded(job: Job) -> None:

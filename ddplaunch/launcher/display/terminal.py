@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import select
 import signal
 import subprocess
@@ -33,6 +34,42 @@ if sys.stdin.buffer.read()[-1:] == b"r":
 """Waits for the launcher's end. The last byte that it has sent says whether the terminal is raw."""
 
 
+_PRIVATE_MODES = re.compile(rb"\x1b\[\?([0-9;]{1,40})([hl])")
+_UNFINISHED = re.compile(rb"\x1b(?:\[(?:\?[0-9;]{0,40})?)?$")
+_SET_AT_START = (b"7", b"25")  # Lines wrap, and the cursor is visible.
+_MAX_MODES = 64
+
+
+class ScreenModes:
+    """What a debugger has changed of the terminal by control sequences, such as the second screen on which pudb draws.
+
+    The modes are those of DECSET and DECRST in xterm's list of control sequences.
+    """
+
+    def __init__(self) -> None:
+        self._changed: dict[bytes, bytes] = {}
+        self._unfinished = b""
+
+    def follow(self, data: bytes) -> None:
+        """The debugger has written ``data``, the next piece of its output."""
+        data = self._unfinished + data
+        for numbers, final in _PRIVATE_MODES.findall(data):
+            for number in numbers.split(b";"):
+                at_start = b"h" if number in _SET_AT_START else b"l"
+                self._changed.pop(number, None)
+                if final != at_start and len(self._changed) < _MAX_MODES:
+                    self._changed[number] = at_start
+        unfinished = _UNFINISHED.search(data)
+        self._unfinished = unfinished[0] if unfinished else b""
+
+    def reset(self) -> bytes:
+        """The bytes that undo what is changed, the last first; nothing counts as changed any more."""
+        sequences = [b"\x1b[?%s%s" % change for change in reversed(self._changed.items())]
+        self._changed.clear()
+        self._unfinished = b""
+        return b"".join(sequences)
+
+
 def is_in_foreground(fd: int) -> bool:
     """Whether this process may read the keys: no shell runs it in the background."""
     try:
@@ -46,6 +83,7 @@ class Terminal:
 
     Attributes:
         is_raw: keys go to the debugger.
+        modes: what the debugger has changed.
     """
 
     def __init__(
@@ -54,7 +92,7 @@ class Terminal:
         """``on_keys`` is called in a thread with what the user has typed, ``on_resized`` in a signal handler."""
         self._fd, self._size_fd = stdin_fd, stdout_fd
         self._on_keys, self._on_resized = on_keys, on_resized
-        self.is_raw = False
+        self.is_raw, self.modes = False, ScreenModes()
         self._saved: list[Any] = []
         self._guard: subprocess.Popen[bytes] | None = None
         self._reader: threading.Thread | None = None
@@ -137,8 +175,13 @@ class Terminal:
 
     def _read(self, woken: int) -> None:
         try:
-            while woken not in (ready := select.select([self._fd, woken], [], [])[0]):
-                data = os.read(ready[0], _READ_BYTES)
+            poll = (
+                select.poll()
+            )  # Not select(), which takes no descriptor above 1023: a launcher of many nodes has more.
+            for fd in (self._fd, woken):
+                poll.register(fd, select.POLLIN)
+            while woken not in dict(poll.poll()):
+                data = os.read(self._fd, _READ_BYTES)
                 if not data:
                     break
                 self._on_keys(data)

@@ -182,7 +182,7 @@ class Debugging:
         with contextlib.suppress(ValueError):
             shown = base64.b64decode(data)
             if session is self._focus:
-                self._column_is_0 = shown.endswith(b"\n")
+                self._follow(shown)
                 self._console.raw(shown, lambda: self._nodes.send_to(session.index, take))
                 return
             session.hidden += shown
@@ -297,14 +297,19 @@ class Debugging:
         self._console.hold(is_held=True)
         self._focus, self._is_announced = session, False
         lines = self._lines(session)
-        self._console.raw("".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
+        self._console.raw(self._terminal.modes.reset() + "".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
         self._console.note(f"ddplaunch: {lines[0]}")
         session.had_terminal = True
         self._send_size(session)
         if session.hidden:
-            self._column_is_0 = session.hidden.endswith(b"\n")
+            self._follow(bytes(session.hidden))
             self._console.raw(bytes(session.hidden))
             session.hidden.clear()
+
+    def _follow(self, shown: bytes) -> None:
+        self._column_is_0 = shown.endswith(b"\n")
+        if self._terminal:
+            self._terminal.modes.follow(shown)
 
     def _lines(self, session: _Session) -> list[str]:
         others = {each.opened.rank for each in self._sessions.values() if each is not session and not each.is_running}
@@ -327,7 +332,7 @@ class Debugging:
         """Nobody has the terminal any more."""
         self._focus, self._due = None, _NEVER
         if self._terminal and self._terminal.is_raw:
-            self._console.raw(b"" if self._column_is_0 else b"\r\n")
+            self._console.raw(self._terminal.modes.reset() + (b"" if self._column_is_0 else b"\r\n"))
             self._column_is_0 = True
             self._terminal.restore()
             self._console.hold(is_held=False)
