@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import wire
@@ -30,18 +31,24 @@ def send(sock: socket.socket, record: object, fds: Sequence[int] = ()) -> None:
 
 
 def receive(
-    sock: socket.socket, allowed: tuple[type, ...], max_fds: int, max_bytes: int = wire.MAX_LINE_BYTES
+    sock: socket.socket,
+    allowed: tuple[type, ...],
+    max_fds: int,
+    max_bytes: int = wire.MAX_LINE_BYTES,
+    deadline: float | None = None,
 ) -> tuple[Any, list[int]] | None:
     """The next record and its descriptors, at most ``max_fds``; None at the end of the stream.
 
+    ``deadline``, by ``time.monotonic()``, ends the wait for a record that arrives in small pieces.
+
     Raises:
         ProtocolError: not one of ``allowed``, or longer than ``max_bytes``.
-        OSError: the connection is broken, or nothing arrives within the socket's timeout.
+        OSError: the connection is broken, nothing arrives within the socket's timeout, or ``deadline`` has passed.
     """
     # The descriptors come with the 8 bytes of the length.
     header, fds, _flags, _address = socket.recv_fds(sock, _HEADER_BYTES, max_fds)
     try:
-        body = _body(sock, header, max_bytes)
+        body = _body(sock, header, max_bytes, deadline)
         if body is not None:
             return wire.decode(body, allowed), fds
     except BaseException:
@@ -57,7 +64,7 @@ def close(fds: Sequence[int]) -> None:
         os.close(fd)
 
 
-def _body(sock: socket.socket, header: bytes, max_bytes: int) -> bytes | None:
+def _body(sock: socket.socket, header: bytes, max_bytes: int, deadline: float | None) -> bytes | None:
     if len(header) < _HEADER_BYTES:
         return None
     remaining = int.from_bytes(header, "big")
@@ -65,6 +72,8 @@ def _body(sock: socket.socket, header: bytes, max_bytes: int) -> bytes | None:
         raise wire.ProtocolError(f"a record of {remaining} bytes")
     chunks = []
     while remaining:
+        if deadline is not None and time.monotonic() > deadline:
+            raise TimeoutError("the record has not arrived in time")
         chunk = sock.recv(min(remaining, _PIECE_BYTES))
         if not chunk:
             return None

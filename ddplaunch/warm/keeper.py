@@ -266,7 +266,8 @@ class Keeper:
         client.settimeout(_TRANSFER_S)
         try:
             if linux.peer_credentials(client)[1] == os.geteuid():
-                received = fd_records.receive(client, TO_KEEPER, TAKEOVER_FDS + MAX_INHERITED, MAX_REQUEST_BYTES)
+                max_fds, deadline = TAKEOVER_FDS + MAX_INHERITED, time.monotonic() + _TRANSFER_S
+                received = fd_records.receive(client, TO_KEEPER, max_fds, MAX_REQUEST_BYTES, deadline)
                 if received:
                     return self._answer(client, *received)
         except (OSError, wire.ProtocolError):

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
+import select
 import shlex
 import shutil
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -274,6 +277,19 @@ def test_an_answer_that_comes_too_late_takes_nothing(shared: Kept) -> None:
     finally:
         os.kill(keeper, signal.SIGCONT)
     assert TAKEN in shared.run("--nproc-per-node", "2", "-m", "ddplaunch.version").err
+
+
+def test_a_client_that_sends_rubbish_or_little_costs_a_second(shared: Kept) -> None:
+    opened = len(os.listdir(f"/proc/{shared.pid()}/fd"))
+    for head in (b"\0", b"\x7f" * 8, (4).to_bytes(8, "big") + b"null", (1 << 20).to_bytes(8, "big")):
+        with socket.socket(socket.AF_UNIX) as client, keeper_files.short_path(shared.socket) as address:
+            client.connect(address)
+            socket.send_fds(client, [head], [0] * 100)
+            with contextlib.suppress(OSError):
+                while not select.select([client], [], [], 0.01)[0]:
+                    client.sendall(b"x")  # Never for so long that a single read would time out.
+    assert TAKEN in shared.run("--nproc-per-node", "2", "-m", "ddplaunch.version").err
+    wait_until(lambda: len(os.listdir(f"/proc/{shared.pid()}/fd")) == opened)
 
 
 _FAIL = """
