@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.late_dataclass import dataclass as late_dataclass
+from ddplaunch.late_dataclass import make_constructors
 
 OPTIONS = ({}, {"frozen": True}, {"frozen": True, "kw_only": True}, {"eq": False})
 
@@ -106,3 +107,14 @@ def test_the_first_use_may_be_in_several_threads() -> None:
         for thread in threads:
             thread.join()
         assert [(one.number, one.text, one.items) for one in made] == [(1, "t", [])] * 4
+
+
+def test_a_process_can_make_the_constructors_for_its_forks() -> None:
+    @late_dataclass
+    class Unused:
+        x: int
+
+    assert not inspect.isfunction(vars(Unused)["__init__"])
+    make_constructors()
+    assert inspect.isfunction(vars(Unused)["__init__"])
+    assert not inspect.isfunction(vars(Unused)["__repr__"])

@@ -127,6 +127,19 @@ def test_a_record_survives_the_wire(record: Any) -> None:
     assert type(again) is type(record)
 
 
+def dataclasses_within(kind: Any) -> set[type]:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        return {kind}.union(*map(dataclasses_within, hints(kind).values()))
+    return set().union(*map(dataclasses_within, typing.get_args(kind)))
+
+
+def test_after_prepare_the_types_of_all_fields_are_known() -> None:
+    wire._field_types.cache_clear()
+    for kind in RECORDS:
+        wire.prepare(kind)
+    assert wire._field_types.cache_info().currsize == len(set().union(*map(dataclasses_within, RECORDS)))
+
+
 def test_a_text_that_is_not_utf8_survives() -> None:
     argument = os.fsdecode(b"\xff\x00\n\r\x1b[31m\xc3\xa9\xf0\x9f\x92\xa5\xed\xa0\x80")
     spec = ProcessSpec(tag="0", how="exec", argv=(argument,), env={argument: argument})
