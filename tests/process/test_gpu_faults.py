@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import time
 from pathlib import Path
@@ -194,7 +195,11 @@ def test_the_launcher_of_the_node_that_serves_tells_how_the_nodes_differ(
     nodes = {}
     for host, limit_mw in (("gpu1", 700_000), ("gpu2", 500_000)):
         machine.says(*(f"{gpu} limit {limit_mw}" for gpu in (0, 1)), name=host)
-        environ = {"FAKE_NVML": str(machine.folder / host), "HOST": host, "PYTHONPATH": str(machine.folder)}
+        environ = {
+            "FAKE_NVML": str(machine.folder / host),
+            "HOST": host,
+            "PYTHONPATH": f"{machine.folder}:{os.environ.get('PYTHONPATH', '')}",
+        }
         nodes[host] = machine.start("--nnodes", "2", *meeting, **environ)
         if host == "gpu1":
             nodes[host].wait_for("waiting at .* for 1 more node")

@@ -27,7 +27,10 @@ def host(finished: Finished) -> str:
     return found[1]
 
 
-@pytest.mark.parametrize("how", ["main", "thread", "caught", "forked"])
+@pytest.mark.parametrize(
+    ("start_method", "how"),
+    [*(("forkserver", how) for how in ("main", "thread", "caught", "forked")), ("spawn", "main"), ("spawn", "forked")],
+)
 def test_a_script_gives_up(how: str, start_method: str) -> None:
     finished = run("--start-method", start_method, *TWO, ASK, "give_up", "the loss is nan", how)
     assert_gave_up(finished)

@@ -89,10 +89,3 @@ def test_one_of_two_launchers_that_were_started_by_hand_has_the_figures(tmp_path
     reports = [json.loads(path.read_text())["collectives"] for path in (tmp_path / "logs").rglob("report.json")]
     assert sorted(map(len, reports)) == [0, 4]
     assert max(reports, key=len)[0]["rank"] == 3
-
-
-@pytest.mark.torch
-def test_off(tmp_path: Path) -> None:
-    err, folder = job(tmp_path, "--hang-report", "off", steps=60)
-    assert "is last in" not in err
-    assert json.loads((folder / "report.json").read_text())["collectives"] == []

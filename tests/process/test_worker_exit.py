@@ -35,7 +35,7 @@ def failure(finished: Finished) -> dict[str, Any]:
 
 
 def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) -> None:
-    # An exec'd worker's end is the kernel's word either way; a forked one's may come by way of the forkserver.
+    # An exec'd worker ends as any program does: some of the codes and signals are enough.
     codes, signals = (CODES, DEADLY) if start_method == "forkserver" else (CODES[::6], DEADLY[-4:])
     ends = [*(f"code:{code}" for code in codes), *(f"signal:{int(number)}" for number in signals)]
     options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(ends) - 1))

@@ -15,9 +15,9 @@ def order(item: pytest.Item) -> int:
     """What takes long goes first, so that at the end no test runs alone; what only computes fills up the rest."""
     if item.nodeid.startswith("tests/slurm/"):
         return 0
-    if item.nodeid.startswith("tests/unit/"):
-        return 3
-    return 1 if item.get_closest_marker("slow") else 2
+    if item.get_closest_marker("slow"):
+        return 1
+    return 3 if item.nodeid.startswith("tests/unit/") else 2
 
 
 class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
