@@ -150,14 +150,28 @@ def leaks() -> None:
         first_line(DDPLAUNCH, state.environ)
         keeper = state.keeper()
         assert keeper
-        before = (keeper.num_fds(), keeper.memory_full_info().pss, len(keeper.children()))
+        before = state_of(keeper)
         for _ in range(RUNS):
             first_line(DDPLAUNCH, state.environ)
-        after = (keeper.num_fds(), keeper.memory_full_info().pss, len(keeper.children()))
+        after = state_of(keeper)
         assert state.keeper() == keeper, "another keeper"
         state.end()
-    print(f"\n{RUNS} warm runs: descriptors {before[0]} -> {after[0]}, children {before[2]} -> {after[2]}, ", end="")
-    print(f"PSS {before[1] >> 10} -> {after[1] >> 10} KiB ({(after[1] / before[1] - 1) * 100:+.2f} %)")
+    print(f"\n{RUNS} warm runs; keeper:")
+    for name, value in before.items():
+        growth = f" ({(after[name] / value - 1) * 100:+.2f} %)" if value else ""
+        print(f"  {name:28} {value} -> {after[name]}{growth}")
+
+
+def state_of(keeper: psutil.Process) -> dict[str, int]:
+    """What must not grow. Pages of libraries count less in PSS the more processes of the machine use them."""
+    rollup = Path(f"/proc/{keeper.pid}/smaps_rollup").read_text().split()
+    memory = {name: int(rollup[rollup.index(f"{name}:") + 1]) for name in ("Pss", "Pss_Anon")}
+    return {
+        "descriptors": keeper.num_fds(),
+        "children": len(keeper.children()),
+        "PSS in KiB": memory["Pss"],
+        "PSS without libraries in KiB": memory["Pss_Anon"],
+    }
 
 
 def kills() -> None:
@@ -174,11 +188,8 @@ def kills() -> None:
                 clean += is_clean
                 first_line(DDPLAUNCH, state.environ)
                 warm += state.keeper() is not None
-            print(
-                f"{victim} killed: {clean} of {KILLS} clean, the next run worked {KILLS} times, keeper left {warm}",
-                end="",
-            )
-            print(f" ({missed} times it had not begun or had ended)")
+            print(f"{victim} killed: {clean} of {KILLS} clean, the next run worked {KILLS} times,", end=" ")
+            print(f"keeper left {warm} ({missed} times it had not begun or had ended)", flush=True)
         state.end()
 
 
