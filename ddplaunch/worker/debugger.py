@@ -142,7 +142,7 @@ def _made_on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _on_terminal(original: Callable[..., Any]) -> Callable[..., Any]:
     def interaction(self: Any, frame: FrameType | None, *args: Any, **kwargs: Any) -> Any:
-        if not getattr(self, "use_rawinput", True):  # It was given another stream.
+        if not getattr(self, "use_rawinput", True) or hasattr(self, "_sockfile"):  # Another stream; pdb -p PID.
             return original(self, frame, *args, **kwargs)
         if not _stops:
             return self.set_continue()
@@ -220,7 +220,9 @@ def post_mortem(error: BaseException) -> None:
 
     what = traceback.format_exception_only(type(error), error)[-1].strip()[:_MAX_ERROR_CHARS]
     frames = [frame for frame, _line in traceback.walk_tb(error.__traceback__)]
-    place = f" ({_where(_script_frame(frames[-1]))})" if frames else ""
+    if not frames:  # The script could not be parsed.
+        return
+    place = f" ({_where(_script_frame(frames[-1]))})"
     name = os.environ.get("PYTHONBREAKPOINT", "").split(".")[0]
     with contextlib.suppress(NoTerminal, KeyboardInterrupt):
         _take(f"with {what}{place}", is_post_mortem=True)

@@ -7,6 +7,7 @@ import re
 import signal
 import socket
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,6 +233,11 @@ def test_the_first_rank_that_raises_is_debugged_and_the_job_fails_as_ever(
     assert re.search(rb"rank 1 on \S+ failed: KeyError: 'lr' \(job.py:4\)", screen.close())
 
 
+def test_a_script_that_cannot_be_parsed_is_not_debugged(screen: Debugger, script) -> None:
+    assert screen.start("--nproc-per-node", "1", "--debug-on-error", script("x = = 1")).finish().returncode == 1
+    assert b"post_mortem" not in screen.close()
+
+
 OTHER_DEBUGGERS = """
 import os
 def step(options):
@@ -315,9 +321,17 @@ def test_a_debugger_with_its_own_streams_needs_no_terminal(script) -> None:
         shown = io.StringIO()
         pdb.Pdb(stdin=io.StringIO("c\\n"), stdout=shown).set_trace()
         print("shown:", "job.py" in shown.getvalue())
+        class Remote(pdb.Pdb):  # As that of python -m pdb -p PID.
+            _sockfile = None
+            def cmdloop(self, intro=None):
+                self.set_continue()
+        Remote(stdout=None).set_trace()
+        print("remote")
     """
-    done = run("--nproc-per-node", "1", script("\n".join(map(str.strip, text.splitlines()))))
-    assert (done.returncode, done.out) == (0, "shown: True\n"), done.err
+    done = run("--nproc-per-node", "1", script(textwrap.dedent(text)))
+    assert done.returncode == 0, done.err
+    assert done.out.startswith("shown: True\n")
+    assert done.out.endswith("remote\n")
 
 
 @pytest.mark.slow

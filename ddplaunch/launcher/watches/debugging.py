@@ -319,7 +319,8 @@ class Debugging:
         if not self._has_explained:
             self._has_explained = True
             lines.append(_KEYS_POST_MORTEM if session.opened.is_post_mortem else _KEYS)
-            lines += [self._choice(session)] if others or self._chosen else []
+            is_choice = bool(others) and not session.opened.is_post_mortem
+            lines += [self._choice(session)] if is_choice or self._chosen else []
             lines += [_TIMEOUTS] if self._world_size > 1 else []
         return list(map(escape, lines))
 
