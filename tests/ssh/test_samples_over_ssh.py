@@ -21,7 +21,7 @@ def test_each_host_has_a_file_on_the_launchers_machine(make_lab):
     for node in (0, 1):
         head, starts, samples = lines(finished, node)
         assert (head["host"], starts[0]["ranks"]) == (f"node{node + 1}", [node])
-        (sample,) = samples
-        assert sample["s"] == pytest.approx(2, abs=1)
+        sample = samples[0]
+        assert sample["s"] == pytest.approx(1, abs=0.5)
         assert begin < sample["t"] < time.time()
         assert sample["w"]["lines"][0] > 5, json.dumps(sample)
