@@ -128,18 +128,17 @@ def _taken_over(
     from ddplaunch.protocol.keeper import FIRST_INHERITED
     from ddplaunch.transport import keeper_client
 
+    request = keeper_client.Request(
+        environ=_environ(config, run_tag),
+        cwd=os.path.abspath(config.chdir) if config.chdir else working_folder(),
+        preload=config.workers.preload,
+        script=config.script if config.entry == "script" and not config.text else "",
+        argv=COMMAND,
+        seconds=config.keep_warm_s,
+    )
     fds = _inherited(config, stdout_fd)
     try:
-        outcome = keeper_client.take_over(
-            _environ(config, run_tag),
-            os.path.abspath(config.chdir) if config.chdir else working_folder(),
-            tuple(fds.values()),
-            config.workers.preload,
-            config.script if config.entry == "script" and not config.text else "",
-            COMMAND,
-            config.keep_warm_s,
-            meanwhile,
-        )
+        outcome = keeper_client.take_over(request, tuple(fds.values()), meanwhile)
     finally:
         for fd in fds.values():
             os.close(fd)

@@ -12,6 +12,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ddplaunch.late_dataclass import dataclass
@@ -20,10 +21,33 @@ from ddplaunch.system.files import keeper_files
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddplaunch.protocol.keeper import Takeover
+
+
+@dataclass(frozen=True)
+class Request:
+    """The agent that a run wants.
+
+    Attributes:
+        environ: the agent's environment.
+        cwd: its working directory.
+        preload: modules of ``--preload``.
+        script: path, absolute or in ``cwd``; empty if the workers run no script.
+        argv: the agent's command line, as ``ps`` shows it.
+        seconds: how long the keeper waits for the next run; None if the user has not asked for one.
+        alarm_s: the agent ends after so many seconds without a record of its launcher; 0: never.
+    """
+
+    environ: Mapping[str, str]
+    cwd: str
+    preload: tuple[str, ...]
+    script: str
+    argv: tuple[str, ...]
+    seconds: float | None
+    alarm_s: int = 0
 
 
 @dataclass(frozen=True)
@@ -111,32 +135,19 @@ TAKEN = "torch was imported by an earlier run (--keep-warm)"
 ANEW = "torch is imported anew"
 
 
-def take_over(
-    environ: Mapping[str, str],
-    cwd: str,
-    inherited: Sequence[int],
-    preload: tuple[str, ...],
-    script: str,
-    argv: tuple[str, ...],
-    seconds: float | None,
-    meanwhile: Callable[[], None],
-) -> Outcome:
+def take_over(request: Request, inherited: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
     """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
 
-    ``environ`` is the agent's environment, ``script`` a path in ``cwd``, ``seconds`` how long the keeper waits
-    for the next run; None if the user has not asked for one. ``meanwhile`` is called when the keeper has been asked:
-    its answer takes some 30 ms.
+    ``meanwhile`` is called when the keeper has been asked: its answer takes some 30 ms.
     """
-    path = _found(is_wanted=seconds is not None)
+    path = _found(is_wanted=request.seconds is not None)
     if isinstance(path, str):
         return Outcome(reason=path)
     child_in, to_agent = os.pipe()
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
         try:
-            outcome = ask(
-                path, (child_in, child_out, 2), environ, cwd, inherited, preload, script, argv, seconds, meanwhile
-            )
+            outcome = ask(path, request, (child_in, child_out, 2), inherited, meanwhile)
         finally:
             os.close(child_in)
             os.close(child_out)
@@ -155,18 +166,16 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
         if kept["seconds"] is not None:
             facts["kept"] = f"{ANEW}: {(path and keeper_files.reason(path)) or 'none was left yet'}"
         return None
-    outcome = ask(
-        path,
-        (0, 1, 2),
-        os.environ,
-        os.getcwd(),
-        (),
-        tuple(kept["preload"]),
-        kept["script"],
-        tuple(sys.orig_argv),
-        kept["seconds"],
+    request = Request(
+        environ=os.environ,
+        cwd=os.getcwd(),
+        preload=tuple(kept["preload"]),
+        script=kept["script"],
+        argv=tuple(sys.orig_argv),
+        seconds=kept["seconds"],
         alarm_s=start["first_record_s"],
     )
+    outcome = ask(path, request, (0, 1, 2))
     facts["kept"] = TAKEN if outcome.agent else f"{ANEW}: {outcome.reason}"
     if outcome.agent:
         facts["pid"] = outcome.agent.pid
@@ -193,53 +202,53 @@ def _found(*, is_wanted: bool) -> Path | str:
 
 def ask(
     path: Path,
+    request: Request,
     streams: tuple[int, int, int],
-    environ: Mapping[str, str],
-    cwd: str,
-    inherited: Sequence[int],
-    preload: tuple[str, ...],
-    script: str,
-    argv: tuple[str, ...],
-    seconds: float | None,
+    inherited: Sequence[int] = (),
     meanwhile: Callable[[], None] = lambda: None,
-    alarm_s: int = 0,
 ) -> Outcome:
     """Ask the keeper at ``path`` for an agent with these standard streams; other arguments as for ``take_over``."""
-    from ddplaunch.protocol.keeper import ANSWER_S, Takeover
-    from ddplaunch.system import surroundings
+    from ddplaunch.protocol.keeper import ANSWER_S
 
     client = keeper_files.connected(path, ANSWER_S)
     if client is None:
         return Outcome(reason=keeper_files.reason(path) or "it does not answer")
-    umask = os.umask(0o077)
-    os.umask(umask)
-    request = Takeover(
-        surroundings=surroundings.read(environ, cwd),
-        env=dict(environ),
-        umask=umask,
-        preload=preload,
-        script=script and os.path.join(cwd, script),
-        argv=argv,
-        seconds=seconds,
-        alarm_s=alarm_s,
-    )
+    record = _record(request)
     try:
-        folder = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        folder = os.open(request.cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         client.close()
-        return Outcome(reason=f"{cwd} cannot be opened")
+        return Outcome(reason=f"{request.cwd} cannot be opened")
     try:
-        return _answered(client, request, (*streams, folder, *inherited), meanwhile)
+        return _answered(client, record, (*streams, folder, *inherited), meanwhile)
     finally:
         os.close(folder)
 
 
-def _answered(client: socket.socket, request: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
+def _record(request: Request) -> Takeover:
+    from ddplaunch.protocol.keeper import Takeover
+    from ddplaunch.system import surroundings
+
+    umask = os.umask(0o077)
+    os.umask(umask)
+    return Takeover(
+        surroundings=surroundings.read(request.environ, request.cwd),
+        env=dict(request.environ),
+        umask=umask,
+        preload=request.preload,
+        script=request.script and os.path.join(request.cwd, request.script),
+        argv=request.argv,
+        seconds=request.seconds,
+        alarm_s=request.alarm_s,
+    )
+
+
+def _answered(client: socket.socket, record: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
     from ddplaunch.protocol import fd_records, wire
     from ddplaunch.protocol.keeper import CONSENT, FROM_KEEPER, TakenOver
 
     try:
-        fd_records.send(client, request, fds)
+        fd_records.send(client, record, fds)
         meanwhile()
         received = fd_records.receive(client, FROM_KEEPER, 1)
         if received and isinstance(received[0], TakenOver) and received[1]:

@@ -255,7 +255,8 @@ from ddplaunch.system.files import keeper_files
 from ddplaunch.transport import keeper_client
 path = keeper_files.path(os.environ)
 environ = {**os.environ, "DDPLAUNCH_RUN_ID": "late.1"}
-print(keeper_client.ask(path, (0, 1, 2), environ, os.getcwd(), (), (), "", ("x",), 3600.0).reason, flush=True)
+request = keeper_client.Request(environ, os.getcwd(), (), "", ("x",), 3600.0)
+print(keeper_client.ask(path, request, (0, 1, 2)).reason, flush=True)
 print("read", sys.stdin.readline().strip())
 """
 
