@@ -88,8 +88,8 @@ def _outcome(
         # Nodes receive StopWorkers one after the other: a worker may fail because its peers are stopped before it.
         # Without a failed worker, processes could not be stopped; the result lists them.
         return "stopped", None
-    if last.lost_rendezvous and first and first_failure.is_consequence(first):
-        # Each node finds the loss by itself: a worker may fail because a peer on another node is stopped before it.
+    if (last.lost_rendezvous or last.hung) and first and first_failure.is_consequence(first):
+        # Nodes stop their workers one after the other: a worker may fail because its peers are stopped before it.
         return last.outcome, None
     return last.outcome, first
 

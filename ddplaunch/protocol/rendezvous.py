@@ -73,6 +73,7 @@ class WorkersEnded:
             cannot be killed.
         has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
         leaves: why no further attempt may use the node, as ``restart_policy.reason_to_leave``; empty if one may.
+        hung: the node's workers were stopped because the job hung.
     """
 
     node_index: Count
@@ -83,6 +84,7 @@ class WorkersEnded:
     reason: OneLine = ""
     has_unkillable: bool = False
     leaves: OneLine = ""
+    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -183,6 +185,7 @@ class RoundVerdict:
         cause: the first failure of a worker on any node; None if none failed.
         leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted. Or
             no round was formed: the run needs a node that was refused.
+        hung: workers of a node were stopped because the job hung.
     """
 
     attempt: Count
@@ -192,6 +195,7 @@ class RoundVerdict:
     reason: OneLine = ""
     cause: WorkerExit | None = None
     leaves: OneLine = ""
+    hung: bool = False
 
 
 @dataclass(frozen=True)

@@ -349,6 +349,7 @@ class Coordinator:
             restart_allowed=self.restart_count < self.max_restarts,
             may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
         )
+        verdict = replace(verdict, hung=any(node.hung for node in self._reports.ended_nodes))
         counts = verdict.cause and (verdict.cause.give_up or not self._reports.node_lost)
         self._causes = (*self._causes, verdict.cause if counts else None)[-MAX_IDENTICAL_FAILURES:]
         if not verdict.attempt_follows:

@@ -123,6 +123,13 @@ def test_a_failure_stops_every_node_at_once_and_ends_the_run():
     assert over == {i: RoundVerdict(0, attempt_follows=False, failed=True, cause=cause) for i in (0, 1)}
 
 
+def test_all_nodes_learn_that_the_job_hung_also_one_whose_worker_failed_before_it_could_be_stopped():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    reports = WorkersEnded(0, 0, failed=True, hung=True), WorkersEnded(1, 0, failed=True, cause=exit_(1))
+    assert all(record.hung for record in records(ended(coordinator, *reports), RoundVerdict).values())
+
+
 def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_all():
     coordinator = Coordinator(0, 2, 2, 1)
     started(coordinator, 0, 1)

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.errors import GAVE_UP, HARDWARE, NODE_LOST
+from ddplaunch.errors import GAVE_UP, HARDWARE, HUNG, NODE_LOST
 from ddplaunch.launcher import outcome
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 
@@ -59,6 +59,12 @@ def test_a_worker_that_loses_its_peers_with_the_rendezvous_is_not_the_first_fail
     attempt = replace(ended(message).attempts[0], cause=None, lost_rendezvous=True)
     result = _result(attempt, ())
     assert (result.outcome, result.exit_code, result.first_failure is None) == ("failed", code, code == NODE_LOST)
+
+
+@pytest.mark.parametrize(("message", "code"), [(PEER_GONE, HUNG), ("ValueError: no", 1)])
+def test_a_worker_that_loses_its_peers_when_a_hung_job_is_ended_is_not_the_first_failure(message: str, code: int):
+    result = _result(replace(ended(message).attempts[0], hung=True), ())
+    assert (result.outcome, result.exit_code, result.first_failure is None) == ("failed", code, code == HUNG)
 
 
 def stopped(job: SlurmJob, *signals: int) -> RunResult:

@@ -259,8 +259,8 @@ class MultiNodeRendezvous:
             has_unkillable = self._callbacks.has_unkillable()
             reason = result.reason if is_stopping or has_unkillable else ""
             leaves = reason_to_leave(result.exits)
-            ended = WorkersEnded(index, result.attempt, failed, is_stopping, cause, reason, has_unkillable, leaves)
-            self._client.send(ended)
+            facts = (cause, reason, has_unkillable, leaves, result.hung)
+            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             return self._without_verdict(result, is_stopping)

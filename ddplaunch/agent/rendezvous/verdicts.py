@@ -22,6 +22,7 @@ def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: b
         reason=result.reason or verdict.reason,
         cause=verdict.cause,
         node_leaves=verdict.leaves,
+        hung=result.hung or verdict.hung,
     )
 
 
