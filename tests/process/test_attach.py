@@ -283,6 +283,7 @@ def test_a_run_that_has_just_started_can_be_attached_to(go: Path) -> None:
 JOB_CONTROL = ("setsid", "--ctty", "bash", "--norc", "-ic", '"$@"; echo in the shell; read', "bash")
 
 
+@pytest.mark.slow
 def test_a_run_in_the_foreground_leaves_its_terminal(go: Path, screen: Screen) -> None:
     shell = screen.start("--rdzv-id", JOB, *job(go, "--nproc-per-node", "2"), under=JOB_CONTROL)
     screen.wait_for(b"begins")

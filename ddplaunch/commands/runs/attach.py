@@ -128,13 +128,12 @@ class _Viewer:
         """Show what is written until the run ends; return its exit code."""
         looked_s = time.monotonic()
         while True:
-            if self._show_next():
-                continue
+            self._show_next()
             if time.monotonic() >= looked_s + _END_S:
                 looked_s = time.monotonic()
                 if not self._run.is_running():
                     break
-            stdout.pause(POLL_S)
+            stdout.pause(POLL_S)  # Also in a flood of lines: it is the job that needs the CPU.
         while self._show_next():
             pass
         code = self._run.exit_code()

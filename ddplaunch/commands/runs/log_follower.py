@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 POLL_S = 0.05
-_READ_BYTES = 1 << 16
+_READ_BYTES = 1 << 20
+_KEPT_BYTES = 1 << 16
 _LAST_BYTES = 1 << 18
 """The last lines are looked for in so many bytes."""
 
@@ -45,7 +46,7 @@ class LogFollower:
         return b"".join(lines[-count:] if count else [])
 
     def read(self) -> bytes:
-        """What was written next, at most 64 kB of it; empty if there is nothing more yet."""
+        """What was written next, at most 1 MB of it; empty if there is nothing more yet."""
         if self._fd < 0 and not self._open(self._path):
             return b""
         # In this order: what was written before a rename is read before the next file is opened.
@@ -66,9 +67,9 @@ class LogFollower:
         position, size = os.lseek(self._fd, 0, os.SEEK_CUR), os.fstat(self._fd).st_size
         if size - position <= max_bytes:
             return 0
-        os.lseek(self._fd, size - _READ_BYTES, os.SEEK_SET)
-        kept = os.read(self._fd, _READ_BYTES)
-        begin = size - _READ_BYTES + kept.find(b"\n") + 1
+        os.lseek(self._fd, size - _KEPT_BYTES, os.SEEK_SET)
+        kept = os.read(self._fd, _KEPT_BYTES)
+        begin = size - _KEPT_BYTES + kept.find(b"\n") + 1
         os.lseek(self._fd, begin, os.SEEK_SET)
         return begin - position
 
