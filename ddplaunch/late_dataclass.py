@@ -25,31 +25,44 @@ def make_constructors() -> None:
         vars(cls)["__init__"].__get__(None, cls)
 
 
-class _LateMethod:
-    """Stands for a method until somebody looks it up, to call or to inspect it: then it is made, and takes its place.
+class _LateInit:
+    """Stands for ``__init__`` until it is looked up, to call or to inspect it: then it is made, and takes its place.
 
     Two threads may do that at the same time; both get a method that does the same.
     """
 
-    def __init__(self, cls: type, name: str, *, frozen: bool) -> None:
-        self._cls, self._name, self._frozen = cls, name, frozen
+    def __init__(self, cls: type, *, frozen: bool) -> None:
+        self._cls, self._frozen = cls, frozen
 
     def __get__(self, instance: object, owner: type) -> Any:
-        method = self._made()
-        setattr(self._cls, self._name, method)
-        return method.__get__(instance, owner)
+        return _made(self._cls, "__init__", frozen=self._frozen).__get__(instance, owner)
 
-    def _made(self) -> Any:
-        """The method of another dataclass with the same fields: it depends on nothing else of a class."""
-        cls, fields = self._cls, self._cls.__dict__["__dataclass_fields__"]
-        body = {**fields, "__annotations__": {name: field.type for name, field in fields.items()}, "__doc__": ""}
-        if hasattr(cls, "__post_init__"):
-            body["__post_init__"] = cls.__post_init__
-        options = {option: option == _OPTIONS[self._name] for option in _OPTIONS.values()}
-        twin: type = dataclasses.dataclass(**options, frozen=self._frozen)(type(cls.__name__, (), body))
-        method = twin.__dict__[self._name]
-        method.__module__, method.__qualname__ = cls.__module__, f"{cls.__qualname__}.{self._name}"
-        return method
+
+def _late(cls: type, name: str, *, frozen: bool) -> Any:
+    """A method that is made, and replaced, when it is called.
+
+    Not when it is looked up: Python takes an error at that moment, Ctrl-C included, for an object without the method.
+    """
+
+    def method(*args: Any) -> Any:
+        return _made(cls, name, frozen=frozen)(*args)
+
+    return method
+
+
+def _made(cls: type, name: str, *, frozen: bool) -> Any:
+    """Give ``cls`` its method: that of another dataclass with the same fields, for it depends on nothing else."""
+    fields = vars(cls)["__dataclass_fields__"]
+    # Without a docstring it would get its signature as one, which takes long.
+    body = {**fields, "__annotations__": {name: field.type for name, field in fields.items()}, "__doc__": cls.__doc__}
+    if hasattr(cls, "__post_init__"):
+        body["__post_init__"] = cls.__post_init__
+    options = {option: option == _OPTIONS[name] for option in _OPTIONS.values()}
+    twin: type = dataclasses.dataclass(**options, frozen=frozen)(type(cls.__name__, (), body))
+    method = twin.__dict__[name]
+    method.__module__, method.__qualname__ = cls.__module__, f"{cls.__qualname__}.{name}"
+    setattr(cls, name, method)
+    return method
 
 
 def _refuse_to_set(self: object, name: str, value: object) -> NoReturn:
@@ -71,8 +84,9 @@ else:
         _classes.append(cls)
         cls.__doc__ = cls.__doc__ or cls.__name__  # Otherwise its signature, which needs ``__init__``.
         dataclasses.dataclass(init=False, repr=False, eq=False, kw_only=kw_only)(cls)
-        for name in ("__init__", "__repr__", *(("__eq__", "__hash__") if eq else ())):
-            setattr(cls, name, _LateMethod(cls, name, frozen=frozen))
+        cls.__init__ = _LateInit(cls, frozen=frozen)
+        for name in ("__repr__", *(("__eq__", "__hash__") if eq else ())):
+            setattr(cls, name, _late(cls, name, frozen=frozen))
         if frozen:
             cls.__setattr__, cls.__delattr__ = _refuse_to_set, _refuse_to_delete
         elif eq:

@@ -282,9 +282,9 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         return USAGE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
-    except Exception:
-        _print_bug()
-        return INTERNAL
+    except Exception as error:
+        is_interrupt = isinstance(error.__cause__, KeyboardInterrupt)  # Ctrl-C in a __set_name__, before Python 3.12.
+        return INTERRUPTED if is_interrupt else _print_bug()
 
 
 def _parse(argv: Sequence[str] | None) -> Any:
@@ -392,8 +392,9 @@ def _print_error(message: str, hint: str) -> None:
     _print(error_text(message, hint))
 
 
-def _print_bug() -> None:
+def _print_bug() -> int:
     import traceback
 
     _print(f"internal error\n{traceback.format_exc()}")
     _print("this is a bug in ddplaunch: please report it with the lines above and the output of `ddplaunch --version`")
+    return INTERNAL
