@@ -53,13 +53,14 @@ class RoundReports:
             reason = self.reason or unkillable.reason
             return RoundVerdict(attempt, attempt_follows=False, failed=True, reason=reason, cause=self._cause())
         leaves = "" if self.stop_reason else self.leaves
-        is_incomplete = bool(self.node_lost or self.stop_reason or leaves)
+        # Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it.
+        is_explainable = bool(self.node_lost or self.node_joined or self.stop_reason or leaves)
         # If the hardware of a node is the cause, all other failures are probably its consequences.
         is_explained = bool(leaves and (cause := self._cause()) and cause.hardware)
         failed = [
             node for node in self.ended_nodes if node.failed and not is_explained and not (leaves and node.leaves)
         ]
-        if any(not (is_incomplete and _is_consequence(node)) for node in failed):
+        if any(not (is_explainable and _is_consequence(node)) for node in failed):
             attempt_follows = restart_allowed and not self.stop_reason
             cause = self._cause()
             return RoundVerdict(attempt, attempt_follows=attempt_follows, failed=True, reason=self.reason, cause=cause)

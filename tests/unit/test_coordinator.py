@@ -264,6 +264,19 @@ def test_a_node_that_comes_later_starts_a_larger_round():
     assert {formed.round.world_size for formed in rounds.values()} == {4}
 
 
+@pytest.mark.parametrize(("message", "failed"), [("RuntimeError: Connection reset by peer", False), ("no", True)])
+def test_a_worker_that_loses_peers_stopped_for_a_node_that_comes_has_not_failed(message: str, failed: bool):
+    coordinator = Coordinator(0, 1, 3, 0)
+    for index in (0, 1):
+        coordinator.receive(join(index))
+    coordinator.last_call_expired()
+    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    assert set(records(coordinator.receive(join(2)), StopRound)) == {0, 1}
+    ends = WorkersEnded(0, 0, failed=True, cause=exit_(0, message)), WorkersEnded(1, 0)
+    verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
+    assert (verdict.failed, verdict.attempt_follows) == (failed, not failed)
+
+
 def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
     coordinator = Coordinator(0, 1, 3, 0)
     coordinator.receive(join(0))
