@@ -175,9 +175,8 @@ class Terminal:
 
     def _read(self, woken: int) -> None:
         try:
-            poll = (
-                select.poll()
-            )  # Not select(), which takes no descriptor above 1023: a launcher of many nodes has more.
+            # Not select(), which takes no descriptor above 1023: a launcher of many nodes has more.
+            poll = select.poll()
             for fd in (self._fd, woken):
                 poll.register(fd, select.POLLIN)
             while woken not in dict(poll.poll()):
