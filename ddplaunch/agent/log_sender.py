@@ -27,6 +27,7 @@ from ddplaunch.protocol.log_transfer import (
     cost,
     is_safe,
 )
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.signals import SignalReceived
 
 if TYPE_CHECKING:
@@ -97,20 +98,12 @@ class LogSender:
     def _send_file(self, folder: Path, path: str) -> bool:
         """Send one file; False if it cannot be read: the launcher then discards the part that has arrived."""
         try:
-            fd = os.open(folder / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            with kept_files.open_regular(folder / path, os.O_NOFOLLOW) as file:
+                for chunk, data in _chunks(file.fileno(), path):
+                    self._granted.take(cost(chunk))
+                    self._outbox.send_file(chunk, data)
         except OSError:
             return False
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                return False
-            for chunk, data in _chunks(fd, path, status.st_size):
-                self._granted.take(cost(chunk))
-                self._outbox.send_file(chunk, data)
-        except OSError:
-            return False
-        finally:
-            os.close(fd)
         return True
 
 
@@ -153,9 +146,9 @@ def find_logs(folder: Path, only: str = "") -> tuple[dict[str, int], int]:
     return found, skipped_files
 
 
-def _chunks(fd: int, path: str, size: int) -> Iterator[tuple[LogChunk, bytes]]:
-    """The first ``size`` bytes of a file, which may still grow."""
-    remaining = size
+def _chunks(fd: int, path: str) -> Iterator[tuple[LogChunk, bytes]]:
+    """What a file holds now; it may still grow."""
+    remaining = os.fstat(fd).st_size
     while True:
         data = os.read(fd, min(remaining, CHUNK_BYTES))
         remaining -= len(data)

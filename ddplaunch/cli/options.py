@@ -5,6 +5,7 @@ A new option needs an entry here, a field in ``config`` and its line in ``build_
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, get_args
@@ -62,7 +63,7 @@ def _shows(name: str, text: str, callback: Callable[[click.Context, click.Parame
 def docs_folder() -> Path:
     """The folder with the documentation: inside the package, or next to it in a clone of the repository."""
     package = Path(__file__).parents[1]
-    return next(path for path in (package / "docs", package.parent / "docs") if path.is_dir())
+    return next(path for path in (package / "docs", package.parent / "docs") if os.path.isdir(path))
 
 
 OPTIONS: dict[str, tuple[Option, ...]] = {

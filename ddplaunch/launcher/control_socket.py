@@ -30,6 +30,7 @@ from ddplaunch.protocol.control import (
     StopRun,
 )
 from ddplaunch.system import linux
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -116,7 +117,7 @@ class ControlSocket:
         if self._is_bound:  # Otherwise the file of this name is another's.
             with contextlib.suppress(OSError):
                 os.unlink(SOCKET, dir_fd=self._folder_fd)
-        os.close(self._folder_fd)
+        kept_files.close(self._folder_fd)
 
     # In the thread that accepts.
 

@@ -22,7 +22,7 @@ from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
 from ddplaunch.protocol import run_events
 from ddplaunch.system import logind, procfs
-from ddplaunch.system.files import run_folder, run_json, script_file
+from ddplaunch.system.files import kept_files, run_folder, run_json, script_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +89,7 @@ def _create_log(folder: Path) -> int:
     """Open console.log, which is made here so that its path is valid when it is shown."""
     path = folder / console_log.FILE
     try:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        return kept_files.open_to_append(path)
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror}") from None
 
@@ -133,7 +133,7 @@ def _after_start(
     if code:
         _flush()
         os.write(2, _end_of(folder / console_log.FILE))
-        if not (folder / run_json.RUN).exists():  # The run has not begun.
+        if not os.path.exists(folder / run_json.RUN):  # The run has not begun.
             shutil.rmtree(folder, ignore_errors=True)
         return code
     _show_id(run_id, show)
@@ -192,7 +192,7 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
 
     True if that takes longer than it should.
     """
-    if not (folder / run_json.RUN).exists():
+    if not os.path.exists(folder / run_json.RUN):
         return passed_s > _SLOW_S
     return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_events.FILE))
 

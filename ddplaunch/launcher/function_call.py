@@ -141,8 +141,13 @@ def _read(result: RunResult, config: LaunchConfig, exit_: WorkerExit) -> bytes |
     path = Path(result.run_dir, node, f"attempt_{result.attempts[-1].attempt}", str(local_rank), RETURN_FILE)
     try:
         return path.read_bytes()
-    except OSError:
+    except FileNotFoundError:
         return None
+    except OSError as error:
+        what = f"what rank {exit_.rank} on {exit_.host} returned cannot be read"
+        raise LaunchError(
+            f"{what}: {path}: {error.strerror}", "The job has succeeded, but its values are lost."
+        ) from None
 
 
 def _unpickled(data: bytes, exit_: WorkerExit) -> object:

@@ -6,6 +6,7 @@ of a file.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -25,10 +26,10 @@ _PER_LAUNCHER = ("start", "end", "duration_s")
 def read(folder: Path) -> RunFiles:
     """The files of the run in ``folder``."""
     parts = [reading.read(each) for each in run_folder.of_launchers(folder)]
-    if parts and (folder / run_folder.NODES).is_file():
+    if parts and os.path.isfile(folder / run_folder.NODES):
         return _merged(folder, parts)
     files = reading.read(folder)
-    if (folder.parent / run_folder.NODES).is_file():
+    if os.path.isfile(folder.parent / run_folder.NODES):
         others = _ranks_without_events(files.events)
         run_id = line(run_json.text(files.started, "run_id") or folder.parent.name, 128)
         files.notes.append(

@@ -5,11 +5,11 @@ Runs in a child process of the launcher, and in the user's process for ``--page`
 
 from __future__ import annotations
 
-import os
+import os.path
 from typing import TYPE_CHECKING
 
 from ddplaunch.page.render import page
-from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files import kept_files, run_folder, run_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -23,15 +23,7 @@ def make(folder: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
-    text, part = page(folder), folder / f".{FILE}.{os.getpid()}"
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "wb") as file:
-            file.write(text.encode("utf-8", "replace"))
-        os.replace(part, folder / FILE)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
+    kept_files.write_whole(folder / FILE, page(folder).encode("utf-8", "replace"))
     return folder / FILE
 
 
@@ -42,9 +34,9 @@ def whole_run(folder: Path) -> Path | None:
     the last to write its report always does.
     """
     whole = folder.parent
-    if not (whole / run_folder.NODES).is_file():
+    if not os.path.isfile(whole / run_folder.NODES):
         return None
-    at_work = [each for each in run_folder.of_launchers(whole) if not (each / run_json.REPORT).exists()]
+    at_work = [each for each in run_folder.of_launchers(whole) if not os.path.exists(each / run_json.REPORT)]
     if folder in at_work:
         return whole if folder == at_work[0] else None
     return None if any(map(run_folder.is_locked, at_work)) else whole

@@ -10,7 +10,6 @@ import json
 import math
 import os
 import re
-import stat
 from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_events import FILE as EVENTS
 from ddplaunch.protocol.run_events import KINDS
-from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files import kept_files, run_folder, run_json
 from ddplaunch.text import escape, plural
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def read(folder: Path) -> RunFiles:
     if not started:
         missing.append(_absent(folder / run_json.RUN, "command and start are not known"))
     report = run_json.read(folder / run_json.REPORT) or {}
-    if not report and not (is_live and not (folder / run_json.REPORT).exists()):
+    if not report and not (is_live and not os.path.exists(folder / run_json.REPORT)):
         missing.append(_absent(folder / run_json.REPORT, "exit code and failures are not known"))
     events = _events(folder / EVENTS, missing)
     usage = _usage(folder)
@@ -73,11 +72,11 @@ def read(folder: Path) -> RunFiles:
 
 
 def _absent(path: Path, effect: str) -> str:
-    return f"{path.name} {'is damaged' if path.exists() else 'is missing'}: {effect}."
+    return f"{path.name} {'is damaged' if os.path.exists(path) else 'is missing'}: {effect}."
 
 
 def _events(path: Path, missing: list[str]) -> list[Json]:
-    if not path.exists():
+    if not os.path.exists(path):
         missing.append(f"{path.name} is missing: the times of attempts are those of the report.")
         return []
     found, damaged = json_lines(path)
@@ -115,12 +114,8 @@ def json_lines(path: Path) -> tuple[list[Json], int]:
 
 def content(path: Path, limit: int = _MAX_BYTES) -> bytes:
     """The first ``limit`` bytes of a regular file; empty if it cannot be read."""
-    with contextlib.suppress(OSError, MemoryError):
-        # O_NONBLOCK: opening a FIFO without a writer would block.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if stat.S_ISREG(os.fstat(fd).st_mode):
-                return file.read(limit)
+    with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
+        return file.read(limit)
     return b""
 
 

@@ -24,7 +24,7 @@ def create(tag: str, root: str = "/") -> tuple[Path | None, str]:
     try:
         _, own = _find_own(base)
         for old in own.glob(_prefix("*", base) + "*"):
-            if not (base / "proc" / old.name.rpartition("-")[2]).exists():
+            if not os.path.exists(base / "proc" / old.name.rpartition("-")[2]):
                 remove(old, deadline=0)  # The agent and the launcher of this cgroup were killed.
         # An existing cgroup of this name belonged to a dead agent with this pid.
         cgroup = own / f"{_prefix(tag, base)}{os.getpid()}"

@@ -32,7 +32,7 @@ def ends_at_logout(root: Path = Path("/")) -> str:
     if _SESSION.search(cgroup):
         is_ended = _kills_processes_of(_user_name(), _settings(root))
         return f"a logout ends this run: logind has KillUserProcesses=yes. {_WAY_OUT}" if is_ended else ""
-    if _USER_SERVICES.search(cgroup) and not (root / _LINGER / _user_name()).exists():
+    if _USER_SERVICES.search(cgroup) and not os.path.exists(root / _LINGER / _user_name()):
         return "the last logout ends this run with the user's services: `loginctl enable-linger` keeps them"
     return ""
 
@@ -59,7 +59,7 @@ def _settings(root: Path) -> dict[str, str]:
     parts: dict[str, Path] = {}
     for folder in reversed(_FOLDERS):  # A file hides those of its name that are less important.
         parts.update({path.name: path for path in (root / folder / "systemd/logind.conf.d").glob("*.conf")})
-    paths = [*[path for path in whole if path.is_file()][:1], *(parts[name] for name in sorted(parts))]
+    paths = [*[path for path in whole if os.path.isfile(path)][:1], *(parts[name] for name in sorted(parts))]
     lines = [line for path in paths for line in procfs.read(str(path)).decode("utf-8", "replace").splitlines()]
     pairs = (line.partition("=") for line in lines if not line.lstrip().startswith(("#", ";")))
     return {key.strip(): value.strip() for key, is_set, value in pairs if is_set}

@@ -162,7 +162,7 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
     ``start`` is what ``remote_start`` has sent; ``facts`` become those of the agent.
     """
     kept, path = start["kept"], keeper_files.path(os.environ)
-    if path is None or not path.exists():
+    if path is None or not os.path.exists(path):
         if kept["seconds"] is not None:
             facts["kept"] = f"{ANEW}: {(path and keeper_files.reason(path)) or 'none was left yet'}"
         return None
@@ -191,7 +191,7 @@ def _found(*, is_wanted: bool) -> Path | str:
     path = keeper_files.path(os.environ)
     if path is None:
         return "this user has no home" if is_wanted else ""
-    if path.exists() and environment.RUN_ID not in os.environ:
+    if os.path.exists(path) and environment.RUN_ID not in os.environ:
         return path
     if not is_wanted:
         return ""

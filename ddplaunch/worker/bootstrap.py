@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 from ddplaunch.protocol import examination, stack_dump
 from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
-from ddplaunch.system.files import private_file
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -360,11 +360,8 @@ def write_error_file(error: BaseException, path: str) -> None:
             "message": f"{type(error).__name__}: {_text(error)}"[:MAX_MESSAGE_CHARS],
             "extraInfo": {"py_callstack": stack[-MAX_TRACEBACK_CHARS:], "timestamp": str(int(time.time()))},
         }
-        # Renamed when complete: a SIGTERM can arrive at any moment, because a peer has failed.
-        draft = f"{path}.draft"
-        with open(draft, "w", encoding="utf-8", errors="backslashreplace", opener=private_file.opener) as file:
-            json.dump({"message": message}, file)
-        os.replace(draft, path)
+        # Whole or not at all: a SIGTERM can arrive at any moment, because a peer has failed.
+        kept_files.write_whole(path, json.dumps({"message": message}))
 
 
 def _text(error: BaseException) -> str:

@@ -15,7 +15,7 @@ from multiprocessing import process, spawn
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import function_call
-from ddplaunch.system.files import private_file
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.function_call import FunctionCall
@@ -72,7 +72,4 @@ def _write(data: bytes, folder: str) -> None:
     """Write the file, which has its name once it is complete."""
     if not folder:
         raise OSError("the value of the function cannot be returned: this worker has no folder")
-    path = os.path.join(folder, function_call.RETURN_FILE)
-    with open(f"{path}.draft", "wb", opener=private_file.opener) as file:
-        file.write(data)
-    os.replace(f"{path}.draft", path)
+    kept_files.write_whole(os.path.join(folder, function_call.RETURN_FILE), data)

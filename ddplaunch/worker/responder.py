@@ -153,7 +153,7 @@ def keep_record(error: BaseException, folder: str) -> None:
         return
     with contextlib.suppress(Exception):
         from ddplaunch.protocol import first_failure
-        from ddplaunch.system.files import private_file
+        from ddplaunch.system.files import kept_files
 
         if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
             return
@@ -162,10 +162,8 @@ def keep_record(error: BaseException, folder: str) -> None:
         groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
         record = _flight_record(is_whole=True) or b"null"
         facts = json.dumps({examination.GROUPS: groups, examination.PENDING: pending}).encode()
-        path = os.path.join(folder, examination.RECORD_FILE)
-        with open(f"{path}.draft", "wb", opener=private_file.opener) as file:
-            file.write(facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n")
-        os.replace(f"{path}.draft", path)
+        data = facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n"
+        kept_files.write_whole(os.path.join(folder, examination.RECORD_FILE), data)
 
 
 def _frames_of_error(error: BaseException) -> list[FrameType]:

@@ -123,6 +123,19 @@ def test_no_dataclass_compiles_its_methods_at_the_start() -> None:
     assert {str(file) for file in FILES if "dataclasses.dataclass" in imports(file)} == {"late_dataclass.py"}
 
 
+_RAISING_LOOKS = {"exists", "is_dir", "is_file", "is_symlink", "is_fifo", "is_socket"}
+_LOOKS = {"os.path.exists", "keeper_files.exists", "entry.is_dir"}
+"""They do not raise, or their caller is prepared."""
+
+
+def test_no_look_at_a_file_raises() -> None:
+    """Path.is_dir and its like raise where a file system has died; os.path.isdir answers."""
+    for file in FILES:
+        for node in ast.walk(ast.parse((PACKAGE / file).read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in _RAISING_LOOKS:
+                assert ast.unparse(node) in _LOOKS, f"{file}:{node.lineno}"
+
+
 def test_scripts_import_names_that_exist() -> None:
     """No other check runs the benchmarks, and a rename would break them unseen."""
     scripts = sorted((PACKAGE.parent / "scripts").rglob("*.py"))

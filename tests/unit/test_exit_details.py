@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file
+from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 
 NATIVE = f"""Fatal Python error: Segmentation fault
@@ -61,6 +62,28 @@ def test_both_forms_are_read_whatever_their_time_is(time: object, tmp_path: Path
     assert read(tmp_path, {"message": "no luck", "timestamp": time}) == ("no luck", "")
     assert read(tmp_path, {"message": {"message": "no", "extraInfo": details}}) == ("no", "Traceback: here")
     assert read(tmp_path, {"message": {"message": "no", "errorCode": 7, "extraInfo": details}})[0] == "no"
+
+
+@pytest.mark.parametrize("prefix", ["", "[rank1]: "])
+def test_the_exception_is_found_in_the_last_lines(prefix: str):
+    frames = ["Traceback (most recent call last):", '  File "/train.py", line 4, in <module>', "    main()"]
+    message = ["ValueError: no", "and more"]
+    found = error_in(["a line", *frames, "KeyError: 1", *[f"{prefix}{line}" for line in (*frames, *message)]])
+    assert found
+    assert found.message == "ValueError: no\nand more"
+    assert found.traceback == "\n".join((*frames, *message))
+
+
+@pytest.mark.parametrize("lines", [[], ["bye"], ["Traceback (most recent call last):", "  cut"]])
+def test_last_lines_without_a_whole_traceback_name_no_exception(lines: list[str]):
+    assert error_in(lines) is None
+
+
+def test_an_error_file_of_another_kind_is_told_and_blocks_nobody(tmp_path: Path):
+    os.mkfifo(tmp_path / "error.json")
+    found = read_error_file(tmp_path / "error.json")
+    assert found
+    assert found.message == "(its error file is not a regular file)"
 
 
 def read(folder: Path, body: dict[str, Any]) -> tuple[str, str]:

@@ -13,6 +13,7 @@ import pytest
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -426,7 +427,7 @@ def test_hints_are_found_in_time_whatever_the_message() -> None:
 
 def test_report_json_holds_the_whole_result(tmp_path: Path) -> None:
     result = failed(ended(0, 1, error=RAISED, tail=("a\x00\udcff",)), stopped(1), signal=None, unkillable_pids=(7,))
-    assert report_files.write_report(result, tmp_path)
+    report_files.write_report(result, tmp_path)
     report_files.write_page("the page \udcff", tmp_path)
     body = json.loads((tmp_path / "report.json").read_text())
     assert next(iter(body)) == "schema"
@@ -455,10 +456,13 @@ def test_a_success_has_a_report_and_no_page(tmp_path: Path) -> None:
 
 
 def test_a_report_that_cannot_be_written_is_passed_over_and_leaves_no_half(tmp_path: Path) -> None:
-    assert not report_files.write_report(failed(ended(0, 1)), tmp_path / "gone")
-    report_files.write_page("page", tmp_path / "gone")
-    (tmp_path / "report.part").symlink_to("/dev/full")
-    assert not report_files.write_report(failed(ended(0, 1)), tmp_path)
+    gone = tmp_path / "gone"
+    report_files.write_report(failed(ended(0, 1)), gone)
+    report_files.write_page("page", gone)
+    assert kept_files.is_noted(gone / "report.json")
+    told = f"not written, or only in part, in {gone}: report.json, report.txt: No such file or directory"
+    assert kept_files.not_written(gone) == told
+    assert kept_files.not_written(gone) == ""
     assert list(tmp_path.iterdir()) == []
 
 

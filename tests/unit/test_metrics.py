@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -172,14 +173,18 @@ def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> 
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
 
-def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path) -> None:
-    """node_exporter's folder may be writable for others."""
-    mine, link = tmp_path / "mine", tmp_path / f".run.prom.{os.getpid()}.part"
+def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """node_exporter's folder may be writable for others, who would have to guess a random name."""
+    mine, link = tmp_path / "mine", tmp_path / f".run.prom.{threading.get_native_id()}.00000000.part"
     mine.write_text("precious")
+    monkeypatch.setattr(os, "urandom", bytes)
+    link.symlink_to(mine)
     for use in (metrics_file.check, lambda path: metrics_file.write(path, "x")):
-        link.symlink_to(mine)
-        use(tmp_path / "run.prom")
+        with pytest.raises((OSError, OptionError), match="exists"):
+            use(tmp_path / "run.prom")
         assert mine.read_text() == "precious"
+    link.unlink()
+    metrics_file.write(tmp_path / "run.prom", "x")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "run.prom"]
 
 

@@ -122,8 +122,7 @@ def test_a_page_that_is_being_made_is_not_waited_for_at_the_end(tmp_path: Path, 
 @pytest.mark.parametrize("is_begun", [True, False])
 def test_a_child_that_is_killed_leaves_nothing(tmp_path: Path, is_begun: bool):
     child = run_page._Child(tmp_path)
-    part = tmp_path / f".{make.FILE}.{child._pid}"
-    part.touch()
+    (tmp_path / f".{make.FILE}.{child._pid}.0a1b2c3d.part").touch()
     os.kill(child._pid, signal.SIGSTOP)
     if is_begun:
         child.begin()

@@ -87,7 +87,7 @@ def _existing(log_dir: str | None) -> str:
     if log_dir == NO_LOGS:
         return ""
     folder = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
-    return str(next((path for path in (folder, *folder.parents) if path.is_dir()), folder))
+    return str(next((path for path in (folder, *folder.parents) if os.path.isdir(path)), folder))
 
 
 def _probing(folder: str) -> queue.SimpleQueue[FolderState]:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.protocol.results import WorkerError
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -91,45 +91,40 @@ def last_lines(tails: Mapping[StreamName, bytes], *, is_needed: bool) -> tuple[s
     return tuple(line for line in lines if line.strip())[-_TAIL_LINES if is_needed else -_SHORT_TAIL_LINES :]
 
 
+_TRACEBACK = re.compile(r"(?:\[rank\d+\]: )?Traceback \(most recent call last\):")
+_RANK_PREFIX = re.compile(r"\[rank\d+\]: ")
+
+
+def error_in(tail: Sequence[str]) -> WorkerError | None:
+    """The exception of the traceback that ends a worker's last lines, where no error file could be written."""
+    start = max((number for number, line in enumerate(tail) if _TRACEBACK.fullmatch(line)), default=len(tail))
+    lines = [_RANK_PREFIX.sub("", line, count=1) for line in tail[start:]]
+    named = next((number for number, line in enumerate(lines) if number and not line.startswith(" ")), 0)
+    return WorkerError("\n".join(lines[named:]), "\n".join(lines), 0.0) if named else None
+
+
 # The error file.
 
 
 def read_error_file(path: Path) -> WorkerError | None:
     """The exception recorded in torch's schema (torch.distributed.elastic.multiprocessing.errors); None without a file.
 
-    If the file cannot be read or parsed, ``message`` is the reason: the worker has failed in any case.
-    A FIFO does not block.
+    If the file is none that torch writes, ``message`` is the reason: the worker has failed in any case.
+
+    Raises:
+        OSError: the disk does not answer, or the file may not be read.
     """
     try:
-        fd = _open(path)
+        with kept_files.open_regular(path, os.O_NOFOLLOW) as file:
+            status = os.fstat(file.fileno())
+            if status.st_size > _MAX_FILE_BYTES:
+                text = f"(its error file has {status.st_size} bytes, which is too many)"
+                return WorkerError(text, "", status.st_mtime)
+            return _parse_error(file.read(_MAX_FILE_BYTES), status.st_mtime)
     except FileNotFoundError:
         return None
-    except OSError as error:
-        return _unreadable(error)
-    try:
-        return _read_error(fd)
-    except OSError as error:
-        return _unreadable(error)
-    finally:
-        os.close(fd)
-
-
-def _open(path: Path) -> int:
-    return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-
-
-def _unreadable(error: OSError) -> WorkerError:
-    return WorkerError(f"(its error file cannot be read: {error.strerror})", "", 0.0)
-
-
-def _read_error(fd: int) -> WorkerError:
-    status = os.fstat(fd)
-    if not stat.S_ISREG(status.st_mode):
-        return WorkerError("(its error file is not a regular file)", "", 0.0)
-    if status.st_size > _MAX_FILE_BYTES:
-        return WorkerError(f"(its error file has {status.st_size} bytes, which is too many)", "", status.st_mtime)
-    with os.fdopen(fd, "rb", closefd=False) as file:
-        return _parse_error(file.read(_MAX_FILE_BYTES), status.st_mtime)
+    except kept_files.NotRegular as error:
+        return WorkerError(f"(its error file {error.strerror})", "", 0.0)
 
 
 def _parse_error(text: bytes, time_s: float) -> WorkerError:
@@ -154,24 +149,18 @@ def _callstack(extra: Any) -> str:
 
 
 def read_request_file(path: Path) -> str:
-    """The text of a request file, up to its limit; empty without one. If it cannot be read, the reason.
+    """The text of a request file, up to its limit; empty without one. If it is no regular file, that is the text.
 
-    A FIFO does not block.
+    Raises:
+        OSError: the disk does not answer, or the file may not be read.
     """
     try:
-        fd = _open(path)
+        with kept_files.open_regular(path, os.O_NOFOLLOW) as file:
+            return file.read(script_request.MAX_BYTES).decode("utf-8", "replace")
     except FileNotFoundError:
         return ""
-    except OSError as error:
-        return f"({path} cannot be read: {error.strerror})"
-    try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            return f"({path} is not a regular file)"
-        return os.pread(fd, script_request.MAX_BYTES, 0).decode("utf-8", "replace")
-    except OSError as error:
-        return f"({path} cannot be read: {error.strerror})"
-    finally:
-        os.close(fd)
+    except kept_files.NotRegular as error:
+        return f"({path} {error.strerror})"
 
 
 # Kills for lack of memory. The kernel's log, which names the victim, is readable for root only.

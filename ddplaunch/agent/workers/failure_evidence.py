@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import signal
-import stat
 import threading
 import time
 from dataclasses import replace
@@ -24,6 +23,7 @@ from ddplaunch.agent.workers.exit_details import read_error_file
 from ddplaunch.hangs import flight_record
 from ddplaunch.protocol import environment, examination, first_failure, stack_dump
 from ddplaunch.protocol.hang_evidence import FlightRecord, RankEvidence
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -126,8 +126,11 @@ class FailureEvidence:
 
 
 def _has_timed_out(worker: Worker) -> bool:
-    error = read_error_file(worker.error_file) if worker.error_file else None
-    return error is not None and first_failure.is_peer_loss(error.message) and first_failure.is_timeout(error.message)
+    with contextlib.suppress(OSError):
+        error = read_error_file(worker.error_file) if worker.error_file else None
+        message = error.message if error else ""
+        return first_failure.is_peer_loss(message) and first_failure.is_timeout(message)
+    return False
 
 
 def _torch_file(worker: Worker) -> Path | None:
@@ -152,10 +155,7 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
 
 def _read(path: Path) -> bytes:
     """A regular file's begin, one byte more than a flight record may have."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(fd, "rb") as file:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
-            raise OSError("not a regular file")
+    with kept_files.open_regular(path, os.O_NOFOLLOW) as file:
         return file.read(flight_record.MAX_DUMP_BYTES + 1)
 
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.output import LogFile
 from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -64,7 +65,7 @@ class HelperOutput:
         if log:
             log.close()
         if file:
-            os.close(int(file.parent.name))
+            kept_files.close(int(file.parent.name))
 
     def _show(self, text: str) -> None:
         self._send(Notice(f"{self._title}: {text}", 1))

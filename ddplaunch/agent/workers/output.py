@@ -17,6 +17,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.output_lines import count_lines
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.linux import enlarge_pipe
 
 if TYPE_CHECKING:
@@ -99,7 +100,7 @@ class LogFile:
         self._fd = -1
         self._lost_bytes = 0
         try:
-            self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            self._fd = kept_files.open_to_append(path)
         except OSError as error:
             report(f"{path}: {error.strerror}")
 
@@ -121,7 +122,7 @@ class LogFile:
 
     def close(self) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            kept_files.close(self._fd)
             self._fd = -1
 
 

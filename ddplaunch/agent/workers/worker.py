@@ -114,7 +114,11 @@ class Worker:
         return ""
 
     def take_request(self) -> str:
-        """What the script has written to that file; call it once, after the worker has ended."""
+        """What the script has written to that file; call it once, after the worker has ended.
+
+        Raises:
+            OSError: it cannot be read.
+        """
         if self.worker_dir:
             return exit_details.read_request_file(self.worker_dir / script_request.FILE)
         if self.request_fd is None:

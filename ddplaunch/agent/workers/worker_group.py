@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file, shorten
+from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file, shorten
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
@@ -25,7 +25,7 @@ from ddplaunch.system import processes
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.protocol.specs import AgentSpec
@@ -72,6 +72,11 @@ class WorkerGroup:
         """Warn once for the whole group: a full disk affects every file."""
         if self._warned.acquire(blocking=False):  # Never released; the pumps' threads call this too.
             self._outbox.send(Notice(f"{text}; the job goes on, but its logs on {self._spec.host} are incomplete", -1))
+
+    @property
+    def _has_lost_files(self) -> bool:
+        """Whether the workers' files are incomplete, or not kept: an error file may be missing, too."""
+        return self._warned.locked() or not self.attempt_dir
 
     # Starting.
 
@@ -245,7 +250,9 @@ class WorkerGroup:
         return shorten([self._exit(worker, out_of_memory, stop_requested) for worker in self.workers if worker.pid])
 
     def _exit(self, worker: Worker, out_of_memory: Certainty, stop_requested: bool) -> WorkerExit:
-        error = read_error_file(worker.error_file) if worker.error_file else None
+        error = None
+        with self._reading():
+            error = read_error_file(worker.error_file) if worker.error_file else None
         returncode = worker.returncode if worker.returncode is not None else -signal.SIGKILL
         ended_time_s = worker.ended_time_s or time.time()
         request = self._request(worker, returncode)
@@ -255,6 +262,9 @@ class WorkerGroup:
         killed_by_stop = -returncode in worker.stop_signals
         killed_by_others = returncode == -signal.SIGKILL and not killed_by_stop
         tails = {pump.stream.header.stream: pump.stream.tail for pump in worker.pumps}
+        tail = last_lines(tails, is_needed=bool(returncode) and not stopped)
+        if error is None and returncode == 1 and self._has_lost_files:
+            error = error_in(tail)
         return WorkerExit(
             rank=worker.rank,
             local_rank=self._spec.task.local_rank if self._spec.task else worker.local_rank,
@@ -267,7 +277,7 @@ class WorkerGroup:
             error=error,
             out_of_memory=out_of_memory if killed_by_others else "no",
             ended_by_stop=killed_by_stop and error is not None and not stopped,
-            tail=last_lines(tails, is_needed=bool(returncode) and not stopped),
+            tail=tail,
             log_file=main_log(worker.worker_dir, tails),
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
@@ -283,12 +293,22 @@ class WorkerGroup:
 
     def _request(self, worker: Worker, returncode: int) -> Request:
         """What the script has asked for; nothing if the worker has succeeded."""
-        text = worker.take_request()
+        text = ""
+        with self._reading():
+            text = worker.take_request()
         request = script_request.read(text, returncode) if returncode else Request()
         if request.unknown:
             said = f"rank {worker.rank} on {self._spec.host} wrote {quote(request.unknown)} to its request file"
             self._outbox.send(Notice(f"{said}; give_up: REASON or avoid_this_node: REASON is expected", -1))
         return request
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """A file of a worker that cannot be read is as one that it has not written: its exit code counts."""
+        try:
+            yield
+        except OSError as error:
+            self._warn_once(f"{error.filename or self.attempt_dir}: {error.strerror}")
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool, *, has_asked: bool) -> bool:
         """Whether the worker ran until it was stopped, had recorded no exception by then, and has asked for nothing."""

@@ -95,7 +95,7 @@ def _begun(run: RunFolder) -> RunFolder:
     deadline = time.monotonic() + _BEGIN_S
     while run.is_running() and time.monotonic() < deadline:
         run = replace(run, started=run_json.read(run.path / run_json.RUN) or {})
-        if run.started and (run.path / CONSOLE_LOG).exists():
+        if run.started and os.path.exists(run.path / CONSOLE_LOG):
             break
         time.sleep(POLL_S)
     return run

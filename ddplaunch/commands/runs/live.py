@@ -18,7 +18,7 @@ from ddplaunch.commands.runs import past_runs, usage_reading
 from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.protocol import run_events
 from ddplaunch.protocol.usage import PERIOD_S
-from ddplaunch.system.files import run_json
+from ddplaunch.system.files import kept_files, run_json
 from ddplaunch.text import elapsed, escape
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
 
 def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
     ranks = []
-    with contextlib.suppress(OSError), run_json.open_regular(folder / run_events.FILE) as file:
+    with contextlib.suppress(OSError), kept_files.open_regular(folder / run_events.FILE) as file:
         for line in file.read(_MAX_EVENT_BYTES).splitlines():
             if b'"worker_failed"' in line:
                 with contextlib.suppress(ValueError, RecursionError, AttributeError):

@@ -5,6 +5,7 @@ Runs in the process that the user started. It only reads files, so that no worke
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Collection
 from dataclasses import field
@@ -146,7 +147,7 @@ def _files(logs: RankLogs) -> list[_File]:
     if logs.folder is None:
         paths = [logs.last_lines] if logs.last_lines else []
     else:
-        paths = [path for name in rank_logs.STREAMS if (path := logs.folder / f"{name}.log").exists()]
+        paths = [path for name in rank_logs.STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
     return [
         _File(f"rank {logs.rank} on {quote(logs.host)}, {path.stem}", LogFollower(path.parent, path.name))
         for path in paths

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import run_events
-from ddplaunch.system.files import run_json
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,7 +61,7 @@ _NUMBERS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
 
 def _starts(folder: Path) -> Iterator[dict[str, Any]]:
     """The events about workers that were started, in their order."""
-    with contextlib.suppress(OSError), run_json.open_regular(folder / run_events.FILE) as file:
+    with contextlib.suppress(OSError), kept_files.open_regular(folder / run_events.FILE) as file:
         for line in file:
             if b"attempt_started" not in line:
                 continue
@@ -83,13 +84,7 @@ def _logs(folder: Path, event: dict[str, Any], rank: int, local_rank: int, *, is
     return RankLogs(
         rank,
         host,
-        next(filter(_is_folder, places), None),
+        next(filter(os.path.isdir, places), None),
         subfolder,
-        last_lines if last_lines.is_file() else None,
+        last_lines if os.path.isfile(last_lines) else None,
     )
-
-
-def _is_folder(path: Path) -> bool:
-    with contextlib.suppress(OSError):
-        return path.is_dir()
-    return False

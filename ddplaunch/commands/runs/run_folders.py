@@ -75,7 +75,7 @@ class RunFolder:
     def of_all_launchers(self) -> tuple[Path, ...]:
         """The folders of the run's launchers on this machine, or on a file system that they share."""
         whole = self.name.parent
-        return run_folder.of_launchers(whole) if (whole / run_folder.NODES).is_file() else (self.path,)
+        return run_folder.of_launchers(whole) if os.path.isfile(whole / run_folder.NODES) else (self.path,)
 
     def exit_code(self) -> int:
         """The exit code of the run, which has ended.
@@ -161,7 +161,7 @@ def _in_bases(where: Iterable[Path]) -> Iterator[Path]:
 
 def run_of(folder: Path) -> Path:
     """The folder of the whole run, which has those of its launchers if every node has one."""
-    return folder.parent if (folder.parent / run_folder.NODES).is_file() else folder
+    return folder.parent if os.path.isfile(folder.parent / run_folder.NODES) else folder
 
 
 def _newest_first(folders: Iterable[Path]) -> list[Path]:

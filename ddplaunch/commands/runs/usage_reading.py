@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.files import run_json
+from ddplaunch.system.files import kept_files, run_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -45,7 +45,7 @@ class NodeSamples:
 
     def refresh(self) -> None:
         """Read what has been written since the last call: all, if the file was written anew. Does not raise."""
-        with contextlib.suppress(OSError), run_json.open_regular(self.path) as file:
+        with contextlib.suppress(OSError), kept_files.open_regular(self.path) as file:
             status = os.fstat(file.fileno())
             if status.st_ino != self._inode or status.st_size < self._offset:
                 self._inode, self._offset = status.st_ino, 0

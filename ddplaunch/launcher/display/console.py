@@ -11,10 +11,11 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.launcher.display.console_log import ConsoleLog, plain
+from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
 from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.launcher.display.traceback_folder import TracebackFolder
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ class Console:
         try:
             self._log = ConsoleLog(folder, self._style, self._on_log_error, reports_full_disk=reports_full_disk)
         except (OSError, RuntimeError) as error:
+            kept_files.note(folder / FILE, error)
             if reports_full_disk:
                 self._on_log_error(f"cannot be written ({getattr(error, 'strerror', None) or error})")
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.stream_writer import StreamWriter
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ class ConsoleLog(StreamWriter):
         except OSError as error:
             if error.errno in _DISK_FULL and not self._reports_full_disk:
                 self._on_error = None
+                kept_files.note_fd(self._fd, error)
             raise
         self._nbytes += count
         self._is_at_line_end = data[count - 1] == ord("\n")
@@ -91,7 +93,7 @@ class ConsoleLog(StreamWriter):
         file = self._create()
         for fd in (1, 2) if self._is_stdout else ():
             os.dup2(file, fd)
-        os.close(self._fd)
+        kept_files.close(self._fd)
         self._fd, self._nbytes = file, 0
 
     def _write_all(self) -> None:
@@ -99,13 +101,11 @@ class ConsoleLog(StreamWriter):
         self._close()
 
     def _create(self) -> int:
-        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-        return os.open(FILE, flags, 0o600, dir_fd=self._folder)
+        return kept_files.open_to_append(FILE, dir_fd=self._folder)
 
     def _close(self) -> None:
         for fd in (self._fd, self._folder):
-            with contextlib.suppress(OSError):
-                os.close(fd)
+            kept_files.close(fd)
 
 
 def plain(style: Style) -> Style:

@@ -15,6 +15,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol.run_events import FILE
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
@@ -35,11 +36,11 @@ class EventFile:
         self._queue: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
         self._fd, self._nbytes, self._lost = -1, 0, 0
         self._is_at_line_end = True
+        self._error: OSError | None = None
         self._thread = threading.Thread(target=self._run, name="events", daemon=True)
-        with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: the limit of threads.
-            if folder:
-                flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-                self._fd = os.open(folder / FILE, flags, 0o600)  # Stays open if the folder is moved.
+        if folder:
+            with contextlib.suppress(RuntimeError), kept_files.noting(folder / FILE):  # The limit of threads.
+                self._fd = kept_files.open_to_append(folder / FILE)  # Stays open if the folder is moved.
                 self._thread.start()
 
     def add(self, event: Event) -> None:
@@ -64,7 +65,9 @@ class EventFile:
             self._write(event)
         if self._lost:
             self._write({"t": round(time.time(), 3), "event": "dropped"})
-        os.close(self._fd)
+        if self._error:
+            kept_files.note_fd(self._fd, self._error)
+        kept_files.close(self._fd)
 
     def _write(self, event: Event) -> None:
         is_last = event.get("event") == "run_ended"
@@ -79,8 +82,9 @@ class EventFile:
             keep_free(self._fd, len(data))
             self._write_all(data)
             self._lost = 0
-        except OSError:
+        except OSError as error:
             self._lost += 1
+            self._error = error
 
     def _write_all(self, data: bytes) -> None:
         data = data if self._is_at_line_end else b"\n" + data

@@ -6,12 +6,13 @@ Runs in the launcher. A full disk prevents the files, and nothing else.
 from __future__ import annotations
 
 import json
+import os
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.hangs.rank_state import is_busy
-from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
+from ddplaunch.system.files import kept_files
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ def write(
     Returns the path of the text; None if the disk did not take it, or if there are ``_MAX_FILES`` already.
     """
     names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES + 1)))
-    stem = next((name for name in names if not (folder / f"{name}.txt").exists()), None)
+    stem = next((name for name in names if not os.path.lexists(folder / f"{name}.txt")), None)
     if stem is None:
         return None
     facts = {
@@ -46,12 +47,12 @@ def write(
         "ranks": [wire.to_json(evidence) for evidence in ranks],
         "nodes": [wire.to_json(node) for node in nodes],
     }
-    try:
-        write_whole(folder / f"{stem}.json", json.dumps(facts, indent=1) + "\n")
-        write_whole(folder / f"{stem}.txt", page(attempt, ranks, nodes, found))
-    except OSError:
-        return None
-    return folder / f"{stem}.txt"
+    text = folder / f"{stem}.txt"
+    with kept_files.noting(text):
+        kept_files.write_whole(text.with_suffix(".json"), json.dumps(facts, indent=1) + "\n")
+        kept_files.write_whole(text, page(attempt, ranks, nodes, found))
+        return text
+    return None
 
 
 def page(attempt: int, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> str:

@@ -12,6 +12,7 @@ from ddplaunch.errors import Level
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.protocol import first_failure
+from ddplaunch.system.files import kept_files, run_json
 from ddplaunch.text import duration, escape, plural, quote, ranks
 
 if TYPE_CHECKING:
@@ -180,14 +181,16 @@ class UserMessages:
 
         ``error`` says why the run ended; the command shows it at last, so there is no failure page.
         """
-        if self._folder and not self._folder.is_dir():
+        if self._folder and _is_deleted(self._folder):
             lost = "its logs are lost, and there is no report"
             self.show(
                 f"the run folder {quote(str(self._folder), 1000)} was deleted during the run: {lost}", Level.ALWAYS
             )
         elif self._folder and self._is_remote:
             report_files.write_failures(result, self._folder)
-        has_report = self._folder is not None and report_files.write_report(result, self._folder)
+        if self._folder:
+            report_files.write_report(result, self._folder)
+        has_report = self._folder is not None and not kept_files.is_noted(self._folder / run_json.REPORT)
         text = ""
         if result.outcome == "failed" and not error:
             is_dry_run = self._config.dry_run
@@ -211,6 +214,12 @@ class UserMessages:
             self.show(slow_ranks.summary(result.collectives), Level.VERBOSE)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
+        self._show_unwritten()
+
+    def _show_unwritten(self) -> None:
+        """Show which files of the run folder are missing, and why."""
+        if self._folder and (text := kept_files.not_written(self._folder)) and not _is_deleted(self._folder):
+            self.show(quote(text, 2000), Level.ALWAYS)
 
     def _show_end(self, result: RunResult) -> None:
         """Show how a run without a failure page ended."""
@@ -233,6 +242,17 @@ class UserMessages:
     def close(self) -> None:
         """Close the console; nothing can be shown afterwards."""
         self.console.close()
+
+
+def _is_deleted(folder: Path) -> bool:
+    """Whether somebody has deleted the folder; not where its file system does not answer."""
+    try:
+        os.stat(folder)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _late_ranks(result: AttemptResult) -> str:

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, stack_dump, wire
-from ddplaunch.system.files import private_file, run_json
+from ddplaunch.system.files import kept_files, run_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,20 +20,23 @@ if TYPE_CHECKING:
 SCHEMA = 2
 """Version of the fields of report.json; files without ``schema`` are version 1."""
 
+FAILED = "failed"
+"""Folder with what is known of failed workers of other machines."""
 
-def write_report(result: RunResult, folder: Path) -> bool:
-    """Write report.json. Returns whether the disk took it."""
-    try:
-        write_whole(folder / run_json.REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
-    except OSError:
-        return False
-    return True
+
+def write_report(result: RunResult, folder: Path) -> None:
+    """Write report.json."""
+    _write(folder / run_json.REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
 
 
 def write_page(text: str, folder: Path) -> None:
-    """Write a failure page to report.txt. Errors of the disk are ignored."""
-    with contextlib.suppress(OSError):
-        write_whole(folder / "report.txt", text + "\n")
+    """Write a failure page to report.txt."""
+    _write(folder / "report.txt", text + "\n")
+
+
+def _write(path: Path, text: str) -> None:
+    with kept_files.noting(path):
+        kept_files.write_whole(path, text)
 
 
 def write_failures(result: RunResult, folder: Path) -> None:
@@ -44,37 +46,20 @@ def write_failures(result: RunResult, folder: Path) -> None:
     are on those machines.
     """
     exits = result.attempts[-1].exits if result.attempts else ()
-    with contextlib.suppress(OSError):
+    with kept_files.noting(folder / FAILED):
         for exit_ in first_failure.failures(exits):
             target = _failed_folder(folder, exit_)
-            write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
+            kept_files.write_whole(target / "last_lines.log", "".join(f"{line}\n" for line in exit_.tail))
             write_error_file(exit_, str(target / "error.json"))
         for exit_ in exits:
             if exit_.stacks:
-                write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
+                kept_files.write_whole(_failed_folder(folder, exit_) / stack_dump.FILE, exit_.stacks)
 
 
 def _failed_folder(folder: Path, exit_: WorkerExit) -> Path:
-    target = folder / "failed" / f"rank_{exit_.rank}"
+    target = folder / FAILED / f"rank_{exit_.rank}"
     target.mkdir(parents=True, exist_ok=True, mode=0o700)
     return target
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write the whole file or none, for the user alone: readers must not see a partial report.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    part = path.with_suffix(".part")
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="utf-8", errors="backslashreplace") as file:
-            file.write(text)
-        os.replace(part, path)
-    except OSError:
-        part.unlink(missing_ok=True)
-        raise
 
 
 def write_error_file(first: WorkerExit | None, path: str) -> None:
@@ -86,5 +71,5 @@ def write_error_file(first: WorkerExit | None, path: str) -> None:
         return
     extra = {"py_callstack": first.error.traceback, "timestamp": str(int(first.time_s))}
     message = {"message": first.error.message, "errorCode": first.returncode, "extraInfo": extra}
-    with contextlib.suppress(OSError), open(path, "w", opener=private_file.opener) as file:
+    with contextlib.suppress(OSError), open(path, "w", opener=kept_files.private) as file:
         json.dump({"message": message}, file)

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.log_transfer import GrantLogBytes, cost
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.free_space import keep_free
 from ddplaunch.transport.handle import LogData
 
@@ -82,7 +83,7 @@ class LogWriter:
         chunk, written = piece.data.chunk, piece.written
         path = piece.folder / chunk.path
         part = path.with_name(f"{path.name}.part")
-        if not part.exists():
+        if not os.path.exists(part):
             if os.path.lexists(path):
                 written.is_shared = True
                 piece.send(GrantLogBytes(0))
@@ -104,7 +105,7 @@ def _append(path: Path, data: bytes) -> None:
     Raises:
         OSError: it cannot be written; the file was removed.
     """
-    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = kept_files.open_to_append(path)
     try:
         keep_free(fd, len(data))
         view = memoryview(data)

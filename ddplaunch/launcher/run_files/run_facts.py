@@ -6,7 +6,6 @@ was killed before it wrote a report. Both files may hold secrets of the command 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.config import LINE_PREFIX
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions
-from ddplaunch.system.files import run_json
+from ddplaunch.system.files import kept_files, run_json
 from ddplaunch.text import iso_time
 from ddplaunch.version import __version__
 
@@ -80,13 +78,14 @@ def of_this_process(run_id: str, run_tag: str, config: LaunchConfig) -> RunFacts
 
 
 def write(facts: RunFacts, folder: Path | None) -> RunFacts:
-    """Write run.json into the run folder, if there is one. Errors of the disk are ignored: the agent reports them.
+    """Write run.json into the run folder, if there is one. An error of the disk is noted.
 
     Returns ``facts``.
     """
     if folder:
-        with contextlib.suppress(OSError):
-            write_whole(folder / run_json.RUN, json.dumps({"schema": SCHEMA, **wire.to_json(facts)}, indent=2) + "\n")
+        text = json.dumps({"schema": SCHEMA, **wire.to_json(facts)}, indent=2) + "\n"
+        with kept_files.noting(folder / run_json.RUN):
+            kept_files.write_whole(folder / run_json.RUN, text)
     return facts
 
 

@@ -74,8 +74,9 @@ class _Child:
                 os.waitpid(self._pid, 0)
                 self._is_reaped = True
         for folder in (self._folder, self._folder.parent):  # The page of the whole run may be beside the folder.
-            with contextlib.suppress(OSError):  # What it had written when it was killed, as ``page.make`` names it.
-                os.unlink(folder / f".run.html.{self._pid}")
+            with contextlib.suppress(OSError):  # What it had written when it was killed, named by ``kept_files``.
+                for part in folder.glob(f".run.html.{self._pid}.*"):
+                    part.unlink()
         self.duration_s = time.monotonic() - self._began_at
         self.ended.set()
 

@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display.report_files import write_whole
 from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage, mean
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.free_space import keep_free
 
 if TYPE_CHECKING:
@@ -151,18 +151,17 @@ class NodeFile:
         if is_whole_due:
             self.rows = _newest(thinned(self.rows, now))
         self._path = path
-        try:
+        pending, self._pending = self._pending, []
+        whole_at, self._whole_at = self._whole_at, None
+        with kept_files.noting(path):
             if is_whole_due:
                 path.parent.mkdir(mode=0o700, exist_ok=True)
                 text = self.text()
                 keep_free(path.parent, len(text))
-                write_whole(path, text)
-                self._whole_at = now
-            elif self._pending:
-                _append(path, "".join(f"{each.line}\n" for each in self._pending))
-            self._pending = []
-        except OSError:
-            self._whole_at, self._pending = None, []
+                kept_files.write_whole(path, text)
+            elif pending:
+                _append(path, "".join(f"{each.line}\n" for each in pending))
+            self._whole_at = now if is_whole_due else whole_at
 
     def text(self) -> str:
         """The whole file."""
@@ -176,9 +175,9 @@ def _append(path: Path, text: str) -> None:
         data = text.encode()
         keep_free(fd, len(data))
         if os.write(fd, data) < len(data):
-            raise OSError
+            raise OSError("a line was cut")
     finally:
-        os.close(fd)
+        kept_files.close(fd)
 
 
 class UsageFiles:

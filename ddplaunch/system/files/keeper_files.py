@@ -30,7 +30,7 @@ def path(environ: Mapping[str, str]) -> Path | None:
 def exists(environ: Mapping[str, str]) -> bool:
     """Whether a keeper may wait. Cheap: every run asks."""
     socket_path = path(environ)
-    return socket_path is not None and socket_path.exists()
+    return socket_path is not None and os.path.exists(socket_path)
 
 
 def in_base(base: Path) -> Path:

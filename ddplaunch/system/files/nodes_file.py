@@ -11,11 +11,10 @@ import contextlib
 import fcntl
 import json
 import os
-import stat
 import time
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.system.files import run_folder
+from ddplaunch.system.files import kept_files, run_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -56,15 +55,15 @@ def read(path: Path) -> Entries:
         OSError: it cannot be read.
     """
     try:
-        # O_NONBLOCK: opening a FIFO without a writer would block.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with kept_files.open_regular(path) as file:
+            data = file.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return []
-    with os.fdopen(fd, "rb") as file:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > _MAX_BYTES:
-            raise Damaged
-        return _entries(file.read(_MAX_BYTES))
+    except kept_files.NotRegular as error:
+        raise Damaged from error
+    if len(data) > _MAX_BYTES:
+        raise Damaged
+    return _entries(data)
 
 
 def _entries(data: bytes) -> Entries:
@@ -92,7 +91,8 @@ def change(path: Path, new: Callable[[Entries], Entries]) -> None:
         with _locked(path.with_name(_LOCK), give_up_at) as still_holds:
             before = _read_or_set_aside(path)
             after = new(before)
-            if after == before or _replace(path, {"schema": SCHEMA, "nodes": after}, still_holds):
+            text = json.dumps({"schema": SCHEMA, "nodes": after}, indent=1) + "\n"
+            if after == before or kept_files.write_whole(path, text, may_replace=still_holds):
                 return
     raise TimeoutError(f"{path} is being changed by other processes")
 
@@ -105,21 +105,6 @@ def _read_or_set_aside(path: Path) -> Entries:
         return []
 
 
-def _replace(path: Path, body: dict[str, Any], still_holds: Callable[[], bool]) -> bool:
-    """Write the file whole, for the user alone; False if another process has taken the lock meanwhile."""
-    part = path.with_name(f".nodes.{os.getpid()}.{os.urandom(4).hex()}.part")
-    try:
-        fd = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(json.dumps(body, indent=1) + "\n")
-        if still_holds():
-            os.replace(part, path)
-            return True
-    finally:
-        part.unlink(missing_ok=True)
-    return False
-
-
 @contextlib.contextmanager
 def _locked(lock: Path, give_up_at: float) -> Iterator[Callable[[], bool]]:
     """Hold the lock; the value tells whether this process still holds it."""
@@ -127,7 +112,7 @@ def _locked(lock: Path, give_up_at: float) -> Iterator[Callable[[], bool]]:
     try:
         yield lambda: _is_current(lock, fd)
     finally:
-        os.close(fd)
+        kept_files.close(fd)
 
 
 def _acquire(lock: Path, give_up_at: float) -> int:
@@ -140,7 +125,7 @@ def _acquire(lock: Path, give_up_at: float) -> int:
         if now > take_at and _is_current(lock, fd):  # The next turn makes a new file, which nobody has locked.
             lock.unlink(missing_ok=True)
             take_at = now + LOCK_S
-        os.close(fd)
+        kept_files.close(fd)
         if now > give_up_at:
             raise TimeoutError(f"{lock} is held by other processes")
         time.sleep(_RETRY_S)

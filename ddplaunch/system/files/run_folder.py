@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -75,7 +76,7 @@ def create(base: Path, run_id: str) -> Path:
         UsageError: ``base`` exists and is not a folder.
         OSError: the folder cannot be created.
     """
-    if base.exists() and not base.is_dir():
+    if os.path.exists(base) and not os.path.isdir(base):
         raise UsageError(f"--log-dir {base}: is a file", "Give a folder; it is created if it does not exist.")
     make_private(base)
     for folder in _candidates(base, run_id):
@@ -89,7 +90,7 @@ def create(base: Path, run_id: str) -> Path:
 def make_private(folder: Path) -> None:
     """Create ``folder`` and its missing parents for this user alone, whatever the umask."""
     for path in reversed((folder, *folder.parents)):
-        if not path.exists():
+        if not os.path.exists(path):
             path.mkdir(mode=0o700, exist_ok=True)
 
 
@@ -176,12 +177,14 @@ def of_launchers(run: Path) -> tuple[Path, ...]:
     Empty if ``run`` is no run folder. Does not raise.
     """
     with contextlib.suppress(OSError):
-        if run.is_symlink():
+        if os.path.islink(run):
             return ()
-        if (run / LOCK).is_file():
+        if os.path.isfile(run / LOCK):
             return (run,)
-        if (run / NODES).is_file():
-            return tuple(sorted(path for path in run.iterdir() if not path.is_symlink() and (path / LOCK).is_file()))
+        if os.path.isfile(run / NODES):
+            return tuple(
+                sorted(path for path in run.iterdir() if not os.path.islink(path) and os.path.isfile(path / LOCK))
+            )
     return ()
 
 
@@ -194,9 +197,10 @@ def _is_own(folder: Path) -> bool:
 
 def _lock(folder: Path, how: int = fcntl.LOCK_EX) -> None:
     """Lock the folder; the open descriptor holds the lock, so it ends with this process."""
-    fd = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    os.write(fd, f"{os.uname().nodename}\n".encode())
+    fd = kept_files.open_to_append(folder / LOCK, os.O_RDWR)
     _held.setdefault(folder, fd)
+    with contextlib.suppress(OSError):  # The lock counts, also on a full disk.
+        os.write(fd, f"{os.uname().nodename}\n".encode())
     with contextlib.suppress(OSError):  # Some file systems have no locks.
         fcntl.flock(fd, how | fcntl.LOCK_NB)
 
@@ -222,11 +226,12 @@ def is_locked(folder: Path) -> bool:
             fd = os.open(folder / LOCK, os.O_RDWR | os.O_CLOEXEC)  # NFS locks only files open for writing.
         except OSError:  # Of another user who lets others read, or on a disk that is mounted read-only.
             fd = os.open(folder / LOCK, os.O_RDONLY | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb"):
-            try:
-                fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
-            except BlockingIOError:
-                return True
+        try:
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            kept_files.close(fd)
     return False
 
 
@@ -237,7 +242,7 @@ def released(folder: Path | None) -> Iterator[None]:
         yield
     finally:
         if folder in _held:
-            os.close(_held.pop(folder))
+            kept_files.close(_held.pop(folder))
 
 
 def working_folder() -> str:

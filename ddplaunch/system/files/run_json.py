@@ -7,14 +7,13 @@ content of a file.
 from __future__ import annotations
 
 import contextlib
-import errno
 import json
 import math
 import os
-import stat
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import LOCK
 
 if TYPE_CHECKING:
@@ -28,25 +27,11 @@ _MAX_BYTES = 256 << 20
 
 def read(path: Path) -> dict[str, Any] | None:
     """The object in a file; None if it is no regular file, cannot be read, or holds anything else."""
-    with contextlib.suppress(OSError, ValueError, RecursionError, MemoryError), open_regular(path) as file:
+    with contextlib.suppress(OSError, ValueError, RecursionError, MemoryError), kept_files.open_regular(path) as file:
         if os.fstat(file.fileno()).st_size <= _MAX_BYTES:
             body = json.loads(file.read(_MAX_BYTES))
             return body if isinstance(body, dict) else None
     return None
-
-
-def open_regular(path: Path) -> BinaryIO:
-    """The file, open for reading.
-
-    Raises:
-        OSError: it cannot be read, or is no regular file.
-    """
-    # O_NONBLOCK: opening a FIFO without a writer would block.
-    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError(errno.EINVAL, "is no regular file")
-    return os.fdopen(fd, "rb")
 
 
 def text(body: dict[str, Any], key: str) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_json
 from ddplaunch.system.files.run_folder import LOCK, NODES, of_launchers
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class _Run:
 
     @property
     def reports(self) -> tuple[Path, ...]:
-        return tuple(folder / "report.json" for folder in self.launchers)
+        return tuple(folder / run_json.REPORT for folder in self.launchers)
 
     @property
     def locks(self) -> tuple[Path, ...]:
@@ -59,7 +59,7 @@ class _Run:
 
     @property
     def changed_s(self) -> float:
-        return max(path.stat().st_mtime for path in (*self.locks, *filter(Path.exists, self.reports)))
+        return max(path.stat().st_mtime for path in (*self.locks, *filter(os.path.exists, self.reports)))
 
 
 def prune(base: Path, keep_runs: int | None) -> None:
@@ -81,7 +81,7 @@ def prune(base: Path, keep_runs: int | None) -> None:
 def _runs(base: Path) -> Iterator[_Run]:
     for folder in base.iterdir():
         launchers = of_launchers(folder)
-        if launchers or ((folder / NODES).is_file() and not folder.is_symlink()):
+        if launchers or (os.path.isfile(folder / NODES) and not os.path.islink(folder)):
             yield _Run(folder, launchers)
 
 
@@ -127,13 +127,11 @@ def _usefulness(run: _Run) -> int:
 
 
 def _usefulness_by(report_path: Path) -> int:
-    try:
-        report = json.loads(report_path.read_bytes())
-        if report["outcome"] != "succeeded":
-            return 2
-        return int(report["duration_s"] >= _SHORT_RUN_S)
-    except (OSError, ValueError, TypeError, KeyError):
+    report = run_json.read(report_path) or {}
+    duration_s = run_json.number(report.get("duration_s"))
+    if report.get("outcome") != "succeeded" or duration_s is None:
         return 2
+    return int(duration_s >= _SHORT_RUN_S)
 
 
 def _is_in_use(run: _Run) -> bool:
@@ -161,4 +159,4 @@ def _may_have_launcher(folder: Path) -> bool:
 def _may_be_running(folder: Path) -> bool:
     """For a run whose lock is not reliable: it is young and has no report."""
     is_young = time.time() - (folder / LOCK).stat().st_mtime < _MAX_RUN_S
-    return is_young and not (folder / "report.json").exists()
+    return is_young and not os.path.exists(folder / run_json.REPORT)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import working_folder
 
 
@@ -29,18 +29,16 @@ def check_readable(path: str, host: str) -> None:
             return
         raise LaunchError(f"{path}: is a folder on {host}", "Give the script itself, or a package with -m.")
     try:
-        # O_NONBLOCK: opening a FIFO without a writer would block.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        is_file = stat.S_ISREG(os.fstat(fd).st_mode)
-        os.close(fd)
+        with kept_files.open_regular(path):
+            return
     except FileNotFoundError:
         raise LaunchError(
             f"{path}: no such file on {host}",
             f"It is looked for in {working_folder()}. A module is started with -m, a program with --no-python.",
         ) from None
-    except OSError as error:
-        raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
-    if not is_file:
+    except kept_files.NotRegular:
         raise LaunchError(
             f"{path}: is not a regular file on {host}", "Every worker reads the script: save it to a file."
-        )
+        ) from None
+    except OSError as error:
+        raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None

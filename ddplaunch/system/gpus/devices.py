@@ -34,7 +34,7 @@ NO_GPU = "--gpus: there is no GPU here; without --gpus the workers use the CPU, 
 
 def has_driver(root: str = "/") -> bool:
     """Whether this machine may have GPUs."""
-    return any(Path(root, path).exists() for path in _DRIVERS)
+    return any(os.path.exists(os.path.join(root, path)) for path in _DRIVERS)
 
 
 def gpu_count(root: str = "/") -> int:

@@ -168,7 +168,7 @@ def _append(path: Path, line: str) -> None:
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     with os.fdopen(fd, "r+b", buffering=0) as file:
-        is_open_ended = path.is_file() and file.seek(0, os.SEEK_END) and os.pread(fd, 1, file.tell() - 1) != b"\n"
+        is_open_ended = os.path.isfile(path) and file.seek(0, os.SEEK_END) and os.pread(fd, 1, file.tell() - 1) != b"\n"
         file.write(b"\n" * bool(is_open_ended) + line.encode())
 
 

@@ -1,0 +1,86 @@
+"""No file operation of ours changes how a run ends: each fails in turn, and then all from one moment on."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from tests.support.dying_files import DyingFiles
+from tests.support.runs import Finished
+
+PACKAGE = Path(ddplaunch.__file__).parent
+ERRNOS = ("ENOTCONN", "ESTALE", "EIO", "ENOSPC", "EROFS", "EACCES", "ENAMETOOLONG")
+FAILS = ("1=raise:the cause",)
+
+JOBS = {
+    "succeeds": (("*=code:0",), 0, ""),
+    "fails": (("1=code:7",), 7, "failed: exit code 7"),
+    "raises": (FAILS, 1, "failed: RuntimeError: the cause"),
+    "is restarted": (("--max-restarts=1", "*=code:3,code:0"), 0, "restart 1 of 1"),
+}
+"""Arguments, exit code, and what stderr says of rank 0 or 1."""
+
+
+def number(name: str) -> int:
+    return int(getattr(errno, name))
+
+
+def assert_ended(finished: Finished, code: int, said: str) -> None:
+    assert finished.returncode == code, finished.err
+    assert said in finished.err
+    assert finished.err.count("ddplaunch: the job failed") == (code != 0)
+    assert f'File "{PACKAGE}' not in finished.err
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(len(ERRNOS)))
+def test_any_single_operation_may_fail(tmp_path: Path, part: int) -> None:
+    """Those of a real run, each with one of the errnos; the parts are for tests in parallel."""
+    operations = DyingFiles(tmp_path / "recorded").operations(*FAILS)
+    assert len(operations) > 80, "the library has not seen the run"
+    for index, operation in enumerate(operations[part :: len(ERRNOS)]):
+        name = ERRNOS[(part + index) % len(ERRNOS)]
+        finished = DyingFiles(tmp_path / f"{index}").run(*FAILS, errno=number(name), only=operation)
+        # A worker whose error file alone fails tells nobody; the page then has the traceback from its log.
+        is_told = "/1/.error.json" not in operation and operation != "rename ddplaunch/r1/attempt_0/1/error.json"
+        try:
+            assert_ended(finished, 1, "failed: RuntimeError: the cause" if is_told else "| RuntimeError: the cause")
+        except AssertionError as error:
+            raise AssertionError(f"{operation} with {name}") from error
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("name", ERRNOS)
+def test_a_file_system_may_die_during_a_run(tmp_path: Path, name: str, job: str) -> None:
+    arguments, code, said = JOBS[job]
+    disk = DyingFiles(tmp_path)
+    finished = disk.run(*arguments, errno=number(name), trigger=str(tmp_path / "dead"))
+    assert_ended(finished, code, said)
+    assert finished.out.count("] the disk is dead\n") > ("restart" in job)
+    reason = os.strerror(number(name))
+    (told,) = [line for line in finished.err.splitlines() if "not written, or only in part" in line]
+    assert told.startswith(f"ddplaunch: not written, or only in part, in {tmp_path}/state/ddplaunch/r1: ")
+    assert told.endswith(f": {reason}")
+    assert "report.json" in told
+    assert f": {reason}; the job goes on, but its logs on " in finished.err
+
+
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize("side", ["launcher", "node"])
+def test_the_file_system_of_one_side_may_die(tmp_path: Path, side: str, job: str) -> None:
+    arguments, code, said = JOBS[job]
+    disk = DyingFiles(tmp_path)
+    finished = disk.run(*arguments, errno=errno.ENOTCONN, trigger=str(tmp_path / "dead"), side=side)
+    assert_ended(finished, code, said)
+    assert ("not written, or only in part" in finished.err) == (side == "launcher")
+    assert ("but its logs on " in finished.err) == (side == "node")
+
+
+def test_a_file_system_that_is_dead_from_the_start_is_told_once(tmp_path: Path) -> None:
+    finished = DyingFiles(tmp_path).run(*FAILS, errno=errno.ESTALE)
+    assert_ended(finished, 1, "failed: RuntimeError: the cause")
+    assert finished.err.count(os.strerror(errno.ESTALE)) == 1
