@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import errno
 import os
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
 import ddplaunch
-from tests.support.dying_files import DyingFiles
-from tests.support.runs import Finished
+from tests.support.dying_files import JOB, DyingFiles
+from tests.support.runs import Finished, run
 
 PACKAGE = Path(ddplaunch.__file__).parent
 ERRNOS = ("ENOTCONN", "ESTALE", "EIO", "ENOSPC", "EROFS", "EACCES", "ENAMETOOLONG")
@@ -78,6 +80,34 @@ def test_the_file_system_of_one_side_may_die(tmp_path: Path, side: str, job: str
     assert_ended(finished, code, said)
     assert ("not written, or only in part" in finished.err) == (side == "launcher")
     assert ("but its logs on " in finished.err) == (side == "node")
+
+
+@pytest.fixture
+def ext4(tmp_path: Path) -> tuple[Path, tuple[str, ...]]:
+    """A folder, and the command under which an ext4 file system is mounted there; nothing stays mounted."""
+    image, folder = tmp_path / "image", tmp_path / "disk"
+    folder.mkdir()
+    with image.open("wb") as file:
+        file.truncate(16 << 20)
+    script = 'mount -o loop "$0" "$1" && shift && exec "$@"'
+    under = ("unshare", "--mount", "sh", "-c", script, str(image), str(folder))
+    try:
+        subprocess.run(["mkfs.ext4", "-q", image], check=True, capture_output=True)
+        subprocess.run([*under, "true"], check=True, capture_output=True)
+    except (OSError, subprocess.CalledProcessError) as error:
+        pytest.skip(f"no ext4 can be mounted here: {error}")
+    return folder, under
+
+
+@pytest.mark.parametrize("job", JOBS)
+def test_a_real_file_system_may_die(ext4: tuple[Path, tuple[str, ...]], job: str) -> None:
+    folder, under = ext4
+    arguments, code, said = JOBS[job]
+    options = [argument for argument in arguments if argument.startswith("-")]
+    ends = [argument for argument in arguments if not argument.startswith("-")]
+    finished = run("--nproc-per-node=2", "--log-dir", folder, *options, JOB, folder, *ends, under=under)
+    assert_ended(finished, code, said)
+    assert re.search(r"not written, or only in part, in .*report.json.*: Input/output error$", finished.err)
 
 
 def test_a_file_system_that_is_dead_from_the_start_is_told_once(tmp_path: Path) -> None:

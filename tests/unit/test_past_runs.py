@@ -106,7 +106,7 @@ def test_what_a_real_report_says_is_shown(base: Path) -> None:
     first = WorkerExit(3, 1, "gpu2", 9, 1, False, 0.0, 1.0, error)
     failed = AttemptResult(0, "failed", (first,), 5.0)
     result = RunResult("job7", 1, "failed", 3800.0, (failed,), first, command=("ddplaunch", "x.py"))
-    assert report_files.write_report(result, made(base, "job7", record("job7", 4000)))
+    report_files.write_report(result, made(base, "job7", record("job7", 4000)))
     [head, line] = table()
     assert head.endswith("first cause")
     assert line.endswith(r"1h03m     exit 1  ddplaunch x.py  rank 3 on gpu2: KeyError: 'lr\x1b'")
