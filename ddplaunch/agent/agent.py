@@ -10,48 +10,31 @@ import contextlib
 import os
 import signal
 import time
-from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import node_details
+from ddplaunch.agent import node_details, parts
 from ddplaunch.agent.attempt_outcome import final_failure, outcome
-from ddplaunch.agent.events import (
-    AttemptFailure,
-    ChildExited,
-    CollectivesRead,
-    HealthEvent,
-    LauncherLost,
-    OutputResumed,
-    WorkersSampled,
-)
+from ddplaunch.agent.events import AttemptFailure, ChildExited, LauncherLost
+from ddplaunch.agent.parts import NodeServices
 from ddplaunch.agent.rendezvous import choice as rendezvous_choice
 from ddplaunch.agent.rendezvous.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-from ddplaunch.agent.watches.health_watch import HealthWatch
-from ddplaunch.agent.watches.usage_watch import UsageWatch
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
-from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
-from ddplaunch.agent.workers.debug_sessions import DebugSessions
 from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.debugging import SessionOrder
 from ddplaunch.protocol.launcher_agent import (
-    AbortHungAttempt,
     AgentReady,
     AgentSignalled,
     AttemptEnded,
-    ExamineWorkers,
-    InjectFault,
     Notice,
     PassSignal,
     Ping,
     Pong,
-    SampleCollectives,
     StopWorkers,
 )
 from ddplaunch.protocol.results import AttemptResult, Round
@@ -64,9 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
-    from ddplaunch.agent.workers.failure_evidence import FailureEvidence
     from ddplaunch.mailbox import Mailbox
-    from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.launcher_agent import Report
 
 _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
@@ -84,8 +65,6 @@ class Agent:
         """
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
-        self._health = HealthWatch(spec, outbox.send, mailbox.post)
-        self._usage = UsageWatch(spec, outbox, self._health.gpus)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
@@ -93,12 +72,10 @@ class Agent:
         self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
-        self._report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
+        report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
-        self._debugging = DebugSessions(lambda: self._group, outbox.send, mailbox.post)
-        self._examiner = Examiner(is_needed=plan.bootstrap, on_debugger=self._debugging.serve)
-        self._activity_watch: ActivityWatch | None = None
-        self._collectives: CollectiveSampling | None = None
+        self._examiner = Examiner(is_needed=plan.bootstrap)
+        self._gpus = parts.gpus_of_job(spec, self._placement, outbox.send, mailbox.post)
         self._helper_pids: dict[int, int] = {}
         self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
         self._last_start_at = 0.0
@@ -108,6 +85,21 @@ class Agent:
         self._own_stop_reason: str | None = None
         self._kill_deadline = _NEVER
         self._unkillable_pids: tuple[int, ...] = ()
+        self._parts = parts.load(
+            NodeServices(
+                spec=spec,
+                placement=self._placement,
+                rendezvous=self._rendezvous,
+                examiner=self._examiner,
+                gpus=self._gpus,
+                outbox=outbox,
+                post=mailbox.post,
+                report=report,
+                wait=self._wait,
+                is_stopping=self._is_stopping,
+                fail=self._fail,
+            )
+        )
 
     def _callbacks(self) -> AgentCallbacks:
         has_unkillable = lambda: bool(self._unkillable_pids)  # noqa: E731
@@ -124,18 +116,20 @@ class Agent:
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
         self._outbox.send(node_details.read(self._spec))
-        if self._health.check(self._placement, self._wait, self._is_stopping, self._rendezvous):
+        if not all(part.may_take_part() for part in self._parts):
             self._wait(self._is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self._rendezvous.next_round()) is not None:
             self._spec = self._rendezvous.complete(self._spec)
-            ended, evidence = self._run_attempt(*opened)
+            ended = self._run_attempt(*opened)
+            evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
             result = self._rendezvous.finish_round(ended)
             self._outbox.drain(_DRAIN_S, lambda: self._wait(lambda: False, 0.0))
             self._outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
                 return self.close()
-            self._health.await_free_memory(self._wait, self._is_stopping)
+            for part in self._parts:
+                part.before_next_attempt()
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
@@ -144,64 +138,47 @@ class Agent:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
-        for part in (self._examiner, self._health, self._rendezvous):
-            part.close()
+        for part in (*self._parts, self._examiner, self._gpus, self._rendezvous):
+            if part:
+                part.close()
         return self._forkserver.close()
 
     # One attempt.
 
-    def _run_attempt(
-        self, round_: Round, listener: socket.socket | None
-    ) -> tuple[AttemptResult, tuple[RankEvidence, ...]]:
+    def _run_attempt(self, round_: Round, listener: socket.socket | None) -> AttemptResult:
         started_at, oom_counters, self._failure = time.monotonic(), OomCounters.read(), None
-        group = WorkerGroup(self._spec, round_, self._outbox)
-        # NCCL's RAS answers for all nodes: one question is enough.
-        ask_node = partial(self._placement.ask_node, self._spec.host, asks_nccl=not round_.first_rank)
-        routes = Routes(self._report, self._outbox.send, self._mailbox.post)
-        watch = ActivityWatch(self._spec.timeouts, group, self._examiner, ask_node, routes)
-        self._group, self._activity_watch = group, watch
-        if round_.world_size > 1 and self._spec.timeouts.hang_report_s is not None:
-            throttled = self._placement.throttled
-            self._collectives = CollectiveSampling(group, round_, self._examiner, throttled, self._mailbox.post)
+        self._group = group = WorkerGroup(self._spec, round_, self._outbox)
+        for part in self._parts:
+            part.on_attempt(group, round_)
         with listener or contextlib.nullcontext():
             self._start_workers(group, round_, listener)
-        self._usage.begin(group)
-        watch.watch(self._wait, lambda: group.all_ended or group.any_failed or self._must_stop())
+        for part in self._parts:
+            part.on_started()
+        self._wait(lambda: group.all_ended or group.any_failed or self._must_stop())
         if self._must_stop_other_nodes(group):
             self._rendezvous.report_failure()
-        if group.any_failed or not group.all_ended:
-            self._usage.take_last()
-        self._health.on_workers_ending(any_failed=group.any_failed)
-        failure_evidence = self._failure_evidence(group)
-        if self._stop_order:
-            watch.examine_before_stop(self._wait)
-        elif failure_evidence:
-            failure_evidence.take(self._wait)
+        for part in self._parts:
+            part.before_stop(self._failure)
         self._stop_workers(group)
-        self._usage.end()
         self._sweep(group)
         out_of_memory = killed_for_memory(oom_counters, OomCounters.read())
         exits = group.finish(time.monotonic() + _DRAIN_S, out_of_memory, self._is_stopping())
-        exits = exits if self._is_stopping() else self._health.blame(exits, self._wait)
+        for part in self._parts:
+            exits = part.on_attempt_ended(exits)
         failure = final_failure(self._failure, self._unkillable_pids, self._spec.host, out_of_memory)
         was_stopped = self._is_stopping() or self._rendezvous.stop_reason is not None
-        result = AttemptResult(
+        return AttemptResult(
             attempt=round_.attempt,
             outcome=outcome(failure, exits, was_stopped=was_stopped),
             exits=exits,
             duration_s=time.monotonic() - started_at,
             reason=failure.reason if failure else self._own_stop_reason or "",
-            hung=watch.is_hung,
+            hung=self._failure is not None and self._failure.hung,
             restart_count=round_.restart_count,
         )
-        return result, failure_evidence.of_workers(exits) if failure_evidence and failure_evidence.is_due else ()
 
-    def _failure_evidence(self, group: WorkerGroup) -> FailureEvidence | None:
-        if self._failure or (group.all_ended and not group.any_failed):
-            return None
-        from ddplaunch.agent.workers.failure_evidence import FailureEvidence  # A job that succeeds does without.
-
-        return FailureEvidence(group, self._examiner, self._mailbox.post)
+    def _fail(self, failure: AttemptFailure) -> None:
+        self._failure = failure
 
     def _is_stopping(self) -> bool:
         return self._stop_order is not None
@@ -285,7 +262,7 @@ class Agent:
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
         unkillable = group.running_pids()  # Excluded: the sweep would reap them, and their exits would be lost.
-        excluded = frozenset((*unkillable, *self._helper_pids.values(), *self._health.pids))
+        excluded = frozenset((*unkillable, *self._helper_pids.values(), *(self._gpus.pids if self._gpus else ())))
         self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))
 
     # Events.
@@ -295,13 +272,16 @@ class Agent:
 
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
-        while not done():
-            event = self._mailbox.get(min(deadline() if callable(deadline) else deadline, self._usage.due))
+        while True:
+            due = min(part.run_due(time.monotonic()) for part in self._parts)
+            if done():
+                return True
+            limit = deadline() if callable(deadline) else deadline
+            event = self._mailbox.get(min(limit, due))
             if event is not None:
                 self._handle_event(event)
-            elif not self._usage.run_due():
+            elif time.monotonic() >= limit:
                 return False
-        return True
 
     def _handle_event(self, event: object) -> None:
         match event:
@@ -322,20 +302,9 @@ class Agent:
                 self._on_signal(signum)
             case Ping(time_s=time_s):
                 self._outbox.send(Pong(time_s, time.time()))
-            case OutputResumed() | WorkersSampled() | ExamineWorkers() | AbortHungAttempt() if self._activity_watch:
-                self._failure = self._activity_watch.handle_event(event) or self._failure
-            case SampleCollectives() | CollectivesRead() if self._collectives:
-                if sampled := self._collectives.handle_event(event):
-                    self._report(sampled)
-            case SessionOrder():
-                self._debugging.handle_order(event)
-            case HealthEvent():
-                self._health.handle_event(event)
             case PassSignal(signum=signum) if self._group:
                 self._group.signal(signum)
-            case InjectFault() if self._group:
-                self._group.inject(event)
-            case _:
+            case _ if not any(part.on_event(event) for part in self._parts):
                 self._rendezvous.handle_event(event)
 
     def _on_started(self, event: ProcessStarted) -> None:
@@ -385,11 +354,10 @@ class Agent:
         self._on_stop(StopWorkers(signum, self._spec.timeouts.shutdown_timeout_s))
 
     def _on_stop(self, order: StopWorkers) -> None:
-        watch, earlier = self._activity_watch, self._stop_order
-        self._stop_order = order
+        earlier, self._stop_order = self._stop_order, order
         self._kill_deadline = min(self._kill_deadline, time.monotonic() + order.grace_s)
         # SLURM signals both agent and launcher: only an order with less time is the user's second signal.
         is_urgent = earlier is not None and order.grace_s < earlier.grace_s
-        is_examined_first = not is_urgent and watch is not None and watch.delays_stop
+        is_examined_first = not is_urgent and any(part.delays_stop for part in self._parts)
         if self._group and not self._forkserver.is_starting and not is_examined_first:
             self._group.stop(order.signum)

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.workers.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
 
-    Wait = Callable[[Callable[[], bool], Callable[[], float]], bool]
-    """Handles events until a condition holds (True), or until a deadline, which may change."""
+    Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
+    """Handles events until a condition holds (True), or until a deadline, which may change (False)."""
 
 
 @dataclass(frozen=True)
@@ -94,10 +94,12 @@ class AttemptFailure:
     Attributes:
         reason: a text for the user, which names the host.
         returncode: returncode of the helper process whose end is the failure; None for another failure.
+        hung: the launcher has found that the job hangs.
     """
 
     reason: str
     returncode: int | None = None
+    hung: bool = False
 
 
 class HealthEvent:

@@ -75,20 +75,19 @@ class Watched:
 
     def run(self, *steps: Callable[[], object]) -> None:
         """Before each step the time is that of the watch's deadline; its events are handled after each."""
-        waiting = list(steps)
+        self.watch.begin()
+        for step in steps:
+            self._handle_events()
+            self.watch.run_due(self.now)
+            self._handle_events()
+            self.now = max(self.now, min(self.watch.run_due(self.now), self.now + 3600))
+            step()
+            self._handle_events()
+        self.watch.end(lambda *_: True)
 
-        def wait(_done: object, deadline: Any) -> bool:
-            while self._events_are_handled():
-                pass
-            if not waiting:
-                return True
-            self.now = max(self.now, min(deadline(), self.now + 3600))
-            waiting.pop(0)()
-            while self._events_are_handled():
-                pass
-            return not waiting
-
-        self.watch.watch(wait, lambda: False)
+    def _handle_events(self) -> None:
+        while self._events_are_handled():
+            pass
 
     def _events_are_handled(self) -> bool:
         activity_watch.threading.enumerate()
@@ -195,7 +194,7 @@ def test_a_job_that_hangs_is_the_attempts_failure(monkeypatch: pytest.MonkeyPatc
         failures.extend(watched.watch.handle_event(AbortHungAttempt(number, "hangs")) for number in (7, 0))
 
     watched.run(abort)
-    assert failures == [None, AttemptFailure("hangs")]
+    assert failures == [None, AttemptFailure("hangs", hung=True)]
     assert watched.watch.is_hung
     assert watched.stacks == [True]
     assert watched.watch.handle_event(AbortHungAttempt(0, "hangs")) is None

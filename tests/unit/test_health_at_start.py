@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ddplaunch.agent import parts
 from ddplaunch.agent.watches import gpus_of_job
 from ddplaunch.agent.watches.gpus_of_job import GpusAnswered
-from ddplaunch.agent.watches.health_watch import HealthWatch
+from ddplaunch.agent.watches.health_watch import HealthPart
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.protocol.health import NodeHealth
@@ -37,18 +39,24 @@ class Node:
             same_python=True,
             rendezvous=rendezvous_config(),
         )
-        self.watch = HealthWatch(spec, self.sent.append, self.sent.append)
+        self.is_stopping = False
+        node: Any = SimpleNamespace(
+            spec=spec,
+            gpus=parts.gpus_of_job(spec, PLACEMENT, self.sent.append, self.sent.append),
+            rendezvous=SimpleNamespace(refuse=self.told.append, describe=lambda _: None),
+            outbox=SimpleNamespace(send=self.sent.append),
+            post=self.sent.append,
+            wait=self._wait,
+            is_stopping=lambda: self.is_stopping,
+        )
+        self.part = HealthPart(node)
         self._answers = answers
 
-    def check(self, is_stopping: Callable[[], bool] = lambda: False) -> bool:
-        rendezvous = SimpleNamespace(refuse=self.told.append, describe=lambda _: None)
-        return self.watch.check(PLACEMENT, self._wait, is_stopping, rendezvous)  # type: ignore[arg-type]
-
-    def _wait(self, done: Callable[[], bool], deadline: float) -> bool:
+    def _wait(self, done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if self._answers:
-            self.watch.handle_event(GpusAnswered(GpusRead(self._answers, is_first=True)))
+            self.part.on_event(GpusAnswered(GpusRead(self._answers, is_first=True)))
         self.waits.append(done())
-        assert deadline - time.monotonic() < 4
+        assert deadline() - time.monotonic() < 4
         return done()
 
 
@@ -60,14 +68,15 @@ def driver(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer() -> None:
     node = Node()
-    assert not node.check(lambda: True)
+    node.is_stopping = True
+    assert node.part.may_take_part()
     assert (node.waits, node.sent) == ([True, True], [])
 
 
 def test_a_refused_node_tells_the_others_before_it_ends() -> None:
     node = Node(answers=(LOST,))
     with pytest.raises(LaunchError, match="the hardware is not sound: gpu3: GPU 0") as raised:
-        node.check()
+        node.part.may_take_part()
     assert raised.value.exit_code == HARDWARE
     assert node.told == [raised.value.message]
     assert isinstance(node.sent[-1], NodeHealth)

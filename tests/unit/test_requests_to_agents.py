@@ -51,18 +51,14 @@ class Agent:
     def run_until(self, condition) -> None:
         """Watch until ``condition`` holds, at most 10 s."""
         end_s = time.monotonic() + 10
-
-        def wait(done, deadline) -> bool:
-            while not done():
-                event = self.mailbox.get(min(deadline(), end_s))
-                assert time.monotonic() < end_s
-                if event is None:
-                    return False
-                self.sampled += isinstance(event, WorkersSampled)
+        self.watch.begin()
+        while not condition():
+            event = self.mailbox.get(min(self.watch.run_due(time.monotonic()), end_s))
+            assert time.monotonic() < end_s
+            self.sampled += isinstance(event, WorkersSampled)
+            if event is not None:
                 self.watch.handle_event(event)
-            return True
-
-        self.watch.watch(wait, condition)
+        self.watch.end(lambda *_: True)
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ import pytest
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.watches import usage_watch
 from ddplaunch.agent.watches.usage_sampler import DiskUse, UsageSampler
-from ddplaunch.agent.watches.usage_watch import UsageWatch
+from ddplaunch.agent.watches.usage_watch import UsagePart
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.launcher.watches.usage_watch import Clock
 from ddplaunch.protocol import wire
@@ -183,7 +183,7 @@ def test_a_kept_file_is_read_whole(tmp_path: Path) -> None:
 
 
 class Sampled:
-    """A UsageWatch of one worker, this process, with a launcher that reads or not, at a time that the test sets."""
+    """A UsagePart of one worker, this process, with a launcher that reads or not, at a time that the test sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
         self.now = time.monotonic()
@@ -191,8 +191,15 @@ class Sampled:
         self.sent: list[Any] = []
         self.reads = True
         outbox: Any = SimpleNamespace(send=self.sent.append, send_if_read=self._send_if_read)
-        self.watch = UsageWatch(replace(SPEC, usage=how), outbox, None)
-        self.group: Any = SimpleNamespace(workers=[Worker(3, 0, None, pid=os.getpid())], attempt=2, all_ended=False)
+        node: Any = SimpleNamespace(spec=replace(SPEC, usage=how), outbox=outbox, gpus=None)
+        self.watch = UsagePart(node)
+        self.group: Any = SimpleNamespace(
+            workers=[Worker(3, 0, None, pid=os.getpid())], attempt=2, all_ended=False, any_failed=True
+        )
+
+    def begin(self) -> None:
+        self.watch.on_attempt(self.group, None)  # type: ignore[arg-type]
+        self.watch.on_started()
 
     def _send_if_read(self, record: object) -> bool:
         if self.reads:
@@ -201,23 +208,21 @@ class Sampled:
 
     def go_on(self, seconds: float) -> None:
         end = self.now + seconds
-        while self.watch.due <= end:
-            self.now = self.watch.due
-            assert self.watch.run_due()
+        while (due := self.watch.run_due(self.now)) <= end:
+            self.now = max(self.now, due)
         self.now = end
-        assert not self.watch.run_due()
 
 
 def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "all")
-    sampled.watch.begin(sampled.group)
+    sampled.begin()
     sampled.go_on(26)
-    sampled.watch.end()
+    sampled.watch.on_attempt_ended(())
     started, *records = sampled.sent
     assert isinstance(started, UsageStarted)
     assert (started.attempt, started.ranks, started.gpus) == (2, (3,), ())
     assert [len(record.samples) for record in records] == [1, 5, 5, 2]
-    assert sampled.watch.due == float("inf")
+    assert sampled.watch.run_due(sampled.now) == float("inf")
 
 
 @pytest.mark.parametrize(("failed_s", "spans"), [(0.9, []), (1.05, []), (1.5, [0.5]), (2.05, [1.0]), (3.5, [1.0, 1.5])])
@@ -225,26 +230,26 @@ def test_the_last_sample_is_of_the_time_before_a_failure(
     failed_s: float, spans: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sampled = Sampled(monkeypatch, "all")
-    sampled.watch.begin(sampled.group)
+    sampled.begin()
     sampled.go_on(failed_s)
-    sampled.watch.take_last()
-    sampled.watch.take_last()
-    sampled.watch.end()
+    sampled.watch.before_stop(None)
+    sampled.watch.before_stop(None)
+    sampled.watch.on_attempt_ended(())
     found = [each.span_s for record in sampled.sent[1:] for each in record.samples]
     assert found == pytest.approx(spans, abs=0.01)
 
 
 def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "mean")
-    sampled.watch.begin(sampled.group)
+    sampled.begin()
     sampled.go_on(17)
-    sampled.watch.end()
+    sampled.watch.on_attempt_ended(())
     assert [[round(each.span_s) for each in record.samples] for record in sampled.sent[1:]] == [[1], [10], [2, 2]]
 
 
 def test_a_launcher_that_does_not_read_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "all")
-    sampled.watch.begin(sampled.group)
+    sampled.begin()
     sampled.go_on(1)
     sampled.reads = False
     sampled.go_on(1200)
@@ -269,8 +274,8 @@ def test_the_outbox_takes_no_sample_behind_records_that_nobody_reads() -> None:
 
 def test_nothing_is_read_if_no_one_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
     sampled = Sampled(monkeypatch, "off")
-    sampled.watch.begin(sampled.group)
-    assert (sampled.watch.due, sampled.sent) == (float("inf"), [])
+    sampled.begin()
+    assert (sampled.watch.run_due(sampled.now), sampled.sent) == (float("inf"), [])
 
 
 # Clocks.

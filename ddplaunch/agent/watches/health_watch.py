@@ -12,21 +12,17 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FolderProbed, HealthEvent
+from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.agent.watches.node_health import node_health
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.health import node_rules
 from ddplaunch.system.files import folder_probe
-from ddplaunch.system.gpus import devices, nvml
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from ddplaunch.agent.rendezvous.single_node import Rendezvous
-    from ddplaunch.agent.watches.gpus_of_job import GpusOfJob, Wait
-    from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.agent.events import AttemptFailure
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.protocol.health import Finding, NodeHealth
-    from ddplaunch.protocol.results import WorkerExit
-    from ddplaunch.protocol.specs import AgentSpec
+    from ddplaunch.protocol.results import Round, WorkerExit
 
 FOLDER_LIMIT_S = 2.0
 _FIRST_LIMIT_S = 3.0
@@ -35,90 +31,72 @@ _FIRST_LIMIT_S = 3.0
 _REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
-class HealthWatch:
+class HealthPart(Part):
     """Watches the hardware of one node."""
 
-    def __init__(self, spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> None:
-        """Start to read the GPUs and to try the folder, unless the user wants neither or the run is a dry run.
-
-        ``send`` sends a record to the launcher; ``post`` posts an event to the agent, from any thread.
-        """
-        self._spec, self._send = spec, send
+    def __init__(self, node: NodeServices) -> None:
+        """Start to try the folder of the logs, unless the user wants nothing looked at or the run is a dry run."""
+        super().__init__(node)
+        self._spec = spec = node.spec
         self._is_on = spec.health != "off" and not spec.fake_gpus
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
-        self._gpus: GpusOfJob | None = None
         self._is_probed = True
         self._findings: list[Finding] = []
-        if self._is_on:
-            self._start(post)
-
-    def _start(self, post: Callable[[object], None]) -> None:
-        if nvml.is_installed() or devices.is_amd():
-            from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
-
-            self._gpus = GpusOfJob(self._spec, self._send, post)
-        if self._spec.node_dir:
+        self._group: WorkerGroup | None = None
+        if self._is_on and spec.node_dir:
             self._is_probed = False
-            folder = self._spec.node_dir
-            probe = lambda: post(FolderProbed(folder_probe.probe(folder)))  # noqa: E731
-            threading.Thread(target=probe, name="folder probe", daemon=True).start()
+            threading.Thread(target=self._probe, args=(spec.node_dir,), name="folder probe", daemon=True).start()
+
+    def _probe(self, folder: str) -> None:
+        self._node.post(FolderProbed(folder_probe.probe(folder)))
 
     # Before the first attempt.
 
-    def check(self, placement: Placement, wait: Wait, is_stopping: Callable[[], bool], rendezvous: Rendezvous) -> bool:
-        """Wait for the first readings, and send them to the launcher. Returns whether the node must not be used.
-
-        Args:
-            placement: says which GPUs are the job's.
-            wait: that of the agent.
-            is_stopping: the run is being stopped: there is no need to wait.
-            rendezvous: is told what the node has, or that it must not be used.
-
-        Raises:
-            LaunchError: it must not be used, and its launcher has no other node.
-        """
+    def may_take_part(self) -> bool:
+        """Wait for the first readings, and send them to the launcher. The other nodes are told what the node has."""
         if not self._is_on:
-            return False
-        self._await_readings(placement, wait, is_stopping)
-        if is_stopping():
-            return False
+            return True
+        self._await_readings()
+        if self._node.is_stopping():
+            return True
         report = self._node_health()
-        self._send(report)
-        rendezvous.describe(report.hardware)
+        self._node.outbox.send(report)
+        self._node.rendezvous.describe(report.hardware)
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
-            return False
+            return True
         if not self._spec.launcher_assigns_rendezvous:
             from ddplaunch.health import wording
 
             text = f"the hardware is not sound: {wording.refusal(wrong, self._spec.host)}"
-            rendezvous.refuse(text)
+            self._node.rendezvous.refuse(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
-        return True
+        return False
 
-    def _await_readings(self, placement: Placement, wait: Wait, is_stopping: Callable[[], bool]) -> None:
-        folder_by = time.monotonic() + FOLDER_LIMIT_S
-        if gpus := self._gpus:
-            gpus.placement = placement
-            wait(lambda: gpus.is_read or is_stopping(), time.monotonic() + _FIRST_LIMIT_S)
-        if not wait(lambda: self._is_probed or is_stopping(), folder_by):
+    def _await_readings(self) -> None:
+        wait, is_stopping = self._node.wait, self._node.is_stopping
+        folder_by, gpus_by = time.monotonic() + FOLDER_LIMIT_S, time.monotonic() + _FIRST_LIMIT_S
+        if gpus := self._node.gpus:
+            wait(lambda: gpus.is_read or is_stopping(), lambda: gpus_by)
+        if not wait(lambda: self._is_probed or is_stopping(), lambda: folder_by):
             self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
-        gpus = self._gpus
+        gpus = self._node.gpus
         if gpus is None:
             return node_health(self._findings)
         return node_health([*self._findings, *gpus.findings], gpus.gpus, gpus.ports, gpus.missing)
 
     # Events.
 
-    def handle_event(self, event: HealthEvent) -> None:
+    def on_event(self, event: object) -> bool:
         """Handle what a thread has found out."""
         match event:
             case FolderProbed(state=state) if not self._is_probed:
                 self._on_folder(node_rules.of_folder(state))
-            case _ if self._gpus:
-                self._gpus.handle_event(event)
+            case HealthEvent() if self._node.gpus:
+                self._node.gpus.handle_event(event)
+        return isinstance(event, HealthEvent)
 
     def _on_folder(self, findings: tuple[Finding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
@@ -127,33 +105,24 @@ class HealthWatch:
 
     # After a failure, and before another attempt.
 
-    def on_workers_ending(self, *, any_failed: bool) -> None:
-        """If a worker has failed, ask for a fresh reading, for which ``blame`` waits; workers are stopped meanwhile."""
-        if self._gpus and any_failed:
-            self._gpus.ask_health()
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """As ``Part.on_attempt``."""
+        self._group = group
 
-    def blame(self, exits: tuple[WorkerExit, ...], wait: Wait) -> tuple[WorkerExit, ...]:
+    def before_stop(self, failure: AttemptFailure | None) -> None:
+        """If a worker has failed, ask for a fresh reading, which ``on_attempt_ended`` awaits."""
+        if self._node.gpus and self._group and self._group.any_failed:
+            self._node.gpus.ask_health()
+
+    def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
         """``exits`` with the faults of the hardware that have ended workers."""
-        return self._gpus.blame(exits, wait) if self._gpus else exits
+        gpus, node = self._node.gpus, self._node
+        return gpus.blame(exits, node.wait) if gpus and not node.is_stopping() else exits
 
-    def await_free_memory(self, wait: Wait, is_stopping: Callable[[], bool]) -> None:
+    def before_next_attempt(self) -> None:
         """Wait until the GPU memory of the workers that have ended is free."""
-        if self._gpus:
+        node = self._node
+        if node.gpus:
             from ddplaunch.agent.watches.gpu_memory_wait import await_free_memory
 
-            await_free_memory(self._gpus, self._spec.host, wait, is_stopping, self._send)
-
-    @property
-    def gpus(self) -> GpusOfJob | None:
-        """The GPUs of the job; None on a machine without GPUs, and where none are looked at."""
-        return self._gpus
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """Processes of the watch, which a sweep of this agent's descendants must leave alone."""
-        return self._gpus.pids if self._gpus else ()
-
-    def close(self) -> None:
-        """End the watch's process."""
-        if self._gpus:
-            self._gpus.close()
+            await_free_memory(node.gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)

@@ -82,7 +82,7 @@ class ActivityWatch:
         ask_node: Callable[[float], NodeEvidence],
         routes: Routes,
     ) -> None:
-        """The watch begins with ``watch``.
+        """The watch begins with ``begin``.
 
         Args:
             timeouts: after which times something follows.
@@ -105,19 +105,31 @@ class ActivityWatch:
         self._active_samples: dict[int, Sample] = {}
         """The samples when a worker last moved or was busy: whoever does little is seen over a longer time."""
         self._is_sampling = self._is_sampling_all = False
-        self._is_reported = self._is_stopping = self._is_finished = self._is_waiting_reported = False
+        self._is_watching = self._is_reported = self._is_stopping = False
+        self._is_finished = self._is_waiting_reported = False
         self._asked: list[ExamineWorkers] = []  # Not begun yet.
         self._examining: list[ExamineWorkers] = []  # Answered by the next sample of all sources.
         self._second_stacks_at = _NEVER
 
-    def watch(self, wait: Wait, done: Callable[[], bool]) -> None:
-        """``wait`` until ``done``. If the job hangs, also collect the workers' Python stacks."""
-        self._restart_clocks(time.monotonic())
-        self._sampled_at = time.monotonic()
-        self._deadline = time.monotonic() + min(_LOAD_S, self._first_sample_s)
-        while not wait(done, lambda: min(self._deadline, self._second_stacks_at)):
-            self._on_deadline(time.monotonic())
-        self._is_finished = True
+    def begin(self) -> None:
+        """The workers run."""
+        now = time.monotonic()
+        self._restart_clocks(now)
+        self._sampled_at = now
+        self._deadline = now + min(_LOAD_S, self._first_sample_s)
+        self._is_watching = True
+
+    def run_due(self, now: float) -> float:
+        """Do what is due at ``now``. Returns when to call again at the latest, or infinity."""
+        if not self._is_watching:
+            return _NEVER
+        if now >= min(self._deadline, self._second_stacks_at):
+            self._on_deadline(now)
+        return min(self._deadline, self._second_stacks_at)
+
+    def end(self, wait: Wait) -> None:
+        """The attempt ends. If the job hangs, ``wait`` until its workers have written their Python stacks."""
+        self._is_watching, self._is_finished = False, True
         self._refuse(self._examining + self._asked)
         if self._limits:
             self._send(WorkerActivity(self._group.attempt, is_finished=True))
@@ -159,7 +171,7 @@ class ActivityWatch:
     ) -> AttemptFailure | None:
         """Handle an event; returns the attempt's failure if the job hangs.
 
-        Events of an earlier attempt, and all events after the end of ``watch``, are ignored.
+        Events of an earlier attempt, and all events after ``end``, are ignored.
         """
         if event.attempt != self._group.attempt or self._is_finished:
             self._refuse([event] if isinstance(event, ExamineWorkers) else [])
@@ -167,7 +179,7 @@ class ActivityWatch:
         match event:
             case AbortHungAttempt(reason=reason):
                 self.is_hung = True
-                return AttemptFailure(reason)
+                return AttemptFailure(reason, hung=True)
             case ExamineWorkers():
                 self._asked.append(event)
                 self._begin_examination()

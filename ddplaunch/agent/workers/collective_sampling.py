@@ -13,8 +13,10 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.events import CollectivesRead
+from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.protocol import examination
 from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
+from ddplaunch.protocol.launcher_agent import SampleCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.examiner import Answer, Examiner
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.protocol.collectives import PackedTimes
-    from ddplaunch.protocol.launcher_agent import SampleCollectives
     from ddplaunch.protocol.results import Round
     from ddplaunch.system.process_activity import ProcessActivity
 
@@ -35,6 +36,28 @@ class _Load(NamedTuple):
     at: float
     pid: int
     activity: ProcessActivity
+
+
+class SlowRanksPart(Part):
+    """Samples the workers of one attempt after the other, if there are several and the user wants to be told."""
+
+    def __init__(self, node: NodeServices) -> None:
+        super().__init__(node)
+        self._sampling: CollectiveSampling | None = None
+
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """As ``Part.on_attempt``."""
+        if round_.world_size > 1 and self._node.spec.timeouts.hang_report_s is not None:
+            throttled = self._node.placement.throttled
+            self._sampling = CollectiveSampling(group, round_, self._node.examiner, throttled, self._node.post)
+
+    def on_event(self, event: object) -> bool:
+        """As ``Part.on_event``."""
+        if self._sampling is None or not isinstance(event, (SampleCollectives, CollectivesRead)):
+            return False
+        if sampled := self._sampling.handle_event(event):
+            self._node.report(sampled)
+        return True
 
 
 class CollectiveSampling:

@@ -13,69 +13,68 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import OutputResumed
+from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.protocol import debugging, wire
 from ddplaunch.protocol.debugging import SessionOrder, SessionRequest
 from ddplaunch.system import linux
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
 
     from ddplaunch.agent.workers.debug_session import DebugSession
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.protocol.results import Round
 
 _REQUEST_S = 5.0
 _MAX_SESSIONS = 1024
 
 
-class DebugSessions:
+class DebugPart(Part):
     """All sessions of one agent, of all attempts."""
 
-    def __init__(
-        self,
-        group: Callable[[], WorkerGroup | None],
-        send: Callable[[object], None],
-        post: Callable[[object], None],
-    ) -> None:
-        """Any thread calls the functions.
-
-        Args:
-            group: the workers of the attempt.
-            send: sends a record to the launcher.
-            post: posts an event to this agent.
-        """
-        self._group, self._send, self._post = group, send, post
+    def __init__(self, node: NodeServices) -> None:
+        super().__init__(node)
+        self._group: WorkerGroup | None = None
+        node.examiner.on_debugger = self._start
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[int, DebugSession] = {}
 
-    def serve(self, connection: socket.socket) -> None:
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """As ``Part.on_attempt``."""
+        self._group = group
+
+    def on_event(self, event: object) -> bool:
+        """Pass on an order of the launcher, unless its session has ended."""
+        if not isinstance(event, SessionOrder):
+            return False
+        with self._lock:
+            session = self._sessions.get(event.session)
+            if session:
+                session.handle(event)
+        return True
+
+    def _start(self, connection: socket.socket) -> None:
         """Serve the session of this ``connection`` in a thread. Called in the examiner's thread."""
         if len(self._sessions) >= _MAX_SESSIONS:
             connection.close()
             return
         threading.Thread(target=self._serve, args=(connection,), name="debug session", daemon=True).start()
 
-    def handle_order(self, order: SessionOrder) -> None:
-        """Pass on an order of the launcher, unless its session has ended."""
-        with self._lock:
-            session = self._sessions.get(order.session)
-            if session:
-                session.handle(order)
-
     def _serve(self, connection: socket.socket) -> None:
         from ddplaunch.agent.workers.debug_session import DebugSession
 
-        group = self._group()
+        group = self._group
+        send = self._node.outbox.send
         with contextlib.closing(connection):
             opened = self._opened(connection, group) if group else None
             if group is None or opened is None:
                 return
-            session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], self._send)
+            session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], send)
             with self._lock:
                 self._sessions[session.number] = session
             self._mark(group, is_debugged=True)
-            self._send(opened)
+            send(opened)
             try:
                 session.run()
             finally:
@@ -110,4 +109,4 @@ class DebugSessions:
         with self._lock:
             group.debugged += 1 if is_debugged else -1
             group.debugged_at = time.monotonic()
-        self._post(OutputResumed(group.attempt))
+        self._node.post(OutputResumed(group.attempt))

@@ -88,16 +88,14 @@ class Examiner:
     Attributes:
         name: name of the socket in the abstract namespace; empty if it could not be opened.
         on_accepted: called in the thread of the socket after each connection.
+        on_debugger: called in that thread with the connection of a process that stops in a debugger.
     """
 
-    def __init__(self, *, is_needed: bool, on_debugger: Callable[[socket.socket], None] = socket.socket.close) -> None:
-        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask.
-
-        ``on_debugger`` is called in the thread of the socket with the connection of a process that stops in a debugger.
-        """
+    def __init__(self, *, is_needed: bool) -> None:
+        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask."""
         self.name = ""
         self.on_accepted: Callable[[], None] = lambda: None
-        self._on_debugger = on_debugger
+        self.on_debugger: Callable[[socket.socket], None] = socket.socket.close
         self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._forgotten: list[_Connection] = []
@@ -132,7 +130,7 @@ class Examiner:
         if uid != os.getuid():
             connection.close()
         elif address:  # Only a debugger has one: a worker that answers does not bind its socket.
-            self._on_debugger(connection)
+            self.on_debugger(connection)
         else:
             self._keep(connection, pid)
             self.on_accepted()

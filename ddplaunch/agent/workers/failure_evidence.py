@@ -49,22 +49,17 @@ _MAX_CALLS = 16
 
 
 class FailureEvidence:
-    """Evidence of one attempt.
-
-    Attributes:
-        is_due: the attempt ends because of a failure, or because another node is lost; not because it was stopped.
-    """
+    """Evidence of one attempt, which ends because of a failure, or because another node is lost."""
 
     def __init__(self, group: WorkerGroup, examiner: Examiner, post: Callable[[object], None]) -> None:
         """``examiner`` asks the workers of ``group``; ``post`` posts an event to this agent, from any thread."""
         self._group, self._examiner, self._post = group, examiner, post
         self._answers: dict[int, Answer] = {}
         self._thread: threading.Thread | None = None
-        self._was_asked = self.is_due = False
+        self._was_asked = False
 
     def take(self, wait: Wait) -> None:
         """Ask the workers that still run, before they are stopped."""
-        self.is_due = True
         pids = self._group.pids_by_local_rank()
         limit_s = self._limit_s()
         if not any(self._examiner.is_connected(pid) for pid in pids.values()):

@@ -18,7 +18,7 @@ from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log,
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
-from ddplaunch.protocol.launcher_agent import AttemptStarted, FaultInjected, InjectFault, Notice, Output
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Notice, Output
 from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.protocol.script_request import Request
 from ddplaunch.system import processes
@@ -150,7 +150,7 @@ class WorkerGroup:
         """The output streams of all workers."""
         return tuple(pump.stream for worker in self.workers for pump in worker.pumps)
 
-    # Faults and signals.
+    # Signals.
 
     def request_stacks(self, *, resume: bool) -> None:
         """Make all workers write their Python stacks, as far as they can; ``resume`` those that are suspended."""
@@ -165,12 +165,6 @@ class WorkerGroup:
     def host(self) -> str:
         """Display name of the node."""
         return self._spec.host
-
-    def inject(self, order: InjectFault) -> None:
-        """Inject a fault into one worker, and report whether it still ran."""
-        is_current = order.attempt == self._round.attempt
-        happened = is_current and self.workers[order.local_rank].inject(order)
-        self._outbox.send(FaultInjected(order.number, happened))
 
     def signal(self, signum: int) -> None:
         """Send ``signum`` to every running worker, not to its children, which may have no handler for SIGUSR1."""

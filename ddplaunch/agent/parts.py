@@ -1,0 +1,147 @@
+"""The parts of an agent: each does one thing for the user beside starting and stopping workers.
+
+Runs in the agent, in its main thread. ``Agent`` calls each method of all parts, in the order of ``TABLE``, and names no
+part. A new part is one line of ``TABLE``.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+from ddplaunch.system.gpus import devices, nvml
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.agent.events import AttemptFailure, Wait
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.rendezvous.single_node import Rendezvous
+    from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
+    from ddplaunch.agent.workers.examiner import Examiner
+    from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.protocol.hang_evidence import RankEvidence
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import Round, WorkerExit
+    from ddplaunch.protocol.specs import AgentSpec
+
+TABLE = (
+    "ddplaunch.agent.watches.usage_watch:UsagePart",
+    "ddplaunch.agent.watches.health_watch:HealthPart",
+    "ddplaunch.agent.workers.hang_part:HangPart",
+    "ddplaunch.agent.workers.collective_sampling:SlowRanksPart",
+    "ddplaunch.agent.workers.debug_sessions:DebugPart",
+    "ddplaunch.agent.fault_part:FaultPart",
+)
+"""Module and class of each part. The last sample of the workers' usage comes before anything that takes time."""
+
+NEVER = float("inf")
+
+
+class NodeServices(NamedTuple):
+    """What an agent offers its parts.
+
+    Attributes:
+        spec: what the launcher wants of this node. The run id and the folder change later where nodes meet.
+        placement: the devices and CPUs of the workers.
+        rendezvous: the rounds of the run.
+        examiner: asks workers for their flight records.
+        gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
+        outbox: sends records to the launcher.
+        post: posts an event to the agent's mailbox; any thread may call it.
+        report: sends a report to the launcher that watches the job.
+        wait: handles events until a condition holds (True), or until a deadline, which may change.
+        is_stopping: whether the run, or this node's part in it, is being stopped.
+        fail: makes the attempt fail for another reason than a worker's exit.
+    """
+
+    spec: AgentSpec
+    placement: Placement
+    rendezvous: Rendezvous
+    examiner: Examiner
+    gpus: GpusOfJob | None
+    outbox: Outbox
+    post: Callable[[object], None]
+    report: Callable[[Report], None]
+    wait: Wait
+    is_stopping: Callable[[], bool]
+    fail: Callable[[AttemptFailure], None]
+
+
+class Part:
+    """One part of an agent, of all attempts. A method that a part does not define does nothing."""
+
+    def __init__(self, node: NodeServices) -> None:
+        self._node = node
+
+    def may_take_part(self) -> bool:
+        """Whether this node may take part in the run. Called once, before the first attempt; may wait.
+
+        Raises:
+            LaunchError: it must not, and its launcher has no other node.
+        """
+        return True
+
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """An attempt begins. No worker of ``group`` runs yet."""
+
+    def on_started(self) -> None:
+        """All workers of the attempt run, or the attempt ends already."""
+
+    def on_event(self, event: object) -> bool:
+        """Handle an event of the agent's mailbox if it is one of this part's. Returns whether it was."""
+        return False
+
+    def run_due(self, now: float) -> float:
+        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
+        return NEVER
+
+    @property
+    def delays_stop(self) -> bool:
+        """Whether ``before_stop`` must see the workers as they are, before they get the signal that stops them."""
+        return False
+
+    def before_stop(self, failure: AttemptFailure | None) -> None:
+        """The attempt ends: workers that still run are stopped next. May wait for a short time.
+
+        ``failure``: why the attempt has failed, if not by a worker's exit.
+        """
+
+    def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
+        """All workers have ended as ``exits``, by local rank. Returns them with what this part knows of them."""
+        return exits
+
+    def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[RankEvidence, ...]:
+        """What the launcher gets with the result of the attempt: what the workers knew if a collective failed."""
+        return ()
+
+    def before_next_attempt(self) -> None:
+        """Another attempt follows. May wait until the node is ready for it."""
+
+    def close(self) -> None:
+        """End what the part has started."""
+
+
+def load(node: NodeServices) -> tuple[Part, ...]:
+    """All parts of an agent."""
+    return tuple(_class(text)(node) for text in TABLE)
+
+
+def _class(text: str) -> type[Part]:
+    module, _, name = text.partition(":")
+    found: type[Part] = getattr(import_module(module), name)
+    return found
+
+
+def gpus_of_job(
+    spec: AgentSpec, placement: Placement, send: Callable[[object], None], post: Callable[[object], None]
+) -> GpusOfJob | None:
+    """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run."""
+    if spec.health == "off" or spec.fake_gpus or not (nvml.is_installed() or devices.is_amd()):
+        return None
+    from ddplaunch.agent.watches.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
+
+    gpus = GpusOfJob(spec, send, post)
+    gpus.placement = placement
+    return gpus
