@@ -27,8 +27,8 @@ from ddplaunch.agent.events import (
 from ddplaunch.agent.rendezvous import choice as rendezvous_choice
 from ddplaunch.agent.rendezvous.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-from ddplaunch.agent.watches.health_watch import HealthWatch
-from ddplaunch.agent.watches.usage_watch import UsageWatch
+from ddplaunch.agent.watches.health_checks import HealthChecks
+from ddplaunch.agent.watches.usage_sampling import UsageSampling
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.collective_sampling import CollectiveSampling
@@ -84,8 +84,8 @@ class Agent:
         """
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
-        self._health = HealthWatch(spec, outbox.send, mailbox.post)
-        self._usage = UsageWatch(spec, outbox, self._health.gpus)
+        self._health = HealthChecks(spec, outbox.send, mailbox.post)
+        self._usage = UsageSampling(spec, outbox, self._health.gpus)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)

@@ -14,7 +14,7 @@ from ddplaunch.health.xid import ACTIONS, Xid, xid
 from ddplaunch.protocol.health import Finding
 
 if TYPE_CHECKING:
-    from ddplaunch.system.gpus.gpu_health import GpuEvent, GpuHealth
+    from ddplaunch.protocol.gpus import GpuEvent, GpuReading
 
 _EVENTS = {
     "ecc": Xid("a memory error could not be corrected (double-bit ECC)", "investigate", True),
@@ -23,7 +23,7 @@ _EVENTS = {
 """Events that are no Xid; a new recovery action is told by the reading that follows."""
 
 
-def at_start(gpu: GpuHealth) -> tuple[Finding, ...]:
+def at_start(gpu: GpuReading) -> tuple[Finding, ...]:
     """What is wrong with a GPU before a job uses it.
 
     A finding that only warns explains no later failure: the GPU was like this before.
@@ -32,12 +32,12 @@ def at_start(gpu: GpuHealth) -> tuple[Finding, ...]:
     return tuple(replace(finding, is_fault=finding.is_fault and finding.severity == "refuse") for finding in found)
 
 
-def while_running(before: GpuHealth | None, now: GpuHealth) -> tuple[Finding, ...]:
+def while_running(before: GpuReading | None, now: GpuReading) -> tuple[Finding, ...]:
     """What has become wrong with a GPU since ``before``; None: since a time when it could not be read."""
     return tuple(_finding(rule, now) for rule in RULES if rule.in_run and _is_newly_broken(rule, before, now))
 
 
-def _is_newly_broken(rule: Rule, before: GpuHealth | None, now: GpuHealth) -> bool:
+def _is_newly_broken(rule: Rule, before: GpuReading | None, now: GpuReading) -> bool:
     if not rule.is_broken(now):
         return False
     has_grown = bool(before and rule.grows and (rule.grows(now) or 0) > (rule.grows(before) or 0))
@@ -66,7 +66,7 @@ def of_silence(missing: str) -> Finding:
     return Finding(rule="nvml-silent", text=missing, action="look at the kernel log (dmesg) for messages of the driver")
 
 
-def _finding(rule: Rule, gpu: GpuHealth) -> Finding:
+def _finding(rule: Rule, gpu: GpuReading) -> Finding:
     return Finding(
         rule=rule.name,
         text=rule.text(gpu),

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.gpus import IbPort
 from ddplaunch.protocol.health import Finding
-from ddplaunch.system.infiniband import IbPort
 
 _INACTIVE = ("INIT", "ARMED")
 _CABLE = "look at its cable and at the switch"

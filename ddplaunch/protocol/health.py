@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
+from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
 
 MAX_FINDINGS = 256
-MAX_GPUS = 256
 MAX_PORTS = 256
 
 Severity = Literal["refuse", "warn"]
@@ -44,20 +44,6 @@ class Finding:
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuIdentity:
-    """What should be the same for all GPUs of a job. Empty or 0: not known."""
-
-    index: Count
-    uuid: OneLine = ""
-    name: OneLine = ""
-    memory_bytes: Size = 0
-    driver: OneLine = ""
-    vbios: OneLine = ""
-    is_mig: bool = False
-    power_limit_w: Seconds = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
 class NodeHardware:
     """What should be the same on all nodes of a job. Empty or 0: not known.
 
@@ -68,7 +54,7 @@ class NodeHardware:
         ports: the kind of each active InfiniBand and RoCE port, as ``InfiniBand 400 Gb/s``.
     """
 
-    gpus: Annotated[tuple[GpuIdentity, ...], at_most(MAX_GPUS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
     memory_bytes: Size = 0
     cpus: Count = 0
     ports: Annotated[tuple[OneLine, ...], at_most(MAX_PORTS)] = ()

@@ -8,7 +8,8 @@ import pytest
 
 from ddplaunch.health import differences, node_rules, wording
 from ddplaunch.health.verdict import with_hardware
-from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware
+from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.protocol.health import Finding, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.system.files.folder_probe import FolderState
 
@@ -98,8 +99,7 @@ def node(
     driver: str = "570.1", cpus: int = 64, memory_gb: float = 512, limit_w: float = 700.0, ports: int = 2
 ) -> NodeHardware:
     gpus = tuple(
-        GpuIdentity(index=index, name="H100", driver=driver, memory_bytes=80 << 30, power_limit_w=limit_w)
-        for index in range(8)
+        Gpu(index=index, name="H100", driver=driver, memory_bytes=80 << 30, power_limit_w=limit_w) for index in range(8)
     )
     kinds = ("InfiniBand 400 Gb/s",) * ports
     return NodeHardware(gpus=gpus, cpus=cpus, memory_bytes=int(memory_gb * (1 << 30)), ports=kinds)

@@ -7,36 +7,40 @@ GPUs are simulated, nothing is looked at.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import FolderProbed, HealthEvent
-from ddplaunch.agent.watches.node_health import node_health
+from ddplaunch.agent.events import HealthEvent
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.health import node_rules
+from ddplaunch.protocol.gpus import MAX_GPUS
+from ddplaunch.protocol.health import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.system.files import folder_probe
-from ddplaunch.system.gpus import devices, nvml
+from ddplaunch.system.files.folder_probe import FolderState
+from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
     from ddplaunch.agent.watches.gpus_of_job import GpusOfJob, Wait
     from ddplaunch.agent.workers.placement import Placement
-    from ddplaunch.protocol.health import Finding, NodeHealth
+    from ddplaunch.protocol.gpus import GpuReading, IbPort
+    from ddplaunch.protocol.health import Finding
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
 FOLDER_LIMIT_S = 2.0
 _FIRST_LIMIT_S = 3.0
-"""The watch of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
+"""The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
 _REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
-class HealthWatch:
-    """Watches the hardware of one node."""
+class HealthChecks:
+    """Of one node. Its records go to the ``HealthWatch`` of a launcher, which decides."""
 
     def __init__(self, spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> None:
         """Start to read the GPUs and to try the folder, unless the user wants neither or the run is a dry run.
@@ -53,14 +57,14 @@ class HealthWatch:
             self._start(post)
 
     def _start(self, post: Callable[[object], None]) -> None:
-        if nvml.is_installed() or devices.is_amd():
+        if devices.has_nvml() or devices.is_amd():
             from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
 
             self._gpus = GpusOfJob(self._spec, self._send, post)
         if self._spec.node_dir:
             self._is_probed = False
             folder = self._spec.node_dir
-            probe = lambda: post(FolderProbed(folder_probe.probe(folder)))  # noqa: E731
+            probe = lambda: post(HealthEvent(folder_probe.probe(folder)))  # noqa: E731
             threading.Thread(target=probe, name="folder probe", daemon=True).start()
 
     # Before the first attempt.
@@ -114,11 +118,11 @@ class HealthWatch:
 
     def handle_event(self, event: HealthEvent) -> None:
         """Handle what a thread has found out."""
-        match event:
-            case FolderProbed(state=state) if not self._is_probed:
-                self._on_folder(node_rules.of_folder(state))
-            case _ if self._gpus:
-                self._gpus.handle_event(event)
+        if isinstance(event.found, FolderState):
+            if not self._is_probed:
+                self._on_folder(node_rules.of_folder(event.found))
+        elif self._gpus:
+            self._gpus.handle_event(event)
 
     def _on_folder(self, findings: tuple[Finding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
@@ -150,10 +154,25 @@ class HealthWatch:
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the watch, which a sweep of this agent's descendants must leave alone."""
+        """Processes that read GPUs, which a sweep of this agent's descendants must leave alone."""
         return self._gpus.pids if self._gpus else ()
 
     def close(self) -> None:
-        """End the watch's process."""
+        """End the process that reads GPUs."""
         if self._gpus:
             self._gpus.close()
+
+
+def node_health(
+    findings: Iterable[Finding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+) -> NodeHealth:
+    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
+    ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
+    active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
+    hardware = NodeHardware(
+        gpus=tuple(gpu.identity() for gpu in gpus)[:MAX_GPUS],
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=len(os.sched_getaffinity(0)),
+        ports=tuple(active[:MAX_PORTS]),
+    )
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)

@@ -24,8 +24,8 @@ _LEAST_S = 0.1
 """A shorter span says little: the CPU time of a process is counted in steps of 10 ms."""
 
 
-class UsageWatch:
-    """Watches the attempts of one node.
+class UsageSampling:
+    """Of the attempts of one node; the ``UsageWatch`` of its launcher gets the records.
 
     Attributes:
         due: when ``run_due`` is to be called next, by ``time.monotonic()``.
