@@ -47,7 +47,7 @@ class Rule:
         text: the finding's text.
         action: what the user or the administrator can do.
         source: who uses the rule, or a like one, for the docs.
-        is_fault: as in Finding.
+        is_fault: as in HealthFinding.
         in_run: it is applied not only at the start, but also while workers run: when a GPU begins to break it.
         grows: in the run, it is also broken anew each time this value grows.
     """

@@ -14,7 +14,7 @@ from ddplaunch.commands.check import page as page
 from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpus import Gpu
-from ddplaunch.protocol.health import Finding, NodeHardware, NodeHealth
+from ddplaunch.protocol.health import HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,
@@ -131,7 +131,7 @@ def test_who_cannot_reach_whom_is_folded() -> None:
     ]
 
 
-REMAP = Finding(
+REMAP = HealthFinding(
     rule="row-remap-failed",
     text="a row of its memory could not be remapped",
     action="have the GPU replaced",
@@ -139,7 +139,7 @@ REMAP = Finding(
     gpu=3,
     uuid="GPU-8f6a",
 )
-FULL = Finding(rule="disk-full", text="the disk of /logs is 97% full")
+FULL = HealthFinding(rule="disk-full", text="the disk of /logs is 97% full")
 
 
 def test_findings_about_the_hardware_are_problems() -> None:

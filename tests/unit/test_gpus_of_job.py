@@ -12,7 +12,7 @@ from ddplaunch.agent.watches import gpus_of_job
 from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, IbPort
-from ddplaunch.protocol.health import HealthFound
+from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.kernel_log import LoggedXid
@@ -63,8 +63,8 @@ def test_a_fault_is_told_once_a_minute_and_blamed(gpus: GpusOfJob, sent: list[ob
     gpus.handle_event(xid(79))
     gpus.handle_event(xid(79))
     (found,) = sent
-    assert isinstance(found, HealthFound)
-    assert found.findings[0].local_ranks == (0,)
+    assert isinstance(found, HealthFinding)
+    assert found.local_ranks == (0,)
     assert blamed(gpus) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
 
 
@@ -85,8 +85,8 @@ def test_a_gpu_that_is_lost_keeps_its_uuid(gpus: GpusOfJob, sent: list[object]) 
     """NVML tells only the index of a GPU that it has lost; the job has chosen its GPU by UUID."""
     gpus.handle_event(HealthEvent(GpusRead(gpus=(GPUS[0], GpuReading(index=1, error="GPU is lost")))))
     (found,) = sent
-    assert isinstance(found, HealthFound)
-    assert (found.findings[0].rule, found.findings[0].uuid) == ("lost", "GPU-1")
+    assert isinstance(found, HealthFinding)
+    assert (found.rule, found.uuid) == ("lost", "GPU-1")
     assert blamed(gpus) == "GPU 1 (GPU-1): the driver cannot use it: GPU is lost"
 
 
@@ -103,7 +103,7 @@ def test_each_port_is_told(gpus: GpusOfJob, sent: list[object]) -> None:
     gpus.handle_event(HealthEvent(GpusRead(gpus=GPUS, ports=ports)))
     for _ in range(2):
         gpus.handle_event(HealthEvent(GpusRead(gpus=GPUS, ports=tuple(replace(port, state="DOWN") for port in ports))))
-    told = [finding.text for record in sent if isinstance(record, HealthFound) for finding in record.findings]
+    told = [finding.text for finding in sent if isinstance(finding, HealthFinding)]
     assert [text.partition(": ")[0] for text in told] == ["mlx5_0:1", "mlx5_1:1"]
 
 

@@ -14,7 +14,6 @@ from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.watches.gpu_reader import GpuReader
 from ddplaunch.health import gpu_rules, port_rules, verdict
 from ddplaunch.protocol.gpus import Gpu, GpuEvent, GpuReading, GpusRead
-from ddplaunch.protocol.health import Finding, HealthFound
 from ddplaunch.system import kernel_log
 from ddplaunch.system.gpus import devices
 
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.watches.gpu_reader import Answer
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.protocol.gpus import IbPort, Question
+    from ddplaunch.protocol.health import HealthFinding
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -61,13 +61,13 @@ class GpusOfJob:
         self._reader = GpuReader.start(self._on_answer_in_thread)
         self._gpus: dict[int, GpuReading] = {}
         self._ports: tuple[IbPort, ...] | None = None
-        self._faults: list[tuple[float, Finding]] = []
+        self._faults: list[tuple[float, HealthFinding]] = []
         self._told_at: dict[tuple[str, int | None, str], float] = {}
         self._fresh_by: float | None = None
         self.placement: Placement | None = None
         self.is_read = False
         self.missing = ""
-        self.findings: list[Finding] = []
+        self.findings: list[HealthFinding] = []
         self.memory: tuple[GpuReading, ...] | None = None
         self.used_at_start: dict[int, int] = {}
         self._ask("health")
@@ -125,7 +125,7 @@ class GpusOfJob:
             silence = gpu_rules.of_silence(answer.missing)
             self.findings.append(silence)
             if not is_first:
-                self._send(HealthFound((silence,)))
+                self._send(silence)
 
     def _on_ports(self, answer: GpusRead) -> None:
         """The ports matter to jobs of several nodes only."""
@@ -142,7 +142,7 @@ class GpusOfJob:
         """Whether this machine has GPUs: images for containers often have NVIDIA's library without one."""
         return devices.has_driver() or bool(self.placement and self.placement.devices_of(0))
 
-    def _found(self, findings: Iterable[Finding]) -> None:
+    def _found(self, findings: Iterable[HealthFinding]) -> None:
         """Findings about the job's GPUs while the run lasts."""
         now = time.monotonic()
         for finding in self._of_job(findings):
@@ -151,13 +151,13 @@ class GpusOfJob:
             self._keep_faults([finding])
             if is_new:
                 self._told_at[key] = now
-                self._send(HealthFound((finding,)))
+                self._send(finding)
 
-    def _keep_faults(self, findings: Iterable[Finding]) -> None:
+    def _keep_faults(self, findings: Iterable[HealthFinding]) -> None:
         now = time.monotonic()
         self._faults = [*self._faults[-_MAX_FAULTS:], *((now, finding) for finding in findings if finding.is_fault)]
 
-    def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
+    def _of_job(self, findings: Iterable[HealthFinding]) -> list[HealthFinding]:
         """The findings about the node and about GPUs of the job, these with the local ranks that use them."""
         found = []
         for finding in findings:
@@ -195,7 +195,7 @@ class GpusOfJob:
         earliest = time.monotonic() - verdict.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
         return verdict.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
 
-    def _logged_xids(self) -> Iterable[Finding]:
+    def _logged_xids(self) -> Iterable[HealthFinding]:
         """What the kernel's log says, where NVML does not answer any more."""
         known = {(finding.gpu, finding.rule) for _, finding in self._faults}
         for logged in kernel_log.recent_xids(verdict.WINDOW_S):
@@ -244,7 +244,7 @@ class GpusOfJob:
             self._reader.close()
 
 
-def _port(finding: Finding) -> str:
+def _port(finding: HealthFinding) -> str:
     """The port that a finding without a GPU is about, as its text begins with it."""
     return finding.text.partition(": ")[0] if finding.gpu is None else ""
 

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.watches.gpus_of_job import GpusOfJob, Wait
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.protocol.gpus import GpuReading, IbPort
-    from ddplaunch.protocol.health import Finding
+    from ddplaunch.protocol.health import HealthFinding
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
@@ -52,7 +52,7 @@ class HealthChecks:
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._gpus: GpusOfJob | None = None
         self._is_probed = True
-        self._findings: list[Finding] = []
+        self._findings: list[HealthFinding] = []
         if self._is_on:
             self._start(post)
 
@@ -124,7 +124,7 @@ class HealthChecks:
         elif self._gpus:
             self._gpus.handle_event(event)
 
-    def _on_folder(self, findings: tuple[Finding, ...]) -> None:
+    def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
         self._is_probed = True
         self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
@@ -164,7 +164,7 @@ class HealthChecks:
 
 
 def node_health(
-    findings: Iterable[Finding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
 ) -> NodeHealth:
     """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
     ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))

@@ -21,7 +21,7 @@ from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.gpus import GpusRead
-    from ddplaunch.protocol.health import Finding, NodeHealth
+    from ddplaunch.protocol.health import HealthFinding, NodeHealth
 
 
 def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
@@ -49,7 +49,7 @@ def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
     return replace(read, gpus=tuple(gpu for gpu in read.gpus if any(map(gpu.is_named, names))))
 
 
-def _of_gpus(read: GpusRead) -> list[Finding]:
+def _of_gpus(read: GpusRead) -> list[HealthFinding]:
     found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
     found += port_rules.ports_at_start(read.ports)
     if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
@@ -65,10 +65,10 @@ def _existing(log_dir: str | None) -> str:
     return str(next((path for path in (folder, *folder.parents) if path.is_dir()), folder))
 
 
-def _of_folder(folder: str, *, is_alone: bool) -> list[Finding]:
+def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
     if not folder:
         return []
-    silent: tuple[Finding, ...] = (node_rules.of_silent_folder(folder, FOLDER_LIMIT_S),)
+    silent: tuple[HealthFinding, ...] = (node_rules.of_silent_folder(folder, FOLDER_LIMIT_S),)
     probed = started("folder probe", silent, lambda: node_rules.of_folder(folder_probe.probe(folder)))
     findings = probed(time.monotonic() + FOLDER_LIMIT_S)
     return [replace(finding, severity="warn") if is_alone else finding for finding in findings]
