@@ -14,10 +14,10 @@ from typing import Any
 import hypothesis
 import pytest
 
-from ddplaunch.system.gpus import nvml
+from ddplaunch.system.gpus import devices
 from tests.support import fake_nvml, runs, slowest
 from tests.support.debugging import Debugger
-from tests.support.gpus import Watched, watches
+from tests.support.gpus import Watched, readers
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
@@ -150,9 +150,9 @@ def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
-    """Starts a watch of GPUs, as on a machine with NVIDIA's library."""
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    with watches() as start:
+    """Starts a reader of GPUs, as on a machine with NVIDIA's library."""
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    with readers() as start:
         yield start
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.collectives import CollectivesSampled
+from ddplaunch.protocol.gpus import GpuEvent, GpusRead
 from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.files.folder_probe import FolderState
 
@@ -102,12 +103,8 @@ class AttemptFailure:
     hung: bool = False
 
 
-class HealthEvent:
-    """Something was found out about the hardware of this node; ``HealthWatch`` handles it."""
-
-
 @dataclass(frozen=True)
-class FolderProbed(HealthEvent):
-    """A thread has tried to write to the folder of the logs."""
+class HealthEvent:
+    """A thread has found something out about the hardware of this node; ``HealthPart`` handles it."""
 
-    state: FolderState
+    found: FolderState | GpusRead | GpuEvent

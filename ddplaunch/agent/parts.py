@@ -9,7 +9,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.system.gpus import devices, nvml
+from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 TABLE = (
-    "ddplaunch.agent.watches.usage_watch:UsagePart",
-    "ddplaunch.agent.watches.health_watch:HealthPart",
+    "ddplaunch.agent.watches.usage_sampling:UsagePart",
+    "ddplaunch.agent.watches.health_checks:HealthPart",
     "ddplaunch.agent.workers.hang_part:HangPart",
     "ddplaunch.agent.workers.collective_sampling:SlowRanksPart",
     "ddplaunch.agent.workers.debug_sessions:DebugPart",
@@ -138,7 +138,7 @@ def gpus_of_job(
     spec: AgentSpec, placement: Placement, send: Callable[[object], None], post: Callable[[object], None]
 ) -> GpusOfJob | None:
     """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run."""
-    if spec.health == "off" or spec.fake_gpus or not (nvml.is_installed() or devices.is_amd()):
+    if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
     from ddplaunch.agent.watches.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.hangs.explanation import Explanation
-    from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence
+    from ddplaunch.protocol.gpus import GpuReading
+    from ddplaunch.protocol.hang_evidence import NodeEvidence
 
 _WORKS_PERCENT = 5
 _SPINS_PERCENT, _SPINS_MEMORY_PERCENT, _SPINS_POWER_SHARE = 99, 1, 0.5
@@ -43,7 +44,7 @@ def _gpus_that(count: int, verb: str) -> str:
     return f"{plural(count, 'GPU')} {verb}{'s' * (count == 1)}"
 
 
-def spins(gpu: Gpu) -> bool:
+def spins(gpu: GpuReading) -> bool:
     """Whether the GPU runs a kernel that does nothing, as NCCL's while it waits; false if that is not known."""
     if gpu.utilization is None or gpu.memory_utilization is None or not gpu.power_w or not gpu.power_limit_w:
         return False
@@ -51,6 +52,6 @@ def spins(gpu: Gpu) -> bool:
     return gpu.utilization >= _SPINS_PERCENT and is_idle_inside and gpu.power_w < _SPINS_POWER_SHARE * gpu.power_limit_w
 
 
-def works(gpu: Gpu) -> bool:
+def works(gpu: GpuReading) -> bool:
     """Whether the GPU computes."""
     return gpu.utilization is not None and gpu.utilization >= _WORKS_PERCENT and not spins(gpu)

@@ -9,15 +9,13 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.gpus import GpuReading
 from ddplaunch.protocol.health import Severity
-from ddplaunch.system.gpus.gpu_health import GpuHealth
+from ddplaunch.system.gpus import nvml
 from ddplaunch.text import fold_ints, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-THROTTLED = {0x40: "thermal slowdown", 0x80: "power brake", 0x08: "hardware slowdown"}
-"""Bits of nvmlClocksEventReasons that the hardware sets. SwPowerCap is usual: a GPU that works reaches its limit."""
 
 _RECOVERY_ACTIONS = {
     1: "a reset of the GPU",
@@ -49,21 +47,21 @@ class Rule:
         text: the finding's text.
         action: what the user or the administrator can do.
         source: who uses the rule, or a like one, for the docs.
-        is_fault: as in Finding.
+        is_fault: as in HealthFinding.
         in_run: it is applied not only at the start, but also while workers run: when a GPU begins to break it.
         grows: in the run, it is also broken anew each time this value grows.
     """
 
     name: str
     fires_if: str
-    is_broken: Callable[[GpuHealth], bool]
-    text: Callable[[GpuHealth], str]
+    is_broken: Callable[[GpuReading], bool]
+    text: Callable[[GpuReading], str]
     action: str
     source: str
     severity: Severity = "warn"
     is_fault: bool = False
     in_run: bool = True
-    grows: Callable[[GpuHealth], int | None] | None = None
+    grows: Callable[[GpuReading], int | None] | None = None
 
 
 def _is_above(value: float | None, limit: float) -> bool:
@@ -74,38 +72,38 @@ def _is_below(value: float | None, limit: float) -> bool:
     return value is not None and value < limit
 
 
-def _lanes(gpu: GpuHealth) -> float | None:
+def _lanes(gpu: GpuReading) -> float | None:
     """The share of its PCIe lanes that are in use."""
     return gpu.pcie_width / gpu.pcie_max_width if gpu.pcie_width and gpu.pcie_max_width else None
 
 
-def throttled(gpu: GpuHealth) -> str:
-    """Why the hardware has lowered its clocks, as ``thermal slowdown``; empty if it has not."""
-    return ", ".join(text for bit, text in THROTTLED.items() if (gpu.clock_reasons or 0) & bit)
+def _throttled(gpu: GpuReading) -> str:
+    """Why the hardware has lowered its clocks; empty if it has not."""
+    return nvml.throttled((gpu.clock_reasons or 0) & nvml.HARDWARE_SLOWDOWN)
 
 
-def _fabric_problems(gpu: GpuHealth) -> Iterator[str]:
+def _fabric_problems(gpu: GpuReading) -> Iterator[str]:
     """What NVML's mask of the fabric's health tells: two bits for each."""
     for shift, text in _FABRIC_HEALTH:
         if (gpu.fabric_health or 0) >> shift & 3 == _FABRIC_TRUE:
             yield text
 
 
-def _is_fabric_incomplete(gpu: GpuHealth) -> bool:
+def _is_fabric_incomplete(gpu: GpuReading) -> bool:
     is_failed = gpu.fabric_state == _FABRIC_COMPLETED and bool(gpu.fabric_status)
     return gpu.fabric_state in _FABRIC_STATES or is_failed
 
 
-def _fabric_text(gpu: GpuHealth) -> str:
+def _fabric_text(gpu: GpuReading) -> str:
     state = _FABRIC_STATES.get(gpu.fabric_state or 0, f"has failed with NVML's error {gpu.fabric_status}")
     return f"its registration with the NVSwitches {state}"
 
 
-def _is_in_use(gpu: GpuHealth) -> bool:
+def _is_in_use(gpu: GpuReading) -> bool:
     return bool(gpu.pids) or (_is_above(gpu.used_bytes, 512 * _MB) and not gpu.has_display)
 
 
-def _users(gpu: GpuHealth) -> str:
+def _users(gpu: GpuReading) -> str:
     if gpu.pids:
         return f"process {fold_ints(gpu.pids)} uses it already"
     return f"{size(gpu.used_bytes or 0)} of its memory are in use, by processes that cannot be seen from here"
@@ -258,8 +256,8 @@ RULES: tuple[Rule, ...] = (
     Rule(
         name="throttled",
         fires_if="its clocks are lowered by a thermal slowdown of the hardware, a power brake or a hardware slowdown",
-        is_broken=lambda gpu: bool(throttled(gpu)),
-        text=lambda gpu: f"its clocks are lowered: {throttled(gpu)}",
+        is_broken=lambda gpu: bool(_throttled(gpu)),
+        text=lambda gpu: f"its clocks are lowered: {_throttled(gpu)}",
         action="look at the cooling and the power supplies of the node",
         source="gpud",
         in_run=False,

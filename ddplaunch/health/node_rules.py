@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.health import Finding
+from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -17,20 +17,20 @@ FULL_SHARE = 0.95
 _MAX_PATH = 200
 
 
-def of_folder(state: FolderState) -> tuple[Finding, ...]:
+def of_folder(state: FolderState) -> tuple[HealthFinding, ...]:
     """The findings about the folder of the logs."""
     folder = quote(state.folder, _MAX_PATH)
     if state.error:
         text = f"nothing can be written to {folder}: {quote(state.error)}"
-        return (Finding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
+        return (HealthFinding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
     if state.used_share is not None and state.used_share >= FULL_SHARE:
         text = f"the disk of {folder} is {state.used_share:.0%} full"
-        return (Finding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)
+        return (HealthFinding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)
     return ()
 
 
-def of_silent_folder(folder: str, limit_s: float) -> Finding:
+def of_silent_folder(folder: str, limit_s: float) -> HealthFinding:
     """Writing to the folder has not ended in ``limit_s`` seconds."""
     text = f"writing 4 KB to {quote(folder, _MAX_PATH)} takes more than {limit_s:g} s"
     action = "look at its file system, or choose another --log-dir"
-    return Finding(rule="folder-silent", text=text, action=action, severity="refuse")
+    return HealthFinding(rule="folder-silent", text=text, action=action, severity="refuse")

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.health import Finding
-from ddplaunch.system.infiniband import IbPort
+from ddplaunch.protocol.gpus import IbPort
+from ddplaunch.protocol.health import HealthFinding
 
 _INACTIVE = ("INIT", "ARMED")
 _CABLE = "look at its cable and at the switch"
@@ -101,12 +101,12 @@ PORT_RULES: tuple[PortRule, ...] = (
 )
 
 
-def ports_at_start(ports: Sequence[IbPort]) -> tuple[Finding, ...]:
+def ports_at_start(ports: Sequence[IbPort]) -> tuple[HealthFinding, ...]:
     """What is wrong with the ports of a node before a job uses them."""
     return _findings(ports, lambda port: ports, is_in_run=False)
 
 
-def ports_while_running(before: Sequence[IbPort], now: Sequence[IbPort]) -> tuple[Finding, ...]:
+def ports_while_running(before: Sequence[IbPort], now: Sequence[IbPort]) -> tuple[HealthFinding, ...]:
     """What has become wrong with the ports since ``before``: it explains a failure within a minute."""
     names = {port.name for port in now}
     gone = [IbPort(name=port.name) for port in before if port.name not in names]
@@ -115,9 +115,9 @@ def ports_while_running(before: Sequence[IbPort], now: Sequence[IbPort]) -> tupl
 
 def _findings(
     ports: Sequence[IbPort], with_: Callable[[IbPort], Sequence[IbPort]], is_in_run: bool
-) -> tuple[Finding, ...]:
+) -> tuple[HealthFinding, ...]:
     return tuple(
-        Finding(rule=rule.name, text=f"{port.name}: {rule.text(port)}", action=rule.action, is_fault=is_in_run)
+        HealthFinding(rule=rule.name, text=f"{port.name}: {rule.text(port)}", action=rule.action, is_fault=is_in_run)
         for rule in PORT_RULES
         for port in ports
         if rule.in_run == is_in_run and rule.is_broken(port, with_(port))

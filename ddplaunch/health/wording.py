@@ -9,19 +9,19 @@ from ddplaunch.text import ranks
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.protocol.health import Finding
+    from ddplaunch.protocol.health import HealthFinding
 
 _THE_GPU = "the GPU "
 
 
-def gpu(finding: Finding) -> str:
+def gpu(finding: HealthFinding) -> str:
     """``GPU 3 (GPU-8f6a...)``; empty for a finding about the node."""
     if finding.gpu is None:
         return ""
     return f"GPU {finding.gpu} ({finding.uuid})" if finding.uuid else f"GPU {finding.gpu}"
 
 
-def cause(finding: Finding) -> str:
+def cause(finding: HealthFinding) -> str:
     """Why a worker has failed: ``Xid 79, GPU 3 (GPU-8f6a...) has fallen off the bus``."""
     subject = gpu(finding)
     if not subject:
@@ -32,21 +32,21 @@ def cause(finding: Finding) -> str:
     return f"{subject}: {finding.text}"
 
 
-def line(finding: Finding, host: str, first_rank: int | None = None) -> str:
+def line(finding: HealthFinding, host: str, first_rank: int | None = None) -> str:
     """One line for the user; ``first_rank`` is the global rank of the node's local rank 0, if it is known."""
     subject = f"{gpu(finding)}{_users(finding, first_rank)}"
     action = f" ({finding.action})" if finding.action else ""
     return f"{host}: {subject}{': ' if subject else ''}{finding.text}{action}"
 
 
-def _users(finding: Finding, first_rank: int | None) -> str:
+def _users(finding: HealthFinding, first_rank: int | None) -> str:
     if not finding.local_ranks:
         return ""
     local = f", local {ranks(finding.local_ranks)}"
     return local if first_rank is None else f"{local}, {ranks(first_rank + local for local in finding.local_ranks)}"
 
 
-def refusal(findings: Sequence[Finding], host: str) -> str:
+def refusal(findings: Sequence[HealthFinding], host: str) -> str:
     """One line on a node that is not used."""
     wrong = [finding for finding in findings if finding.severity == "refuse"]
     more = f"; and {len(wrong) - 1} more" if wrong[1:] else ""

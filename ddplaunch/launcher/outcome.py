@@ -13,7 +13,6 @@ from ddplaunch import errors
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import (
     AttemptResult,
-    HealthFinding,
     Injected,
     Outcome,
     RankLateness,
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.slurm import SlurmJob
     from ddplaunch.errors import LaunchError
+    from ddplaunch.protocol.health import HealthFinding
 
 
 def result(

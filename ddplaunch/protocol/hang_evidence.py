@@ -11,6 +11,7 @@ from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
@@ -23,7 +24,6 @@ MAX_STACK_CHARS = 32 << 10
 
 MAX_UNANSWERED = 16
 MAX_RAS_CHARS = 1 << 20
-MAX_GPUS = 256
 
 Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
 """Shapes of the tensors of a call; longer lists are cut."""
@@ -143,24 +143,7 @@ class RankEvidence:
     missing_sources: Annotated[tuple[OneLine, ...], at_most(16)] = field(default=())
 
 
-_Percent = Annotated[int, between(0, 100)]
 _RasText = Annotated[str, Limit(f"at most {MAX_RAS_CHARS} characters", lambda text: len(text) <= MAX_RAS_CHARS)]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gpu:
-    """What one GPU does, as ``system.gpus.nvml.GpuActivity`` has it, with its fields. None: unknown."""
-
-    index: Count
-    name: OneLine = ""
-    uuid: OneLine = ""
-    pci_address: OneLine = ""
-    utilization: _Percent | None = None
-    memory_utilization: _Percent | None = None
-    power_w: Seconds | None = None
-    power_limit_w: Seconds | None = None
-    throttled: OneLine = ""
-    error: OneLine = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +160,7 @@ class NodeEvidence:
     host: OneLine
     ras: _RasText = ""
     ras_missing: OneLine = ""
-    gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
+    gpus: Annotated[tuple[GpuReading, ...], at_most(MAX_GPUS)] = ()
     gpus_missing: OneLine = ""
 
 

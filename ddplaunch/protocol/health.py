@@ -1,6 +1,6 @@
 """What an agent finds out about the hardware of its node, for the launcher.
 
-An agent sends one NodeHealth before its first attempt, and a HealthFound for each later finding; HardwareOfNode takes
+An agent sends one NodeHealth before its first attempt, and a HealthFinding for each later one; HardwareOfNode takes
 the way over the rendezvous. No behaviour belongs here: ``health`` has the rules.
 """
 
@@ -10,20 +10,24 @@ from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
+from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
 
 MAX_FINDINGS = 256
-MAX_GPUS = 256
 MAX_PORTS = 256
 
 Severity = Literal["refuse", "warn"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class HealthFinding:
     """One thing that is wrong with a node, or with one of its GPUs.
 
+    An agent sends one, while workers run, when something has happened to the hardware. The launcher adds what only it
+    knows: ``host``, ``time_s`` and ``ranks``.
+
     Attributes:
-        rule: fixed name of the rule, for files and tests, like ``row-remap-failed``.
+        time_s: when the launcher learned of it.
+        rule: fixed name of the rule, for files and tests, like ``row-remap-failed`` or ``xid-79``.
         text: what is wrong, without host and GPU: ``a row of its memory could not be remapped``.
         action: what the user or the administrator can do; empty if there is nothing.
         severity: ``refuse``: no job should use the node; ``warn``: a job may run.
@@ -31,8 +35,11 @@ class Finding:
         gpu: NVML's index of the GPU, or that of the driver of another vendor; None: the node.
         uuid: the GPU's UUID; empty if it has none.
         local_ranks: local ranks of the workers that use the GPU; empty for a finding about the node.
+        ranks: their ranks; empty before the first attempt.
     """
 
+    host: OneLine = ""
+    time_s: Seconds = 0.0
     rule: OneLine
     text: OneLine
     action: OneLine = ""
@@ -41,20 +48,7 @@ class Finding:
     gpu: Count | None = None
     uuid: OneLine = ""
     local_ranks: Annotated[tuple[Count, ...], at_most(1 << 12)] = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpuIdentity:
-    """What should be the same for all GPUs of a job. Empty or 0: not known."""
-
-    index: Count
-    uuid: OneLine = ""
-    name: OneLine = ""
-    memory_bytes: Size = 0
-    driver: OneLine = ""
-    vbios: OneLine = ""
-    is_mig: bool = False
-    power_limit_w: Seconds = 0.0
+    ranks: Annotated[tuple[Count, ...], at_most(1 << 12)] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +62,7 @@ class NodeHardware:
         ports: the kind of each active InfiniBand and RoCE port, as ``InfiniBand 400 Gb/s``.
     """
 
-    gpus: Annotated[tuple[GpuIdentity, ...], at_most(MAX_GPUS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
     memory_bytes: Size = 0
     cpus: Count = 0
     ports: Annotated[tuple[OneLine, ...], at_most(MAX_PORTS)] = ()
@@ -83,7 +77,7 @@ class NodeHealth:
         missing: why GPUs could not be looked at; empty if they were, or if the node has none.
     """
 
-    findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)] = ()
+    findings: Annotated[tuple[HealthFinding, ...], at_most(MAX_FINDINGS)] = ()
     hardware: NodeHardware = NodeHardware()
     missing: OneLine = ""
 
@@ -104,11 +98,4 @@ class HardwareOfNode:
     clock_ahead_s: Seconds = 0.0
 
 
-@dataclass(frozen=True)
-class HealthFound:
-    """Agent to launcher, while workers run: something has happened to the hardware since the last record."""
-
-    findings: Annotated[tuple[Finding, ...], at_most(MAX_FINDINGS)]
-
-
-FROM_AGENT = (NodeHealth, HealthFound)
+FROM_AGENT = (NodeHealth, HealthFinding)

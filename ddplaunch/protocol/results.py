@@ -15,6 +15,7 @@ from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
+from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
@@ -233,30 +234,6 @@ class RankLateness:
     def last_share(self) -> float:
         """Share of the delayed collectives in which it was the last."""
         return self.last / self.delayed if self.delayed else 0.0
-
-
-@dataclass(frozen=True)
-class HealthFinding:
-    """Something that was wrong with the hardware of a node, before the start or while the job ran.
-
-    Attributes:
-        time_s: when the launcher learned of it.
-        rule: name of the rule, like ``row-remap-failed`` or ``xid-79``.
-        severity: ``refuse``: no job should use the node; ``warn``: a job may run.
-        gpu: the GPU's index; None: the node.
-        uuid: the GPU's UUID; empty if it has none.
-        ranks: ranks that used the GPU; empty before the first attempt.
-    """
-
-    host: str
-    time_s: float
-    rule: str
-    text: str
-    action: str = ""
-    severity: str = "warn"
-    gpu: int | None = None
-    uuid: str = ""
-    ranks: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
-from ddplaunch.protocol.health import MAX_GPUS
+from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
 from ddplaunch.protocol.specs import UsageRecord
 
 if TYPE_CHECKING:
@@ -32,16 +32,6 @@ Amounts = Annotated[tuple[Amount | None, ...], at_most(MAX_SLOTS_PER_HOST)]
 Reasons = Annotated[tuple[OneLine | None, ...], at_most(MAX_GPUS)]
 
 
-@dataclass(frozen=True)
-class UsedGpu:
-    """A GPU of the job: the driver's index; empty or 0 where it does not tell."""
-
-    index: Count
-    uuid: OneLine = ""
-    name: OneLine = ""
-    memory_bytes: Size = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class UsageStarted(UsageRecord):
     """Agent to launcher, when the workers of ``attempt`` run: what the samples that follow are about.
@@ -58,7 +48,7 @@ class UsageStarted(UsageRecord):
     attempt: Count
     at_s: Seconds
     ranks: Annotated[tuple[Count, ...], at_most(MAX_SLOTS_PER_HOST)]
-    gpus: Annotated[tuple[UsedGpu, ...], at_most(MAX_GPUS)] = ()
+    gpus: Annotated[tuple[Gpu, ...], at_most(MAX_GPUS)] = ()
     gpu_of_worker: Annotated[tuple[Count | None, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
     cpus: Count = 0
     memory_bytes: Size = 0

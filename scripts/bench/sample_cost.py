@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 import psutil
 from common import DDPLAUNCH, PROGRAMS
 
-from ddplaunch.agent.watches.usage_sampler import DiskUse, UsageSampler
+from ddplaunch.agent.watches.usage_recorder import DiskUse, UsageSampler
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.launcher.run_files.usage_files import NodeFile, row, thinned
 from ddplaunch.protocol.usage import PERIOD_S, GpusUsage, NodeUsage, UsageSample, WorkersUsage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 import re
 import subprocess
 import sys
@@ -15,9 +14,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
+from ddplaunch.agent.watches.gpu_reader import read_once
 from ddplaunch.health.gpu_rules import at_start
 from ddplaunch.health.port_rules import ports_at_start
-from ddplaunch.system.gpus.gpu_health import Answer, GpusRead, GpuWatch, MemoryRead
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -139,31 +138,21 @@ def restart(method: str) -> None:
 
 def health() -> None:
     """Prints each value that is read of each GPU, and what the rules say of it."""
-    answers: queue.Queue[Answer] = queue.Queue()
     started = time.monotonic()
-    watch = GpuWatch.start(answers.put)
-    assert watch, "no watch was started"
-    try:
-        first = answers.get(timeout=30)
-        assert isinstance(first, GpusRead), first
-        print(f"      read in {time.monotonic() - started:.2f} s")
-        for gpu in first.gpus:
-            print(*(f"      GPU {gpu.index} {name}: {value}" for name, value in vars(gpu).items()), sep="\n")
-        for port in first.ports:
-            print(f"      {port}")
-        findings = [finding for gpu in first.gpus for finding in at_start(gpu)]
-        for finding in (*findings, *ports_at_start(first.ports)):
-            print(f"      {finding.severity}: GPU {finding.gpu}: {finding.rule}: {finding.text} ({finding.action})")
-        assert not first.missing, first.missing
-        assert len(first.gpus) >= COUNT
-        watch.ask_memory()
-        memory = answers.get(timeout=30)
-        assert isinstance(memory, MemoryRead), memory
-        assert all(gpu.used_bytes is not None for gpu in memory.gpus), memory
-        refused = [finding for finding in findings if finding.severity == "refuse"]
-        assert not refused, f"{len(refused)} findings would refuse this node"
-    finally:
-        watch.close()
+    read = read_once("health", 30)
+    print(f"      read in {time.monotonic() - started:.2f} s")
+    for gpu in read.gpus:
+        print(*(f"      GPU {gpu.index} {name}: {value}" for name, value in vars(gpu).items()), sep="\n")
+    for port in read.ports:
+        print(f"      {port}")
+    findings = [finding for gpu in read.gpus for finding in at_start(gpu)]
+    for finding in (*findings, *ports_at_start(read.ports)):
+        print(f"      {finding.severity}: GPU {finding.gpu}: {finding.rule}: {finding.text} ({finding.action})")
+    assert not read.missing, read.missing
+    assert len(read.gpus) >= COUNT
+    assert all(gpu.used_bytes is not None for gpu in read_once("memory", 30).gpus)
+    refused = [finding for finding in findings if finding.severity == "refuse"]
+    assert not refused, f"{len(refused)} findings would refuse this node"
 
 
 def gpus_are_free() -> None:

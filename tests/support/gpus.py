@@ -1,52 +1,56 @@
-"""Watches of GPUs for tests: a real child process, over the fake library of the driver."""
+"""Readers of GPUs for tests: a real child process, over the fake library of the driver."""
 
 from __future__ import annotations
 
 import contextlib
 import queue
 from collections.abc import Callable, Iterator
-from typing import TypeVar
 
-from ddplaunch.system.gpus.gpu_health import Answer, GpusRead, GpuWatch
-
-T = TypeVar("T")
+from ddplaunch.agent.watches.gpu_reader import GpuReader
+from ddplaunch.protocol.gpus import GpuEvent, GpusRead, Question
 
 
 class Watched:
-    """A watch, and what it has answered."""
+    """A reader, and what it has answered."""
 
     def __init__(self, interval_s: float, root: str = "/") -> None:
-        self._answers: queue.Queue[Answer] = queue.Queue()
-        watch = GpuWatch.start(self._answers.put, interval_s, root)
-        assert watch
-        self.watch = watch
+        self._answers: queue.Queue[GpusRead | GpuEvent] = queue.Queue()
+        reader = GpuReader.start(self._answers.put, interval_s, root)
+        assert reader
+        self.reader = reader
+        self.reader.ask("health")
 
-    def next(self, kind: type[T]) -> T:
+    def event(self) -> GpuEvent:
+        """The next answer, which is an event."""
         answer = self._answers.get(timeout=20)
-        assert isinstance(answer, kind), answer
+        assert isinstance(answer, GpuEvent), answer
         return answer
 
-    def until(self, is_it: Callable[[Answer], bool]) -> Answer:
-        """The next answer of which ``is_it`` is true; others are passed over."""
-        while not is_it(answer := self._answers.get(timeout=20)):
-            pass
+    def read(self, question: Question = "health") -> GpusRead:
+        """The next answer, which is a reading; of something else than the health if that is asked for."""
+        if question != "health":
+            self.reader.ask(question)
+        answer = self._answers.get(timeout=20)
+        assert isinstance(answer, GpusRead), answer
+        assert answer.question == question, answer
         return answer
 
     def until_read(self, is_it: Callable[..., bool]) -> GpusRead:
-        """The next reading whose first GPU is as ``is_it`` wants it."""
-        answer = self.until(lambda answer: isinstance(answer, GpusRead) and bool(answer.gpus) and is_it(answer.gpus[0]))
-        assert isinstance(answer, GpusRead)
-        return answer
+        """The next reading whose first GPU is as ``is_it`` wants it; other answers are passed over."""
+        while True:
+            answer = self._answers.get(timeout=20)
+            if isinstance(answer, GpusRead) and answer.gpus and is_it(answer.gpus[0]):
+                return answer
 
 
 @contextlib.contextmanager
-def watches() -> Iterator[Callable[..., Watched]]:
-    """Starts watches, with the arguments of ``Watched``, and ends them."""
+def readers() -> Iterator[Callable[..., Watched]]:
+    """Starts readers, with the arguments of ``Watched``, and ends them."""
     with contextlib.ExitStack() as started:
 
         def start(interval_s: float = 60, root: str = "/") -> Watched:
             watched = Watched(interval_s, root)
-            started.callback(watched.watch.close)
+            started.callback(watched.reader.close)
             return watched
 
         yield start

@@ -9,10 +9,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.health import gpu_rules
-from ddplaunch.system.gpus import amd_gpus, nvml
-from ddplaunch.system.gpus.gpu_health import GpuHealth, GpuMemory, GpusRead, GpuUsage, MemoryRead
-from ddplaunch.system.infiniband import IbPort
-from tests.support.gpus import watches
+from ddplaunch.protocol.gpus import GpuReading, IbPort
+from ddplaunch.system.gpus import amd_gpus, devices
+from tests.support.gpus import readers
 
 FILES = {
     "mem_info_vram_total": "206141652992",
@@ -50,15 +49,15 @@ def _write(file: Path, text: str) -> None:
 
 @pytest.fixture
 def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.setattr(nvml, "is_installed", lambda: False)
-    with watches() as start:
+    monkeypatch.setattr(devices, "has_nvml", lambda: False)
+    with readers() as start:
         yield functools.partial(start, 0.02, str(tmp_path))
 
 
 def test_all_values_of_a_gpu_are_read(device: Path, start: Any) -> None:
     watched = start()
-    (gpu,) = watched.next(GpusRead).gpus
-    assert gpu == GpuHealth(
+    (gpu,) = watched.read().gpus
+    assert gpu == GpuReading(
         index=0,
         uuid="GPU-3b7d5f0a1c2e4d6f",
         name="AMD Instinct MI300X OAM",
@@ -78,23 +77,23 @@ def test_all_values_of_a_gpu_are_read(device: Path, start: Any) -> None:
         temperature_margin_c=52,
     )
     assert gpu_rules.at_start(gpu) == ()
-    watched.watch.ask_memory()
-    assert watched.next(MemoryRead).gpus == (GpuMemory(index=0, used_bytes=297_795_584, memory_bytes=206_141_652_992),)
+    memory = GpuReading(index=0, used_bytes=297_795_584, memory_bytes=206_141_652_992)
+    assert watched.read("memory").gpus == (memory,)
 
 
 def test_the_ports_of_the_node_come_with_the_reading(device: Path, tmp_path: Path, start: Any) -> None:
     _write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state", "4: ACTIVE")
     watched = start()
-    assert watched.next(GpusRead).ports == (IbPort(name="mlx5_0:1", state="ACTIVE"),)
+    assert watched.read().ports == (IbPort(name="mlx5_0:1", state="ACTIVE"),)
     _write(tmp_path / "sys/class/infiniband/mlx5_0/ports/1/state", "1: DOWN")
-    assert watched.next(GpusRead).ports == (IbPort(name="mlx5_0:1", state="DOWN"),)
+    assert watched.read().ports == (IbPort(name="mlx5_0:1", state="DOWN"),)
 
 
 def test_an_error_during_the_run_is_read(device: Path, start: Any) -> None:
     watched = start()
-    before = watched.next(GpusRead).gpus[0]
+    before = watched.read().gpus[0]
     _write(device / "ras/gfx_err_count", "ue: 2\nce: 7")
-    (finding,) = gpu_rules.while_running(before, watched.next(GpusRead).gpus[0])
+    (finding,) = gpu_rules.while_running(before, watched.read().gpus[0])
     assert (finding.rule, finding.is_fault) == ("uncorrected-errors", True)
 
 
@@ -110,27 +109,24 @@ def test_an_error_during_the_run_is_read(device: Path, start: Any) -> None:
         ("ras/umc_err_count", "ue: 0\nce: 20000001", ["many-corrected-dram"]),
     ],
 )
-def test_the_rules_are_those_of_all_gpus(file: str, text: str, rules: list[str], device: Path, tmp_path: Path) -> None:
+def test_the_rules_are_those_of_all_gpus(file: str, text: str, rules: list[str], device: Path, start: Any) -> None:
     _write(device / file, text)
-    (said,) = amd_gpus.health(str(tmp_path))
-    said.pop("power_limit_mw")
-    assert [finding.rule for finding in gpu_rules.at_start(GpuHealth(**said))] == rules
+    assert [finding.rule for finding in gpu_rules.at_start(start().read().gpus[0])] == rules
 
 
-def test_what_a_gpu_has_no_file_for_is_unknown(device: Path, tmp_path: Path) -> None:
+def test_what_a_gpu_has_no_file_for_is_unknown(device: Path, start: Any) -> None:
     for name in FILES:
         (device / name).unlink()
-    assert amd_gpus.health(str(tmp_path)) == [
-        {
-            "index": 0,
-            "uuid": "",
-            "name": "AMD GPU",
-            "has_display": False,
-            "pci_address": "0000:23:00.0",
-            "driver": "",
-            "vbios": "",
-        }
-    ]
+    assert start().read().gpus == (
+        GpuReading(
+            index=0,
+            name="AMD GPU",
+            has_display=False,
+            pci_address="0000:23:00.0",
+            throttled_minutes=0,
+            nvlink_error_minutes=0,
+        ),
+    )
 
 
 def test_a_gpu_that_the_driver_has_lost_is_an_error(
@@ -141,16 +137,16 @@ def test_a_gpu_that_the_driver_has_lost_is_an_error(
 
     monkeypatch.setattr(amd_gpus.devices, "gpu_pci_addresses", lambda root: ("0000:23:00.0",))
     monkeypatch.setattr(Path, "read_text", gone)
-    assert amd_gpus.health(str(tmp_path))[0]["error"].endswith("No such device")
+    assert amd_gpus.read(str(tmp_path), "health")[0]["error"].endswith("No such device")
 
 
 @pytest.mark.parametrize("power", ["power1_average", "power1_input"])
-def test_usage_is_read_from_the_drivers_files(device: Path, tmp_path: Path, power: str) -> None:
+def test_usage_is_read_from_the_drivers_files(device: Path, start: Any, power: str) -> None:
     """Newer drivers name the file of the power otherwise."""
     for name, text in {"gpu_busy_percent": "88", f"hwmon/hwmon3/{power}": "512000000"}.items():
         _write(device / name, text)
     _write(device / "hwmon/hwmon3/temp1_input", "61000")
-    (found,) = amd_gpus.usage(str(tmp_path))
-    assert GpuUsage(**found) == GpuUsage(
-        index=0, utilization=88, used_bytes=297795584, power_mw=512_000, temperature_c=61
-    )
+    watched = start()
+    watched.read()
+    (found,) = watched.read("usage").gpus
+    assert found == GpuReading(index=0, utilization=88, used_bytes=297_795_584, power_w=512.0, temperature_c=61)

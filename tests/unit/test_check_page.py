@@ -13,7 +13,8 @@ from ddplaunch.agent import torch_files
 from ddplaunch.commands.check import page as page
 from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware, NodeHealth
+from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.protocol.health import HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,
@@ -130,7 +131,7 @@ def test_who_cannot_reach_whom_is_folded() -> None:
     ]
 
 
-REMAP = Finding(
+REMAP = HealthFinding(
     rule="row-remap-failed",
     text="a row of its memory could not be remapped",
     action="have the GPU replaced",
@@ -138,11 +139,11 @@ REMAP = Finding(
     gpu=3,
     uuid="GPU-8f6a",
 )
-FULL = Finding(rule="disk-full", text="the disk of /logs is 97% full")
+FULL = HealthFinding(rule="disk-full", text="the disk of /logs is 97% full")
 
 
 def test_findings_about_the_hardware_are_problems() -> None:
-    gpus = tuple(GpuIdentity(index=index, name="H200", driver="575.51") for index in range(8))
+    gpus = tuple(Gpu(index=index, name="H200", driver="575.51") for index in range(8))
     hardware = NodeHardware(gpus=gpus)
     well, sick = NodeHealth(hardware=hardware), NodeHealth(hardware=hardware, findings=(REMAP, FULL))
     assert page.health(nodes(3, health=None)) == ""
@@ -161,8 +162,7 @@ def test_findings_about_the_hardware_are_problems() -> None:
 def test_what_a_start_compares_is_compared() -> None:
     """Models and numbers of GPUs have their own lines, which need no driver."""
     old, new = (
-        NodeHealth(hardware=NodeHardware(gpus=(GpuIdentity(index=0, name=name, driver=name),)))
-        for name in ("535.1", "575.5")
+        NodeHealth(hardware=NodeHardware(gpus=(Gpu(index=0, name=name, driver=name),))) for name in ("535.1", "575.5")
     )
     found = page.problems([node(1, health=new), node(2, health=new), node(3, health=old)])
     assert found == ["the nodes differ in driver: 535.1 on gpu3, 575.5 on gpu[1-2]"]
@@ -230,10 +230,10 @@ def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:
         (fds / "5").symlink_to("/dev/nvidiactl")
         (fds / "6").symlink_to("/dev/nvidia1")
         (fds.parent / "comm").write_text(f"{name}\n")
-    assert devices.gpu_models(str(tmp_path)) == ("NVIDIA H200",) * 2
-    assert devices.gpu_processes(str(tmp_path)) == (devices.GpuProcess(11, "python3", (1,)),)
+    assert devices.visible_models(None, str(tmp_path)) == ("NVIDIA H200",) * 2
+    assert devices.gpu_users([(11, 0)], str(tmp_path)) == ((11, "python3", (0, 1)),), "told, and opened"
 
 
 def test_without_gpus_nobody_is_looked_for(tmp_path: Path) -> None:
-    assert devices.gpu_models(str(tmp_path)) == ()
-    assert devices.gpu_processes(str(tmp_path)) == ()
+    assert devices.visible_models(None, str(tmp_path)) == ()
+    assert devices.gpu_users(root=str(tmp_path)) == ()

@@ -17,7 +17,7 @@ from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpu_rates import GpuRates, NodeGpuRates
-from ddplaunch.protocol.health import Finding, NodeHealth
+from ddplaunch.protocol.health import HealthFinding, NodeHealth
 from tests.unit.test_check_page import LOOK
 
 
@@ -43,7 +43,9 @@ def test_the_worker_writes_what_the_launcher_reads() -> None:
 
 # The exit code of a check.
 
-REMAP = Finding(rule="row-remap-failed", text="a row of its memory could not be remapped", severity="refuse", gpu=1)
+REMAP = HealthFinding(
+    rule="row-remap-failed", text="a row of its memory could not be remapped", severity="refuse", gpu=1
+)
 
 
 @pytest.mark.parametrize(("policy", "code"), [("refuse", HARDWARE), ("warn", CHECK_WARNED)])

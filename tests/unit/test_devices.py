@@ -122,7 +122,7 @@ class FakeNvml(SimpleNamespace):
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml(0x17, 0xE3)
     monkeypatch.setitem(sys.modules, "pynvml", fake)
-    monkeypatch.setattr(devices.nvml, "is_installed", lambda: True)
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
     monkeypatch.setattr(devices, "_nvml_addresses", devices._nvml_addresses.__wrapped__)
     return fake
 
@@ -147,7 +147,7 @@ def test_nvml_is_asked_where_it_is_installed(nvml: FakeNvml) -> None:
 def test_without_the_drivers_library_the_binding_is_not_imported(
     nvml: FakeNvml, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(devices.nvml, "is_installed", lambda: False)
+    monkeypatch.setattr(devices, "has_nvml", lambda: False)
     assert devices._nvml_addresses() == ()
     assert nvml.calls == []
 

@@ -19,6 +19,7 @@ from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
 from ddplaunch.protocol.env_forwarding import RULES
+from ddplaunch.protocol.health import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES
 from tests.support.runs import ROOT
@@ -163,7 +164,7 @@ REPORT = {
     "A worker": fields(results.WorkerExit),
     "Versions": fields(results.Versions),
     "A node": fields(results.NodeOfRun),
-    "A finding": fields(results.HealthFinding),
+    "A finding": fields(HealthFinding),
     "An injected fault": fields(results.Injected),
     "A SLURM job": fields(SlurmJob),
 }

@@ -9,8 +9,8 @@ import pytest
 
 from ddplaunch.agent.watches import gpu_memory_wait
 from ddplaunch.agent.watches.gpu_memory_wait import await_free_memory
+from ddplaunch.protocol.gpus import GpuReading
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.system.gpus.gpu_health import GpuMemory, MemoryRead
 
 MB = 1 << 20
 BEFORE = 1000 * MB
@@ -27,8 +27,8 @@ class Node:
 
     def _ask_memory(self) -> None:
         used = self._used(self.now)
-        gpus = (GpuMemory(index=0, used_bytes=used, pids=(1 << 22,)),)
-        self.gpus.memory = None if used is None else MemoryRead(gpus)
+        gpus = (GpuReading(index=0, used_bytes=used, pids=(1 << 22,)),)
+        self.gpus.memory = None if used is None else gpus
 
     def _wait(self, done: Callable[[], bool], deadline: float) -> bool:
         if not done():

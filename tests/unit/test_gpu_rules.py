@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.health import gpu_rules
 from ddplaunch.health.gpu_rule_table import RULES
-from ddplaunch.system.gpus.gpu_health import GpuEvent, GpuHealth, GpusRead
+from ddplaunch.protocol.gpus import GpuEvent, GpuReading
 from tests.support.fake_nvml import Says
 
 MB = 1 << 20
@@ -61,7 +61,7 @@ CASES: list[tuple[str, list[str], list[str], str]] = [
 HISTORY = {"throttled-often", "nvlink-errors"}
 ELSEWHERE = {"lost"}
 
-Pairs = list[tuple[str, GpuHealth, GpuHealth, str]]
+Pairs = list[tuple[str, GpuReading, GpuReading, str]]
 
 
 @pytest.fixture
@@ -81,11 +81,11 @@ def pairs(driver: Says, watch: Any) -> Pairs:
     ]
 
 
-def _read(driver: Says, watch: Any, lines: list[str]) -> tuple[GpuHealth, ...]:
+def _read(driver: Says, watch: Any, lines: list[str]) -> tuple[GpuReading, ...]:
     """The first lines count: a GPU of the name that has all NVLinks is the last one."""
     count = len(CASES)
     driver(f"gpus {count + 1}", f"{count} nvlinks 111", f"{count} name {_linked()}", *lines[1:])
-    return watch().next(GpusRead).gpus[:count]
+    return watch().until_read(lambda _: True).gpus[:count]  # A busy machine may say first that it takes long.
 
 
 def _linked() -> str:
@@ -119,13 +119,13 @@ def test_every_rule_has_a_case() -> None:
     [("throttled-often", "throttled_minutes", 5), ("nvlink-errors", "nvlink_error_minutes", 15)],
 )
 def test_rules_about_the_last_minutes_have_a_threshold(name: str, field: str, most: int) -> None:
-    gpu = GpuHealth(index=0)
+    gpu = GpuReading(index=0)
     assert gpu_rules.at_start(replace(gpu, **{field: most})) == ()
     assert [finding.rule for finding in gpu_rules.at_start(replace(gpu, **{field: most + 1}))] == [name]
 
 
 def test_more_errors_that_could_not_be_corrected_are_told_each_time() -> None:
-    gpus = [GpuHealth(index=0, uncorrected_errors=count) for count in (1, 1, 3)]
+    gpus = [GpuReading(index=0, uncorrected_errors=count) for count in (1, 1, 3)]
     assert gpu_rules.while_running(gpus[0], gpus[1]) == ()
     (finding,) = gpu_rules.while_running(gpus[1], gpus[2])
     assert (finding.text, finding.is_fault) == (
@@ -135,12 +135,12 @@ def test_more_errors_that_could_not_be_corrected_are_told_each_time() -> None:
 
 
 def test_a_lost_gpu_is_a_lasting_fault() -> None:
-    (finding,) = gpu_rules.while_running(GpuHealth(index=3), GpuHealth(index=3, uuid="GPU-3", error="GPU is lost"))
+    (finding,) = gpu_rules.while_running(GpuReading(index=3), GpuReading(index=3, uuid="GPU-3", error="GPU is lost"))
     assert (finding.rule, finding.severity, finding.is_fault, finding.gpu) == ("lost", "refuse", True, 3)
 
 
 def test_what_only_warns_at_the_start_explains_no_later_failure() -> None:
-    gpu = GpuHealth(index=0, uncorrected_errors=1, is_remap_failed=True)
+    gpu = GpuReading(index=0, uncorrected_errors=1, is_remap_failed=True)
     assert {finding.rule: finding.is_fault for finding in gpu_rules.at_start(gpu)} == {
         "row-remap-failed": True,
         "uncorrected-errors": False,

@@ -9,9 +9,10 @@ import pytest
 from ddplaunch.hangs import explanation
 from ddplaunch.hangs.gpus import spins, with_gpus, works
 from ddplaunch.hangs.rank_state import JobState
-from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
+from ddplaunch.protocol.gpus import GpuReading
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 
-SPINNING = Gpu(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
+SPINNING = GpuReading(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
 WORKING = replace(SPINNING, index=1, memory_utilization=40, power_w=650.0)
 
 
@@ -24,7 +25,7 @@ WORKING = replace(SPINNING, index=1, memory_utilization=40, power_w=650.0)
         ({"memory_utilization": 2}, False),
         ({"power_w": 350.0}, False),
         ({"power_w": None}, False),
-        ({"power_limit_w": None}, False),
+        ({"power_limit_w": 0.0}, False),
     ],
 )
 def test_a_spinning_kernel_is_busy_without_memory_and_power(changes: dict[str, float | None], expected: bool) -> None:
@@ -45,5 +46,5 @@ def test_a_job_whose_gpu_works_is_not_stuck() -> None:
 
 
 def test_a_gpu_that_does_not_tell_neither_works_nor_spins() -> None:
-    assert not works(Gpu(index=0))
-    assert not spins(Gpu(index=0))
+    assert not works(GpuReading(index=0))
+    assert not spins(GpuReading(index=0))

@@ -15,7 +15,8 @@ from ddplaunch.hangs.explanation import explain
 from ddplaunch.launcher.display import hang_files
 from ddplaunch.launcher.watches import hang_watch
 from ddplaunch.launcher.watches.hang_watch import HangWatch
-from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence, RankEvidence
+from ddplaunch.protocol.gpus import GpuReading
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
@@ -160,7 +161,7 @@ def test_they_are_ended_with_a_busy_timeout(monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_gpu_that_computes_is_movement(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
     watched.quiet(60.0)
-    gpu = Gpu(index=0, utilization=97, memory_utilization=60, power_w=600.0, power_limit_w=700.0)
+    gpu = GpuReading(index=0, utilization=97, memory_utilization=60, power_w=600.0, power_limit_w=700.0)
     watched.answer(WAITS, SLEEPS, node=NodeEvidence(host="gpu0", gpus=(gpu,)))
     assert watched.sent == []
 

@@ -10,25 +10,25 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent import parts
+from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.watches import gpus_of_job
-from ddplaunch.agent.watches.gpus_of_job import GpusAnswered
-from ddplaunch.agent.watches.health_watch import HealthPart
+from ddplaunch.agent.watches.health_checks import HealthPart
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.protocol.gpus import GpuReading, GpusRead
 from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system.gpus import nvml
-from ddplaunch.system.gpus.gpu_health import GpuHealth, GpusRead
+from ddplaunch.system.gpus import devices
 from tests.support.configs import rendezvous_config
 
-LOST = GpuHealth(index=0, uuid="GPU-0", error="GPU is lost")
+LOST = GpuReading(index=0, uuid="GPU-0", error="GPU is lost")
 PLACEMENT = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), None, {})
 
 
 class Node:
     """A node whose driver is not there: the test says what it answers."""
 
-    def __init__(self, *, answers: tuple[GpuHealth, ...] = ()) -> None:
+    def __init__(self, *, answers: tuple[GpuReading, ...] = ()) -> None:
         self.sent: list[object] = []
         self.told: list[str] = []
         self.waits: list[bool] = []
@@ -54,7 +54,7 @@ class Node:
 
     def _wait(self, done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if self._answers:
-            self.part.on_event(GpusAnswered(GpusRead(self._answers, is_first=True)))
+            self.part.on_event(HealthEvent(GpusRead(gpus=self._answers)))
         self.waits.append(done())
         assert deadline() - time.monotonic() < 4
         return done()
@@ -62,8 +62,8 @@ class Node:
 
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    monkeypatch.setattr(gpus_of_job.GpuWatch, "start", lambda _: SimpleNamespace(close=lambda: None, pid=1))
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(gpus_of_job.GpuReader, "start", lambda _: SimpleNamespace(ask=print, pid=1))
 
 
 def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer() -> None:

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.watches import health_look
+from ddplaunch.agent.watches.gpu_reader import read_once
+from ddplaunch.protocol.gpus import GpusRead, IbPort
 from ddplaunch.system.files import folder_probe
 from ddplaunch.system.files.folder_probe import FolderState
-from ddplaunch.system.gpus import devices, nvml
-from ddplaunch.system.gpus.gpu_health import GpusRead
-from ddplaunch.system.infiniband import IbPort
+from ddplaunch.system.gpus import devices
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
 
@@ -20,17 +20,17 @@ from tests.support.fake_nvml import Says
 @pytest.fixture(autouse=True)
 def has_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """A test without the fixture ``driver`` is on a machine without NVIDIA's library."""
-    monkeypatch.setattr(nvml, "is_installed", lambda: "driver" in request.fixturenames)
+    monkeypatch.setattr(devices, "has_nvml", lambda: "driver" in request.fixturenames)
 
 
-def rules(log_dir: Path | str, *, is_alone: bool = False) -> list[tuple[str, str]]:
-    found = health_look.look(str(log_dir), is_alone=is_alone).findings
+def rules(log_dir: Path | str, *, is_alone: bool = False, read: GpusRead | None = None) -> list[tuple[str, str]]:
+    found = health_look.look(read or read_once("health", 5), str(log_dir), is_alone=is_alone).findings
     return [(finding.rule, finding.severity) for finding in found]
 
 
 def test_all_gpus_are_judged_by_the_rules_of_a_start(driver: Says, tmp_path: Path) -> None:
     driver("gpus 2", "1 rows 0 0 0 1", "1 margin 3", *fake_nvml.healthy(0), *fake_nvml.healthy(1))
-    look = health_look.look(str(tmp_path), is_alone=False)
+    look = health_look.look(read_once("health", 5), str(tmp_path), is_alone=False)
     assert [(finding.gpu, finding.severity) for finding in look.findings] == [(1, "refuse"), (1, "warn")]
     assert look.findings[0].rule == "row-remap-failed"
     assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in look.hardware.gpus] == [
@@ -58,7 +58,7 @@ def test_gpus_that_no_worker_may_use_are_not_judged(
     if environ:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
     driver("gpus 2", "0 rows 0 0 0 1", "1 rows 0 0 0 1")
-    look = health_look.look(str(tmp_path), chosen, is_alone=False)
+    look = health_look.look(read_once("health", 5), str(tmp_path), chosen, is_alone=False)
     assert [finding.gpu for finding in look.findings] == [gpu.index for gpu in look.hardware.gpus] == indices
 
 
@@ -92,7 +92,6 @@ def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: p
     never.set()
 
 
-def test_ports_are_judged_by_the_rules_of_a_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ports_are_judged_by_the_rules_of_a_start() -> None:
     port = IbPort(name="mlx5_0:1", link_layer="InfiniBand", state="INIT", phys_state="LinkUp", rate_gbps=400)
-    monkeypatch.setattr(health_look, "_read_gpus", lambda: GpusRead((), ports=(port,)))
-    assert rules("/dev/null") == [("ib-inactive", "warn")]
+    assert rules("/dev/null", read=GpusRead(ports=(port,))) == [("ib-inactive", "warn")]

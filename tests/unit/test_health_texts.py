@@ -8,11 +8,12 @@ import pytest
 
 from ddplaunch.health import differences, node_rules, wording
 from ddplaunch.health.verdict import with_hardware
-from ddplaunch.protocol.health import Finding, GpuIdentity, NodeHardware
+from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.protocol.health import HealthFinding, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.system.files.folder_probe import FolderState
 
-XID = Finding(
+XID = HealthFinding(
     rule="xid-79",
     text="Xid 79: the GPU has fallen off the bus",
     action="drain the node",
@@ -29,14 +30,14 @@ def test_a_cause_names_the_gpu_where_the_text_does() -> None:
     assert wording.cause(XID) == "Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
     row = replace(XID, text="a row of its memory could not be remapped", uuid="")
     assert wording.cause(row) == "GPU 3: a row of its memory could not be remapped"
-    assert wording.cause(Finding(rule="x", text="the fan is broken")) == "the fan is broken"
+    assert wording.cause(HealthFinding(rule="x", text="the fan is broken")) == "the fan is broken"
 
 
 def test_a_line_names_host_gpu_and_ranks() -> None:
     assert wording.line(XID, "gpu3", 8) == (
         "gpu3: GPU 3 (GPU-8f6a), local rank 3, rank 11: Xid 79: the GPU has fallen off the bus (drain the node)"
     )
-    assert wording.line(Finding(rule="x", text="the disk is full"), "gpu3") == "gpu3: the disk is full"
+    assert wording.line(HealthFinding(rule="x", text="the disk is full"), "gpu3") == "gpu3: the disk is full"
 
 
 def test_a_refusal_is_one_line_whatever_is_wrong() -> None:
@@ -56,7 +57,7 @@ def test_a_worker_that_fails_after_a_fault_of_its_gpu_has_failed_because_of_it()
 
 
 def test_a_fault_of_the_node_concerns_all_its_workers() -> None:
-    fault = Finding(rule="x", text="no power", is_fault=True)
+    fault = HealthFinding(rule="x", text="no power", is_fault=True)
     assert with_hardware((FAILED, replace(FAILED, local_rank=0)), [fault])[1].hardware == "no power"
 
 
@@ -71,7 +72,7 @@ def test_a_fault_of_the_node_concerns_all_its_workers() -> None:
     ],
 )
 def test_only_a_fault_is_a_cause_and_a_stopped_worker_needs_a_lasting_one(
-    exit_: WorkerExit, fault: Finding, is_blamed: bool
+    exit_: WorkerExit, fault: HealthFinding, is_blamed: bool
 ) -> None:
     (found,) = with_hardware((exit_,), [fault])
     assert bool(found.hardware) == is_blamed
@@ -98,8 +99,7 @@ def node(
     driver: str = "570.1", cpus: int = 64, memory_gb: float = 512, limit_w: float = 700.0, ports: int = 2
 ) -> NodeHardware:
     gpus = tuple(
-        GpuIdentity(index=index, name="H100", driver=driver, memory_bytes=80 << 30, power_limit_w=limit_w)
-        for index in range(8)
+        Gpu(index=index, name="H100", driver=driver, memory_bytes=80 << 30, power_limit_w=limit_w) for index in range(8)
     )
     kinds = ("InfiniBand 400 Gb/s",) * ports
     return NodeHardware(gpus=gpus, cpus=cpus, memory_bytes=int(memory_gb * (1 << 30)), ports=kinds)

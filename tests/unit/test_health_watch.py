@@ -10,12 +10,14 @@ from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.watches.health_watch import HealthWatch
-from ddplaunch.protocol.health import Finding, HardwareOfNode, HealthFound, NodeHardware, NodeHealth
+from ddplaunch.protocol.health import HardwareOfNode, HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import FakeTransport
 
-ROW = Finding(rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2")
+ROW = HealthFinding(
+    rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2"
+)
 LINE = "GPU 2 (GPU-2): a row is lost (drain)"
 
 
@@ -36,7 +38,7 @@ class Job:
         config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
         self.watch = HealthWatch(config, self.nodes, shutdown, show)  # type: ignore[arg-type]
 
-    def report(self, index: int, *findings: Finding, **values: int) -> None:
+    def report(self, index: int, *findings: HealthFinding, **values: int) -> None:
         health = NodeHealth(findings=findings, hardware=NodeHardware(**values))
         self.watch.on_event(index, self.nodes.participants, health)
 
@@ -116,7 +118,7 @@ def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
     job = Job((2, 2), "a", "b")
     started = AttemptStarted(attempt=0, world_size=8, pids=(1, 2, 3, 4), node_rank=1, nnodes=2, first_rank=4)
     job.watch.on_event(1, [0, 1], started)
-    job.watch.on_event(1, [0, 1], HealthFound((replace(ROW, local_ranks=(2,)),)))
+    job.watch.on_event(1, [0, 1], replace(ROW, local_ranks=(2,)))
     assert job.said == ["b: GPU 2 (GPU-2), local rank 2, rank 6: a row is lost (drain)"]
     assert job.watch.findings()[0].ranks == (6,)
 

@@ -17,16 +17,17 @@ from ddplaunch.launcher.run_files import metrics_file
 from ddplaunch.launcher.run_files.metrics import METRICS, NodeMetrics, RunMetrics, text
 from ddplaunch.launcher.watches import metrics_watch
 from ddplaunch.launcher.watches.metrics_watch import PERIOD_S, MetricsWatch
+from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult
-from ddplaunch.protocol.usage import GpusUsage, UsageSample, UsageSampled, UsageStarted, UsedGpu, WorkersUsage
+from ddplaunch.protocol.usage import GpusUsage, UsageSample, UsageSampled, UsageStarted, WorkersUsage
 from tests.support.usage import sample
 
 STARTED = UsageStarted(
     attempt=0,
     at_s=0.0,
     ranks=(8, 9),
-    gpus=(UsedGpu(0, "GPU-a", "H100", 85_000_000_000),),
+    gpus=(Gpu(index=0, uuid="GPU-a", name="H100", memory_bytes=85_000_000_000),),
     gpu_of_worker=(0, None),
     cpus=4,
     memory_bytes=1 << 40,

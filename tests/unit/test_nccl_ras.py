@@ -82,7 +82,7 @@ def test_an_address_that_is_none_is_a_reason(address: str) -> None:
 
 
 def test_each_run_has_its_own_address_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_ras.nvml, "is_installed", lambda: True)
+    monkeypatch.setattr(nccl_ras.devices, "has_nvml", lambda: True)
     addresses = [own_address({})["NCCL_RAS_ADDR"] for _ in range(2)]
     for address in addresses:
         host, _, port = address.partition(":")
@@ -94,23 +94,23 @@ def test_each_run_has_its_own_address_where_there_are_gpus(monkeypatch: pytest.M
     "environ", [{"NCCL_RAS_ADDR": "localhost:28028"}, {"NCCL_RAS_ADDR": ""}, {"NCCL_RAS_ENABLE": "0"}]
 )
 def test_what_the_user_has_set_stays(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_ras.nvml, "is_installed", lambda: True)
+    monkeypatch.setattr(nccl_ras.devices, "has_nvml", lambda: True)
     assert own_address(environ) == {}
 
 
 @pytest.mark.parametrize("value", ["1", "", "yes", "2"])
 def test_only_zero_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_ras.nvml, "is_installed", lambda: True)
+    monkeypatch.setattr(nccl_ras.devices, "has_nvml", lambda: True)
     assert own_address({"NCCL_RAS_ENABLE": value})
 
 
 def test_without_gpus_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_ras.nvml, "is_installed", lambda: False)
+    monkeypatch.setattr(nccl_ras.devices, "has_nvml", lambda: False)
     monkeypatch.setattr(nccl_ras, "_NVIDIA_DEVICE", "/nonexistent")
     assert own_address({}) == {}
 
 
 def test_the_device_of_the_driver_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nccl_ras.nvml, "is_installed", lambda: False)
+    monkeypatch.setattr(nccl_ras.devices, "has_nvml", lambda: False)
     monkeypatch.setattr(nccl_ras, "_NVIDIA_DEVICE", "/dev/null")
     assert own_address({})

@@ -7,34 +7,34 @@ import time
 
 import pytest
 
+from ddplaunch.agent.watches import gpu_reader
 from ddplaunch.agent.workers.node_evidence import gather
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.hang_evidence import Gpu, NodeEvidence
-from ddplaunch.system.gpus import nccl_ras, nvml
-from ddplaunch.system.gpus.nvml import GpuActivity
+from ddplaunch.protocol.gpus import GpuReading, GpusRead
+from ddplaunch.protocol.hang_evidence import NodeEvidence
+from ddplaunch.system.gpus import devices, nccl_ras
 from tests.support.fake_ras import as_json, fake_ras, rank
 
 STATUS = as_json([rank(0)], [])
-GPU = GpuActivity(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
+GPU = GpuReading(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "is_installed", lambda: True)
-    monkeypatch.setattr(nvml, "gpu_activity", lambda limit_s: ((GPU,), ""))
+    monkeypatch.setattr(devices, "has_nvml", lambda: True)
+    monkeypatch.setattr(gpu_reader, "read_once", lambda question, limit_s: GpusRead(question=question, gpus=(GPU,)))
 
 
 @pytest.mark.usefixtures("gpus")
 def test_both_sources_are_in_one_record_that_arrives() -> None:
     with fake_ras(json=STATUS) as server:
         found = gather("node1", server.address, None, 6.0)
-    gpu = Gpu(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
-    assert found == NodeEvidence(host="node1", ras=STATUS, gpus=(gpu,))
+    assert found == NodeEvidence(host="node1", ras=STATUS, gpus=(GPU,))
     assert wire.decode(wire.encode(found), (NodeEvidence,)) == found
 
 
 def test_a_node_without_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(nvml, "is_installed", lambda: False)
+    monkeypatch.setattr(devices, "has_nvml", lambda: False)
     found = gather("node1", "", None, 6.0)
     assert found.ras_missing == "NCCL was not asked: this node has no GPU of NVIDIA, or NCCL's RAS is turned off"
     assert found.gpus_missing == "this node has no GPU of NVIDIA"
@@ -51,7 +51,7 @@ def test_a_silent_source_leaves_the_other() -> None:
 def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
     monkeypatch.setattr(nccl_ras, "ask", lambda *_: (None, str(ended.wait())))
-    monkeypatch.setattr(nvml, "is_installed", lambda: not ended.wait())
+    monkeypatch.setattr(devices, "has_nvml", lambda: not ended.wait())
     started = time.monotonic()
     found = gather("node1", "127.0.0.1:1", None, 0.2)
     assert time.monotonic() - started < 2

@@ -9,7 +9,8 @@ import pytest
 
 from ddplaunch.health import node_history
 from ddplaunch.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
-from ddplaunch.protocol.results import AttemptResult, HealthFinding, NodeOfRun, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.health import HealthFinding
+from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerError, WorkerExit
 
 NOW_S = 1_800_000_000.0
 UUID = "GPU-8f1c2a33-0000-1111-2222-333344445555"
@@ -134,8 +135,10 @@ def test_a_verdict_hardware_is_noted_once_with_the_gpu_and_nothing_else_of_the_n
 
 
 def test_findings_that_refuse_a_gpu_are_noted_and_others_are_not() -> None:
-    remap = HealthFinding("gpu1", NOW_S, "row-remap-failed", "a row was lost", severity="refuse", gpu=2, uuid=UUID)
-    disk = HealthFinding("gpu2", NOW_S, "disk-full", "the disk is full", severity="refuse")
+    remap = HealthFinding(
+        host="gpu1", rule="row-remap-failed", text="a row was lost", severity="refuse", gpu=2, uuid=UUID
+    )
+    disk = HealthFinding(host="gpu2", rule="disk-full", text="the disk is full", severity="refuse")
     result = replace(run_of(), health=(remap, disk, replace(remap, severity="warn", gpu=3)))
     (event,) = node_history.of_run(result, {}, NOW_S)
     assert (event.host, event.uuid, event.text) == ("gpu1", UUID, "GPU 2: a row was lost")

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.health.port_rules import PORT_RULES, ports_at_start, ports_while_running
+from ddplaunch.protocol.gpus import IbPort
 from ddplaunch.system import infiniband
-from ddplaunch.system.infiniband import IbPort
 
 GOOD = IbPort(
     name="mlx5_0:1",
@@ -46,7 +46,7 @@ def files(root: Path, port: IbPort, numbers: tuple[int, int] = (4, 5)) -> None:
 def test_ports_are_read_from_the_kernels_files(tmp_path: Path) -> None:
     for port in FOUR[:2]:
         files(tmp_path, port)
-    assert infiniband.ports(str(tmp_path)) == FOUR[:2]
+    assert [IbPort(**said) for said in infiniband.ports(str(tmp_path))] == FOUR[:2]
 
 
 def test_a_machine_without_adapters_has_no_ports(tmp_path: Path) -> None:
@@ -55,7 +55,8 @@ def test_a_machine_without_adapters_has_no_ports(tmp_path: Path) -> None:
 
 def test_what_a_port_has_no_file_for_is_unknown(tmp_path: Path) -> None:
     (tmp_path / "sys/class/infiniband/mlx5_0/ports/1").mkdir(parents=True)
-    (port,) = infiniband.ports(str(tmp_path))
+    (said,) = infiniband.ports(str(tmp_path))
+    port = IbPort(**said)
     assert port == IbPort(name="mlx5_0:1")
     assert rules([port]) == []
 

@@ -15,7 +15,7 @@ from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
 from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
-from ddplaunch.protocol.health import Finding, HealthFound
+from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,
@@ -68,7 +68,7 @@ def test_the_story_of_a_run(log: Log):
     log.on(0, AgentReady(1))
     log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25))
     log.events.message("a text", Level.VERBOSE)
-    log.on(0, HealthFound((Finding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3),)))
+    log.on(0, HealthFinding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3))
     log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0),), duration_s=5.0)))
     log.on(1, AgentReady(4))
     log.on(0, AgentEnded())

@@ -14,15 +14,14 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.watches import usage_watch
-from ddplaunch.agent.watches.usage_sampler import DiskUse, UsageSampler
-from ddplaunch.agent.watches.usage_watch import UsagePart
+from ddplaunch.agent.watches import usage_sampling
+from ddplaunch.agent.watches.usage_recorder import DiskUse, UsageSampler
+from ddplaunch.agent.watches.usage_sampling import UsagePart
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.launcher.watches.usage_watch import Clock
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.protocol.usage import FROM_AGENT, MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
-from ddplaunch.system.gpus.gpu_health import GpuHealth, GpuUsage
 from ddplaunch.system.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from tests.support.processes import wait_until
 from tests.support.usage import sample
@@ -66,15 +65,6 @@ def test_a_span_is_checked_when_decoded(bad: str) -> None:
     line = wire.encode(UsageSampled(0, (sample(span_s=2.5),)))
     with pytest.raises(wire.ProtocolError):
         wire.decode(line.replace(b"2.5", bad.encode()), FROM_AGENT)
-
-
-def test_what_a_driver_may_say_and_a_record_must_not_have_is_unknown() -> None:
-    said = {0: GpuUsage(index=0, temperature_c=-3, power_mw=-1, used_bytes=1 << 62, utilization=7)}
-    gpus: Any = SimpleNamespace(health=[GpuHealth(index=0)], next_usage=lambda: said)
-    sampler = UsageSampler([], gpus, DiskUse(None))
-    found = sampler.sample(time.monotonic())
-    assert found.gpus == GpusUsage(util=(7.0,), mem=(None,), power=(None,), temp=(None,), throttle=(None,))
-    sampler.close()
 
 
 def test_too_many_samples_are_refused() -> None:
@@ -187,7 +177,7 @@ class Sampled:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
         self.now = time.monotonic()
-        monkeypatch.setattr(usage_watch.time, "monotonic", lambda: self.now)
+        monkeypatch.setattr(usage_sampling.time, "monotonic", lambda: self.now)
         self.sent: list[Any] = []
         self.reads = True
         outbox: Any = SimpleNamespace(send=self.sent.append, send_if_read=self._send_if_read)

@@ -13,7 +13,8 @@ import pytest
 from ddplaunch.launcher.run_files import usage_files
 from ddplaunch.launcher.run_files.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.launcher.watches.usage_watch import UsageWatch
-from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted, UsedGpu
+from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted
 from ddplaunch.system.files import free_space
 from tests.support.usage import sample
 
@@ -169,7 +170,7 @@ def test_a_folder_that_cannot_be_written_stops_nothing(tmp_path: Path) -> None:
 def test_records_of_agents_become_lines(tmp_path: Path) -> None:
     nodes: Any = type("Nodes", (), {"all": [None, type("Node", (), {"host": "gpu1"})]})
     watch = UsageWatch(nodes, lambda: tmp_path, is_local=True)
-    gpu = UsedGpu(6, "GPU-6", "H100", 80)
+    gpu = Gpu(index=6, uuid="GPU-6", name="H100", memory_bytes=80)
     watch.on_event(1, UsageSampled(0, (sample(),)))
     watch.on_event(1, UsageStarted(attempt=0, at_s=1.0, ranks=(8,), gpus=(gpu,), gpu_of_worker=(0,), cpus=4))
     watch.on_event(1, UsageSampled(1, (sample(),)))

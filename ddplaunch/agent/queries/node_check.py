@@ -19,6 +19,7 @@ from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent import torch_files
+from ddplaunch.agent.watches import gpu_reader
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
@@ -28,11 +29,14 @@ from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.protocol.gpus import GpusRead
     from ddplaunch.protocol.health import NodeHealth
     from ddplaunch.protocol.queries import InspectNode, ListeningNode
 
 _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32
+_GPUS_S = 3.0
+"""The reader of the GPUs itself gives up after 2 s."""
 
 
 def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
@@ -48,7 +52,8 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
     listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
     with network.listen("this node", listen_at, 0) as listener:
         threading.Thread(target=_accept, args=(listener,), name="accept", daemon=True).start()
-        outbox.send(_inspect(addresses, listener.getsockname()[1], _health(order)))
+        read = gpu_reader.read_once("health", _GPUS_S)
+        outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
         while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
             query = received[0]
             outbox.send(NodeTime(time.time()) if isinstance(query, GetTime) else _connect_all(query))
@@ -64,15 +69,15 @@ def _addresses(order: InspectNode) -> tuple[str, ...]:
     return given or network.own_addresses(os.environ) or ("127.0.0.1",)
 
 
-def _health(order: InspectNode) -> NodeHealth | None:
+def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
     if not order.looks_at_health:
         return None
     from ddplaunch.agent.watches import health_look
 
-    return health_look.look(order.log_dir, order.gpus, is_alone=not order.has_peers)
+    return health_look.look(read, order.log_dir, order.gpus, is_alone=not order.has_peers)
 
 
-def _inspect(addresses: tuple[str, ...], port: int, health: NodeHealth | None) -> NodeReport:
+def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: NodeHealth | None) -> NodeReport:
     torch, cuda = torch_files.versions()
     started_s = time.monotonic()
     name = network.reverse_name(addresses[0])
@@ -81,8 +86,8 @@ def _inspect(addresses: tuple[str, ...], port: int, health: NodeHealth | None) -
         python=".".join(map(str, sys.version_info[:3])),
         torch=quote(torch),
         cuda=quote(cuda),
-        gpus=tuple(map(quote, devices.gpu_models())),
-        gpu_users=tuple(GpuUser(user.pid, quote(user.name), user.gpus) for user in devices.gpu_processes()),
+        gpus=_models(read),
+        gpu_users=_users(read),
         shm_free_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         address=addresses[0],
@@ -92,6 +97,17 @@ def _inspect(addresses: tuple[str, ...], port: int, health: NodeHealth | None) -
         port=port,
         health=health,
     )
+
+
+def _models(read: GpusRead) -> tuple[str, ...]:
+    """Of all GPUs by index: from the driver's files, which tell them for most, or as the driver itself has told."""
+    told = {gpu.index: gpu.name for gpu in read.gpus}
+    return tuple(quote(model) or told.get(index, "") for index, model in enumerate(devices.visible_models(None)))
+
+
+def _users(read: GpusRead) -> tuple[GpuUser, ...]:
+    told = [(pid, gpu.index) for gpu in read.gpus for pid in gpu.pids]
+    return tuple(GpuUser(pid, quote(name), gpus) for pid, name, gpus in devices.gpu_users(told))
 
 
 def _free_bytes(folder: str) -> int | None:

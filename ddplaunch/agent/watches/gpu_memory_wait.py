@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.watches.gpus_of_job import GpusOfJob, Wait
-    from ddplaunch.system.gpus.gpu_health import GpuMemory
+    from ddplaunch.protocol.gpus import GpuReading
 
 LIMIT_S = 50.0
 TOLERANCE_BYTES = 512 << 20
@@ -48,22 +48,22 @@ def await_free_memory(
         wait(is_stopping, time.monotonic() + _PAUSE_S)
 
 
-def _occupied(gpus: GpusOfJob, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuMemory]:
+def _occupied(gpus: GpusOfJob, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuReading]:
     """The GPUs with more memory in use than before the first attempt."""
     gpus.ask_memory()
     wait(lambda: gpus.memory is not None or is_stopping(), time.monotonic() + _ANSWER_S)
     memory, before = gpus.memory, gpus.used_at_start
     if memory is None:
         return []
-    return [gpu for gpu in memory.gpus if (gpu.used_bytes or 0) > before.get(gpu.index, 0) + TOLERANCE_BYTES]
+    return [gpu for gpu in memory if (gpu.used_bytes or 0) > before.get(gpu.index, 0) + TOLERANCE_BYTES]
 
 
-def _text(host: str, occupied: list[GpuMemory]) -> str:
+def _text(host: str, occupied: list[GpuReading]) -> str:
     gpus = ", ".join(f"{size(gpu.used_bytes or 0)} of GPU {gpu.index}{_holders(gpu)}" for gpu in occupied[:8])
     return f"{gpus} on {host} {'are' if len(occupied) > 1 else 'is'} still in use"
 
 
-def _holders(gpu: GpuMemory) -> str:
+def _holders(gpu: GpuReading) -> str:
     named = [f"pid {pid}{_name(pid)}" for pid in gpu.pids[:4]]
     return f" (held by {', '.join(named)})" if named else " (held by a process that cannot be seen from here)"
 

@@ -1,7 +1,7 @@
 """The GPUs of this node's part of a job: readings, events, faults that explain failures, memory in use.
 
-Runs in the agent, in its main thread; used by ``HealthWatch``, only on machines with GPUs. The GPUs are read by
-``GpuWatch``, which posts its answers as GpusAnswered. Nothing here blocks but ``wait`` of the agent, with a limit.
+Runs in the agent, in its main thread; used by ``HealthPart``, only on machines with GPUs. The GPUs are read by
+``GpuReader``, whose thread posts its answers. Nothing here blocks but ``wait`` of the agent, with a limit.
 """
 
 from __future__ import annotations
@@ -11,30 +11,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import HealthEvent
+from ddplaunch.agent.watches.gpu_reader import GpuReader
 from ddplaunch.health import gpu_rules, port_rules, verdict
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.health import Finding, HealthFound
+from ddplaunch.protocol.gpus import Gpu, GpuEvent, GpuReading, GpusRead
 from ddplaunch.system import kernel_log
-from ddplaunch.system.gpus import devices, nvml
-from ddplaunch.system.gpus.gpu_health import (
-    Answer,
-    GpuEvent,
-    GpuEvents,
-    GpuHealth,
-    GpusRead,
-    GpuUsage,
-    GpuWatch,
-    MemoryRead,
-    UsageRead,
-)
+from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
+    from ddplaunch.agent.watches.gpu_reader import Answer
     from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.protocol.gpus import IbPort, Question
+    from ddplaunch.protocol.health import HealthFinding
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
-    from ddplaunch.system.infiniband import IbPort
 
     Wait = Callable[[Callable[[], bool], float], bool]
 
@@ -43,15 +34,8 @@ _MAX_FAULTS = 1000
 _REPEATED_AFTER_S = 60.0
 """A GPU may tell of the same error many times a second."""
 
-_NO_DRIVER = (nvml.NO_GPUS, "NVML: ")
+_NO_DRIVER = ("NVML knows no GPU", "NVML: ")
 """Begin of an answer where NVML's library is, and its driver may not be."""
-
-
-@dataclass(frozen=True)
-class GpusAnswered(HealthEvent):
-    """The watch of the GPUs has read something, or an event has happened."""
-
-    answer: Answer
 
 
 class GpusOfJob:
@@ -59,36 +43,41 @@ class GpusOfJob:
 
     Attributes:
         placement: says which GPUs those are; to be set before the first event is handled.
+        gpus: the job's GPUs, as they were read last.
         is_read: the first answer has come.
         missing: why GPUs cannot be read; empty if they can.
         findings: what was wrong at the first reading.
-        memory: the newest answer about the memory of the job's GPUs; None after ``ask_memory``, until it is answered.
+        memory: the job's GPUs in the newest answer about their memory; None after ``ask_memory``, until it is answered.
         used_at_start: bytes of each of the job's GPUs, by index, that were in use before the first attempt.
     """
 
     def __init__(self, spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> None:
-        """Start to read the GPUs. ``send`` and ``post`` are as in ``HealthWatch``."""
+        """Start to read the GPUs. ``send`` and ``post`` are as in ``HealthPart``."""
         self._spec, self._send = spec, send
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._post = post
-        self._usage: dict[int, GpuUsage] = {}
+        self._usage: dict[int, GpuReading] = {}
         self._is_usage_asked = False
-        self._watch = GpuWatch.start(self._on_answer_in_thread)
-        self._gpus: dict[int, GpuHealth] = {}
+        self._reader = GpuReader.start(self._on_answer_in_thread)
+        self._gpus: dict[int, GpuReading] = {}
         self._ports: tuple[IbPort, ...] | None = None
-        self._faults: list[tuple[float, Finding]] = []
+        self._faults: list[tuple[float, HealthFinding]] = []
         self._told_at: dict[tuple[str, int | None, str], float] = {}
         self._fresh_by: float | None = None
         self.placement: Placement | None = None
-        self.is_read = self._watch is None
+        self.is_read = False
         self.missing = ""
-        self.findings: list[Finding] = []
-        self.memory: MemoryRead | None = None
+        self.findings: list[HealthFinding] = []
+        self.memory: tuple[GpuReading, ...] | None = None
         self.used_at_start: dict[int, int] = {}
+        self._ask("health")
+
+    def _ask(self, question: Question) -> None:
+        if self._reader:
+            self._reader.ask(question)
 
     @property
-    def gpus(self) -> tuple[GpuHealth, ...]:
-        """The job's GPUs, as they were read last."""
+    def gpus(self) -> tuple[GpuReading, ...]:
         return tuple(self._gpus.values())
 
     @property
@@ -97,33 +86,33 @@ class GpusOfJob:
         return self._ports or ()
 
     def handle_event(self, event: HealthEvent) -> None:
-        """Handle an answer of the watch."""
-        if isinstance(event, GpusAnswered):
-            self._on_answer(event.answer)
+        """Handle an answer of the reader."""
+        match event.found:
+            case GpusRead() as read:
+                self._on_read(read)
+            case GpuEvent() as happened if finding := gpu_rules.of_event(happened):
+                self._found((finding,))
 
     def _on_answer_in_thread(self, answer: Answer) -> None:
-        """Also called in the thread of the watch. Usage is only kept: it must not wake the main thread."""
-        if isinstance(answer, UsageRead):
+        """Also called in the thread of the reader. Usage is only kept: it must not wake the main thread."""
+        if isinstance(answer, GpusRead) and answer.question == "usage":
             self._usage, self._is_usage_asked = {gpu.index: gpu for gpu in answer.gpus}, False
         else:
-            self._post(GpusAnswered(answer))
+            self._post(HealthEvent(answer))
 
-    def _on_answer(self, answer: Answer) -> None:
-        match answer:
-            case GpusRead():
-                self._on_read(answer)
-            case MemoryRead():
-                self.memory = replace(answer, gpus=tuple(gpu for gpu in answer.gpus if self.local_ranks(gpu.index)))
-            case GpuEvents(events=events):
-                self._found(finding for event in events if (finding := gpu_rules.of_event(event)))
+    def _on_read(self, read: GpusRead) -> None:
+        if read.question == "memory":
+            self.memory = tuple(gpu for gpu in read.gpus if gpu.index in self._gpus)
+        else:
+            self._on_health(read)
 
-    def _on_read(self, answer: GpusRead) -> None:
+    def _on_health(self, answer: GpusRead) -> None:
         read = (_identified(gpu, self._gpus.get(gpu.index)) for gpu in answer.gpus)
-        gpus = {gpu.index: gpu for gpu in read if self._local_ranks(gpu.index, gpu.uuid)}
-        before, was_missing = self._gpus, self.missing
+        gpus = {gpu.index: gpu for gpu in read if self._local_ranks(gpu)}
+        before, was_missing, is_first = self._gpus, self.missing, not self.is_read
         self._gpus, self.missing = gpus or self._gpus, answer.missing
         self.is_read, self._fresh_by = True, None
-        if answer.is_first:
+        if is_first:
             self.used_at_start = {gpu.index: gpu.used_bytes or 0 for gpu in gpus.values()}
             found = self._of_job(finding for gpu in gpus.values() for finding in gpu_rules.at_start(gpu))
             self.findings += found
@@ -135,8 +124,8 @@ class GpusOfJob:
         if not was_missing and is_worth_telling(answer.missing, has_gpus=self._has_gpus):
             silence = gpu_rules.of_silence(answer.missing)
             self.findings.append(silence)
-            if not answer.is_first:
-                self._send(HealthFound((silence,)))
+            if not is_first:
+                self._send(silence)
 
     def _on_ports(self, answer: GpusRead) -> None:
         """The ports matter to jobs of several nodes only."""
@@ -153,7 +142,7 @@ class GpusOfJob:
         """Whether this machine has GPUs: images for containers often have NVIDIA's library without one."""
         return devices.has_driver() or bool(self.placement and self.placement.devices_of(0))
 
-    def _found(self, findings: Iterable[Finding]) -> None:
+    def _found(self, findings: Iterable[HealthFinding]) -> None:
         """Findings about the job's GPUs while the run lasts."""
         now = time.monotonic()
         for finding in self._of_job(findings):
@@ -162,40 +151,39 @@ class GpusOfJob:
             self._keep_faults([finding])
             if is_new:
                 self._told_at[key] = now
-                self._send(HealthFound((finding,)))
+                self._send(finding)
 
-    def _keep_faults(self, findings: Iterable[Finding]) -> None:
+    def _keep_faults(self, findings: Iterable[HealthFinding]) -> None:
         now = time.monotonic()
         self._faults = [*self._faults[-_MAX_FAULTS:], *((now, finding) for finding in findings if finding.is_fault)]
 
-    def _of_job(self, findings: Iterable[Finding]) -> list[Finding]:
+    def _of_job(self, findings: Iterable[HealthFinding]) -> list[HealthFinding]:
         """The findings about the node and about GPUs of the job, these with the local ranks that use them."""
-        located = (replace(finding, local_ranks=self._local_ranks(finding.gpu, finding.uuid)) for finding in findings)
-        return [finding for finding in located if finding.gpu is None or finding.local_ranks]
+        found = []
+        for finding in findings:
+            gpu = None if finding.gpu is None else Gpu(index=finding.gpu, uuid=finding.uuid)
+            ranks = self._local_ranks(gpu) if gpu else ()
+            if ranks or not gpu:
+                found.append(replace(finding, local_ranks=ranks))
+        return found
 
-    def local_ranks(self, index: int) -> tuple[int, ...]:
-        """Local ranks of the workers that use the GPU ``index``."""
-        gpu = self._gpus.get(index)
-        return self._local_ranks(index, gpu.uuid if gpu else "")
-
-    def _local_ranks(self, index: int | None, uuid: str) -> tuple[int, ...]:
+    def _local_ranks(self, gpu: Gpu) -> tuple[int, ...]:
+        """Local ranks of the workers that use the GPU."""
         placement, task = self.placement, self._spec.task
-        if placement is None or index is None:
+        if placement is None:
             return ()
-        found = (
-            rank
-            for rank in range(placement.local_world_size)
-            if any(is_named(name, index, uuid) for name in placement.devices_of(rank))
+        users = (
+            rank for rank in range(placement.local_world_size) if any(map(gpu.is_named, placement.devices_of(rank)))
         )
-        return tuple(task.local_rank if task else rank for rank in found)
+        return tuple(task.local_rank if task else rank for rank in users)
 
     # After a failure.
 
     def ask_health(self) -> None:
         """Ask for a fresh reading, for which ``blame`` waits."""
-        if self._watch:
+        if self._reader:
             self._fresh_by = time.monotonic() + _FRESH_LIMIT_S
-            self._watch.ask_health()
+            self._ask("health")
 
     def blame(self, exits: tuple[WorkerExit, ...], wait: Wait) -> tuple[WorkerExit, ...]:
         """``exits`` with the faults of the hardware that have ended workers."""
@@ -207,7 +195,7 @@ class GpusOfJob:
         earliest = time.monotonic() - verdict.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
         return verdict.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
 
-    def _logged_xids(self) -> Iterable[Finding]:
+    def _logged_xids(self) -> Iterable[HealthFinding]:
         """What the kernel's log says, where NVML does not answer any more."""
         known = {(finding.gpu, finding.rule) for _, finding in self._faults}
         for logged in kernel_log.recent_xids(verdict.WINDOW_S):
@@ -221,53 +209,42 @@ class GpusOfJob:
     def ask_memory(self) -> None:
         """Ask how much memory of the job's GPUs is in use; ``memory`` has the answer later."""
         self.memory = None
-        if self._watch:
-            self._watch.ask_memory()
+        self._ask("memory")
 
     # Usage.
 
-    @property
-    def health(self) -> tuple[GpuHealth, ...]:
-        """The newest reading of the job's GPUs."""
-        return tuple(self._gpus.values())
-
     def row_of_worker(self, local_rank: int) -> int | None:
-        """Position in ``health`` of the GPU that a worker probably uses; of several, the first."""
+        """Position in ``gpus`` of the GPU that a worker probably uses; of several, the first."""
         if self.placement is None:
             return None
         of_each = [self.placement.devices_of(rank) for rank in range(self.placement.local_world_size)]
         names = of_each[local_rank]
         if len(of_each) > 1 and len(set(of_each)) == 1:  # All workers see all GPUs.
             names = names[local_rank : local_rank + 1]
-        found = (row for row, gpu in enumerate(self.health) if names and is_named(names[0], gpu.index, gpu.uuid))
+        found = (row for row, gpu in enumerate(self.gpus) if names and gpu.is_named(names[0]))
         return next(found, None)
 
-    def next_usage(self) -> dict[int, GpuUsage]:
+    def next_usage(self) -> dict[int, GpuReading]:
         """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer."""
         if self._is_usage_asked:  # The last question still waits.
             return {}
-        if self._watch:
+        if self._reader:
             self._is_usage_asked = True
-            self._watch.ask_usage()
+            self._ask("usage")
         return self._usage
 
     @property
     def pids(self) -> tuple[int, ...]:
-        """Processes of the watch, which a sweep of this agent's descendants must leave alone."""
-        return (self._watch.pid,) if self._watch else ()
+        """Processes of the reader, which a sweep of this agent's descendants must leave alone."""
+        return (self._reader.pid,) if self._reader else ()
 
     def close(self) -> None:
-        """End the watch's process."""
-        if self._watch:
-            self._watch.close()
+        """End the reader's process."""
+        if self._reader:
+            self._reader.close()
 
 
-def is_named(name: str, index: int, uuid: str) -> bool:
-    """Whether ``name``, as in CUDA_VISIBLE_DEVICES, is this GPU. CUDA accepts the begin of a UUID, too."""
-    return name == str(index) if name.isdigit() else bool(uuid) and uuid.startswith(name)
-
-
-def _port(finding: Finding) -> str:
+def _port(finding: HealthFinding) -> str:
     """The port that a finding without a GPU is about, as its text begins with it."""
     return finding.text.partition(": ")[0] if finding.gpu is None else ""
 
@@ -277,7 +254,7 @@ def is_worth_telling(missing: str, *, has_gpus: bool) -> bool:
     return bool(missing) and (has_gpus or not missing.startswith(_NO_DRIVER))
 
 
-def _identified(gpu: GpuHealth, before: GpuHealth | None) -> GpuHealth:
+def _identified(gpu: GpuReading, before: GpuReading | None) -> GpuReading:
     """``gpu``, with what identifies it as in an earlier reading: of a GPU that is lost, NVML tells only the index."""
     if before is None or gpu.uuid:
         return gpu

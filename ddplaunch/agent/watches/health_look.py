@@ -1,66 +1,41 @@
 """One look at the health of this node, for ``--check``: what a start would find.
 
-Runs in an agent without workers. Waits for at most ``_LIMIT_S``: NVML and file systems of the network may block.
+Runs in an agent without workers. Waits for at most ``FOLDER_LIMIT_S``: file systems of the network may block.
 """
 
 from __future__ import annotations
 
 import os
-import queue
-import threading
 import time
-from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.watches.gpus_of_job import is_named, is_worth_telling
-from ddplaunch.agent.watches.health_watch import FOLDER_LIMIT_S
-from ddplaunch.agent.watches.node_health import node_health
+from ddplaunch.agent.watches.gpus_of_job import is_worth_telling
+from ddplaunch.agent.watches.health_checks import FOLDER_LIMIT_S, node_health
+from ddplaunch.agent.workers.node_evidence import started
 from ddplaunch.config import NO_LOGS
 from ddplaunch.health import gpu_rules, node_rules, port_rules
 from ddplaunch.system.files import folder_probe, run_folder
 from ddplaunch.system.gpus import devices
-from ddplaunch.system.gpus.gpu_health import GpusRead, GpuWatch
 
 if TYPE_CHECKING:
-    from ddplaunch.protocol.health import Finding, NodeHealth
-    from ddplaunch.system.files.folder_probe import FolderState
-
-_LIMIT_S = 3.0
-"""The watch of the GPUs itself gives up after 2 s."""
+    from ddplaunch.protocol.gpus import GpusRead
+    from ddplaunch.protocol.health import HealthFinding, NodeHealth
 
 
-def look(log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
+def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
     """The findings about this node, and about all GPUs that workers could use.
 
     Args:
+        read: the health of this machine's GPUs; empty on a machine without any.
         log_dir: value of ``--log-dir``; None: the default folder.
         gpus: value of ``--gpus``; None: those that the environment makes visible.
         is_alone: no other node could be used. Then a job runs without logs if their folder cannot be written.
     """
-    states = _probing(_existing(log_dir))
-    read = _usable(_read_gpus(), gpus)
-    findings = [*_of_gpus(read), *_of_folder(states, _existing(log_dir), is_alone=is_alone)]
-    return node_health(findings, read.gpus, read.ports, read.missing)
-
-
-def _read_gpus() -> GpusRead:
-    """The first reading; empty on a machine without NVML's library."""
-    answers: queue.SimpleQueue[object] = queue.SimpleQueue()
-    watch = GpuWatch.start(answers.put)
-    if watch is None and answers.empty():
-        return GpusRead(())
-    deadline = time.monotonic() + _LIMIT_S
-    with closing(watch) if watch else nullcontext():
-        while (left_s := deadline - time.monotonic()) > 0:
-            try:
-                answer = answers.get(timeout=left_s)
-            except queue.Empty:
-                break
-            if isinstance(answer, GpusRead):
-                return answer
-    return GpusRead((), f"NVML has not answered for {_LIMIT_S:g} s")
+    usable = _usable(read, gpus)
+    findings = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
+    return node_health(findings, usable.gpus, usable.ports, usable.missing)
 
 
 def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
@@ -71,10 +46,10 @@ def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
         return read
     if names is None:
         return read
-    return replace(read, gpus=tuple(gpu for gpu in read.gpus if any(is_named(n, gpu.index, gpu.uuid) for n in names)))
+    return replace(read, gpus=tuple(gpu for gpu in read.gpus if any(map(gpu.is_named, names))))
 
 
-def _of_gpus(read: GpusRead) -> list[Finding]:
+def _of_gpus(read: GpusRead) -> list[HealthFinding]:
     found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
     found += port_rules.ports_at_start(read.ports)
     if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
@@ -90,21 +65,10 @@ def _existing(log_dir: str | None) -> str:
     return str(next((path for path in (folder, *folder.parents) if os.path.isdir(path)), folder))
 
 
-def _probing(folder: str) -> queue.SimpleQueue[FolderState]:
-    """Gets the state of ``folder``, if there is one, from a thread."""
-    states: queue.SimpleQueue[FolderState] = queue.SimpleQueue()
-    if folder:
-        threading.Thread(
-            target=lambda: states.put(folder_probe.probe(folder)), name="folder probe", daemon=True
-        ).start()
-    return states
-
-
-def _of_folder(states: queue.SimpleQueue[FolderState], folder: str, *, is_alone: bool) -> tuple[Finding, ...]:
+def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
     if not folder:
-        return ()
-    try:
-        findings = node_rules.of_folder(states.get(timeout=FOLDER_LIMIT_S))
-    except queue.Empty:
-        findings = (node_rules.of_silent_folder(folder, FOLDER_LIMIT_S),)
-    return tuple(replace(finding, severity="warn") for finding in findings) if is_alone else findings
+        return []
+    silent: tuple[HealthFinding, ...] = (node_rules.of_silent_folder(folder, FOLDER_LIMIT_S),)
+    probed = started("folder probe", silent, lambda: node_rules.of_folder(folder_probe.probe(folder)))
+    findings = probed(time.monotonic() + FOLDER_LIMIT_S)
+    return [replace(finding, severity="warn") if is_alone else finding for finding in findings]

@@ -1,24 +1,23 @@
 """Gathers what NCCL and the GPU driver of this node know about a job that stands still.
 
 Runs in the agent, in any thread but the main one: it blocks for seconds. Changes nothing but short-lived threads and a
-child process of ``nvml``.
+child process that reads GPUs.
 """
 
 from __future__ import annotations
 
 import threading
 import time
-from dataclasses import asdict
-from itertools import islice
 from typing import TYPE_CHECKING, TypeVar
 
-from ddplaunch.protocol.hang_evidence import MAX_GPUS, MAX_RAS_CHARS, Gpu, NodeEvidence
-from ddplaunch.system.gpus import nccl_ras, nvml
+from ddplaunch.agent.watches import gpu_reader
+from ddplaunch.protocol.hang_evidence import MAX_RAS_CHARS, NodeEvidence
+from ddplaunch.system.gpus import devices, nccl_ras
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
 
-    from ddplaunch.system.gpus.nvml import GpuActivity
+    from ddplaunch.protocol.gpus import GpuReading
 
 _MARGIN_S = 0.5
 """Both sources end by themselves before the limit, unless the name in NCCL_RAS_ADDR must be looked up."""
@@ -26,22 +25,23 @@ _MARGIN_S = 0.5
 _Found = TypeVar("_Found")
 
 
-def gather(host: str, ras_address: str, devices: Collection[str] | None, limit_s: float) -> NodeEvidence:
+def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: float) -> NodeEvidence:
     """The evidence of this node, named ``host``, within ``limit_s`` seconds; raises nothing.
 
     Args:
         host: display name of the node.
         ras_address: ``Placement.ras_address``; empty: NCCL is not asked.
-        devices: indices or UUIDs of the GPUs of the job, as in CUDA_VISIBLE_DEVICES; None: all of this machine.
+        gpus: indices or UUIDs of the GPUs of the job, as in CUDA_VISIBLE_DEVICES; None: all of this machine.
         limit_s: after this time, a source that has not answered is missing.
     """
     deadline = time.monotonic() + limit_s
     own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
     late = f"no answer within {limit_s:g} s, or no room for a thread that asks"
-    no_gpus: tuple[tuple[Gpu, ...], str] = ((), late)
+    no_gpus: tuple[tuple[GpuReading, ...], str] = ((), late)
     ras = started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))
-    gpus = started("nvml", no_gpus, lambda: _gpus(devices, min(nvml.LIMIT_S, own_limit_s)))
-    (text, ras_missing), (found, gpus_missing) = ras(deadline), gpus(deadline)
+    nvml_limit_s = min(devices.NVML_LIMIT_S, own_limit_s)
+    read = started("nvml", no_gpus, lambda: _gpus(gpus, nvml_limit_s))
+    (text, ras_missing), (found, gpus_missing) = ras(deadline), read(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
 
 
@@ -75,20 +75,14 @@ def _ras(address: str, limit_s: float) -> tuple[str, str]:
     ) <= MAX_RAS_CHARS else "the answer of NCCL's RAS is cut"
 
 
-def _gpus(devices: Collection[str] | None, limit_s: float) -> tuple[tuple[Gpu, ...], str]:
-    if not nvml.is_installed():
+def _gpus(names: Collection[str] | None, limit_s: float) -> tuple[tuple[GpuReading, ...], str]:
+    if not devices.has_nvml():
         return (), "this node has no GPU of NVIDIA"
-    gpus, missing = nvml.gpu_activity(limit_s)
-    found = (gpu for gpu in gpus if devices is None or _is_one_of(gpu, devices))
-    return tuple(Gpu(**asdict(gpu)) for gpu in islice(found, MAX_GPUS)), missing
+    read = gpu_reader.read_once("activity", limit_s)
+    return tuple(gpu for gpu in read.gpus if names is None or any(map(gpu.is_named, names))), read.missing
 
 
 def throttled(device: str) -> str:
     """Why the clock of one GPU, named as in CUDA_VISIBLE_DEVICES, is lowered; empty if it is not, or unknown."""
-    gpus, _ = _gpus((device,), nvml.LIMIT_S)
+    gpus, _ = _gpus((device,), devices.NVML_LIMIT_S)
     return next((gpu.throttled for gpu in gpus), "")
-
-
-def _is_one_of(gpu: GpuActivity, devices: Collection[str]) -> bool:
-    """CUDA accepts the begin of a UUID, too."""
-    return str(gpu.index) in devices or any(gpu.uuid.startswith(name) for name in devices if not name.isdigit())

@@ -13,7 +13,7 @@ from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.display.failure_page import failure_line
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
-from ddplaunch.protocol.health import HealthFound, NodeHealth
+from ddplaunch.protocol.health import HealthFinding, NodeHealth
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,
@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.errors import LaunchError
-    from ddplaunch.protocol.health import Finding
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
@@ -95,8 +94,10 @@ class RunEvents:
                 self._on_started(index, event)
             case AttemptEnded(result=result):
                 self._on_ended(index, result)
-            case NodeHealth(findings=findings) | HealthFound(findings=findings):
+            case NodeHealth(findings=findings):
                 self._on_findings(index, findings)
+            case HealthFinding():
+                self._on_findings(index, (event,))
             case SessionOpened():
                 facts: dict[str, int] = {"attempt": event.attempt, "rank": event.rank}
                 self._debugged[index, event.session] = time.time(), facts
@@ -145,7 +146,7 @@ class RunEvents:
         facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
         self.of_node("attempt_started", index, "", started_s, **facts)
 
-    def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
+    def _on_findings(self, index: int, findings: Iterable[HealthFinding]) -> None:
         for each in findings:
             self.of_node("health", index, each.text, rule=each.rule, severity=each.severity, gpu=each.gpu)
 

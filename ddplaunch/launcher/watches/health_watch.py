@@ -8,14 +8,14 @@ waits until all nodes have reported, for at most ``_COLLECT_S``.
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
 from ddplaunch.health import wording
 from ddplaunch.launcher.node_comparison import NodeComparison
-from ddplaunch.protocol.health import Finding, HardwareOfNode, HealthFound, NodeHealth
+from ddplaunch.protocol.health import HardwareOfNode, HealthFinding, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
-from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
@@ -61,8 +61,8 @@ class HealthWatch:
         match event:
             case AttemptStarted(first_rank=first_rank):
                 self._first_ranks[index] = first_rank
-            case HealthFound(findings=findings):
-                self._on_findings(index, findings)
+            case HealthFinding():
+                self._on_findings(index, (event,))
             case NodeHealth() if index not in self._reports:
                 self._on_report(index, participants, event)
             case Pong(ping_time_s=sent_s, time_s=time_s) if self._is_on and time_s:
@@ -83,17 +83,18 @@ class HealthWatch:
         if self._replaces:  # Else the launcher has one node.
             self._comparison.on_hardware(index, self._nodes.all[index].host, report.hardware, participants)
 
-    def _on_findings(self, index: int, findings: Iterable[Finding]) -> None:
+    def _on_findings(self, index: int, findings: Iterable[HealthFinding]) -> None:
         self._keep(index, findings)
         for finding in findings:
             line = wording.line(finding, self._nodes.all[index].host, self._first_ranks.get(index))
             self._show(line, Level.ALWAYS)
 
-    def _keep(self, index: int, findings: Iterable[Finding]) -> None:
+    def _keep(self, index: int, findings: Iterable[HealthFinding]) -> None:
         host, first_rank = self._nodes.all[index].host, self._first_ranks.get(index)
         for finding in findings:
             if len(self._kept) < _MAX_KEPT:
-                self._kept.append(_kept(finding, host, first_rank))
+                ranks = () if first_rank is None else tuple(first_rank + local for local in finding.local_ranks)
+                self._kept.append(replace(finding, host=host, time_s=time.time(), ranks=ranks))
 
     # Nodes that must not be used.
 
@@ -122,17 +123,3 @@ class HealthWatch:
         for index, line in refused.items():
             self._show(f"not used: {line}", Level.ALWAYS)
             self._nodes.retire(self._nodes.all[index])
-
-
-def _kept(finding: Finding, host: str, first_rank: int | None) -> HealthFinding:
-    return HealthFinding(
-        host=host,
-        time_s=time.time(),
-        rule=finding.rule,
-        text=finding.text,
-        action=finding.action,
-        severity=finding.severity,
-        gpu=finding.gpu,
-        uuid=finding.uuid,
-        ranks=() if first_rank is None else tuple(first_rank + local for local in finding.local_ranks),
-    )

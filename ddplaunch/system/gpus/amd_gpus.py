@@ -1,6 +1,6 @@
 """The health of AMD's GPUs, from the files of their driver (amdgpu) in /sys.
 
-Runs in the child of ``gpu_health``: a GPU that is being reset may block whoever reads them. What a GPU has no file for
+Runs in ``gpu_child``: a GPU that is being reset may block whoever reads them. What a GPU has no file for
 is left out.
 """
 
@@ -9,37 +9,20 @@ from __future__ import annotations
 import errno
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddplaunch.system.gpus import devices
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 _LOST = (errno.ENODEV, errno.ENXIO, errno.EIO)
 
 
-def memory(root: str = "/") -> list[dict[str, Any]]:
-    """For each GPU the values that ``gpu_health.GpuMemory`` has."""
-    return _each(_memory, root)
-
-
-def health(root: str = "/") -> list[dict[str, Any]]:
-    """For each GPU the values that ``gpu_health.GpuHealth`` has, as far as the driver tells them."""
-    return _each(_health, root)
-
-
-def usage(root: str = "/") -> list[dict[str, Any]]:
-    """For each GPU the values that ``gpu_health.GpuUsage`` has, as far as the driver tells them."""
-    return _each(_usage, root)
-
-
-def _each(read: Callable[[Path, dict[str, Any]], None], root: str) -> list[dict[str, Any]]:
+def read(root: str, question: str) -> list[dict[str, Any]]:
+    """For each GPU the values of ``protocol.gpus.GpuReading`` that the question is about; None: unknown."""
     found = []
     for index, address in enumerate(devices.gpu_pci_addresses(root)):
         gpu: dict[str, Any] = {"index": index}
-        read(Path(root, "sys/bus/pci/devices", address), gpu)
-        found.append({name: value for name, value in gpu.items() if value is not None})
+        _READERS[question](Path(root, "sys/bus/pci/devices", address), gpu)
+        found.append(gpu)
     return found
 
 
@@ -49,12 +32,11 @@ def _memory(device: Path, gpu: dict[str, Any]) -> None:
 
 
 def _usage(device: Path, gpu: dict[str, Any]) -> None:
-    power, hot = _sensor(device, "power1_average", gpu), _sensor(device, "temp1_input", gpu)
-    power = _sensor(device, "power1_input", gpu) if power is None else power
+    power, hot = _watts(device, "power1_average", gpu), _sensor(device, "temp1_input", gpu)
     gpu.update(
         utilization=_number(device / "gpu_busy_percent", gpu),
         used_bytes=_number(device / "mem_info_vram_used", gpu),
-        power_mw=None if power is None else power // 1000,
+        power_w=_watts(device, "power1_input", gpu) if power is None else power,
         temperature_c=None if hot is None else hot // 1000,
     )
 
@@ -63,15 +45,14 @@ def _health(device: Path, gpu: dict[str, Any]) -> None:
     _memory(device, gpu)
     uncorrected, corrected = _memory_errors(device / "ras", gpu)
     serial = _text(device / "unique_id", gpu)
-    power_limit = _sensor(device, "power1_cap", gpu)
     gpu.update(
-        uuid=f"GPU-{serial}" if serial else "",
+        uuid=f"GPU-{serial}" if serial else None,
         name=_text(device / "product_name", gpu) or "AMD GPU",
         has_display=any(_text(file, gpu) == "connected" for file in device.glob("drm/card*/card*-*/status")),
         pci_address=device.name,
         driver=_text(device / "driver/module/version", gpu),
         vbios=_text(device / "vbios_version", gpu),
-        power_limit_mw=None if power_limit is None else power_limit // 1000,
+        power_limit_w=_watts(device, "power1_cap", gpu),
         pcie_width=_number(device / "current_link_width", gpu),
         pcie_max_width=_number(device / "max_link_width", gpu),
         temperature_margin_c=_margin(device, gpu),
@@ -97,6 +78,11 @@ def _margin(device: Path, gpu: dict[str, Any]) -> int | None:
     return None if hot is None or not limit else (limit - hot) // 1000
 
 
+def _watts(device: Path, name: str, gpu: dict[str, Any]) -> float | None:
+    microwatts = _sensor(device, name, gpu)
+    return None if microwatts is None else microwatts / 1_000_000
+
+
 def _sensor(device: Path, name: str, gpu: dict[str, Any]) -> int | None:
     return next((_number(folder / name, gpu) for folder in device.glob("hwmon/hwmon*")), None)
 
@@ -114,3 +100,6 @@ def _text(file: Path, gpu: dict[str, Any]) -> str:
         if error.errno in _LOST:
             gpu["error"] = f"{file.name}: {error.strerror}"
         return ""
+
+
+_READERS = {"health": _health, "memory": _memory, "usage": _usage}

@@ -1,27 +1,27 @@
 """The accelerators of this node: number, PCI addresses, processes that use them, and the devices of each worker.
 
-Runs in the agent. Uses NVML where the driver has brought its library, else the drivers' files below ``root`` in /proc
-and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or nvidia-smi (takes seconds on
-a node with many GPUs), and must not open a device file, which would wake a GPU without persistence mode.
+Runs in the agent. Asks NVML for addresses where the driver has brought its library, and reads the drivers' files below
+``root`` in /proc and /sys. Must not use torch (import takes 1.1 s, and touching CUDA spoils a later fork) or nvidia-smi
+(takes seconds on a node with many GPUs), and must not open a device file, which would wake a GPU without persistence
+mode.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import os
 import re
 import threading
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.gpus import nvml
 from ddplaunch.text import is_device_id
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
 _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", "nvtop")
 """Programs that only observe GPUs, as named in /proc/PID/comm, which holds 15 characters."""
@@ -29,12 +29,28 @@ _SERVICES = ("nvidia-persiste", "nv-hostengine", "nvidia-smi", "dcgm-exporter", 
 _DRIVERS = ("proc/driver/nvidia", "dev/nvidiactl", "sys/class/kfd", "dev/dxg")
 """Without any of these no GPU of NVIDIA or AMD is usable; with one of them GPUs may exist that cannot be counted."""
 
+NVML_LIBRARY = "libnvidia-ml.so.1"
+"""A part of NVIDIA's driver. A machine without it has no GPU of NVIDIA that a program could use."""
+
+NVML_LIMIT_S = 2.0
+"""NVML answers within milliseconds; within a second where it must wake GPUs without persistence mode."""
+
 NO_GPU = "--gpus: there is no GPU here; without --gpus the workers use the CPU, and --dry-run simulates GPUs"
 
 
 def has_driver(root: str = "/") -> bool:
     """Whether this machine may have GPUs."""
     return any(os.path.exists(os.path.join(root, path)) for path in _DRIVERS)
+
+
+@functools.cache
+def has_nvml() -> bool:
+    """Whether NVML's library can be loaded. Takes less than a millisecond, and asks no driver."""
+    try:
+        ctypes.CDLL(NVML_LIBRARY)
+    except OSError:
+        return False
+    return True
 
 
 def gpu_count(root: str = "/") -> int:
@@ -64,15 +80,6 @@ def pci_address(device: str, root: str = "/") -> str:
     return found[0]
 
 
-def gpu_models(root: str = "/") -> tuple[str, ...]:
-    """Models of all GPUs by index; an empty text for a GPU whose model is not known."""
-    addresses = gpu_pci_addresses(root)
-    if root == "/" and addresses:
-        with contextlib.suppress(Exception), _Nvml() as binding:
-            return tuple(_decoded(binding.nvmlDeviceGetName(handle)) for handle in _handles(binding))
-    return tuple(_model(address, root) for address in addresses)
-
-
 def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[str, ...]:
     """Models of the devices that ``visible_devices`` returned, from the drivers' files alone, which costs little.
 
@@ -84,27 +91,17 @@ def visible_models(visible: tuple[str, ...] | None, root: str = "/") -> tuple[st
     return tuple(models[int(device)] if device.isdigit() and int(device) < len(models) else "" for device in visible)
 
 
-@dataclass(frozen=True)
-class GpuProcess:
-    """A process that has GPUs open; ``gpus`` are their indices."""
+def gpu_users(told: Iterable[tuple[int, int]] = (), root: str = "/") -> tuple[tuple[int, str, tuple[int, ...]], ...]:
+    """Processes that use GPUs: pid, name, and the GPUs' indices; without monitoring services.
 
-    pid: int
-    name: str
-    gpus: tuple[int, ...]
-
-
-def gpu_processes(root: str = "/") -> tuple[GpuProcess, ...]:
-    """Processes that use GPUs, from NVML and from open files that this user may read; without monitoring services."""
-    addresses = gpu_pci_addresses(root)
-    minors = {_field(address, "Device Minor", root): index for index, address in enumerate(addresses)}
-    gpus_by_pid: dict[int, set[int]] = {}
-    for pid, gpu in [*_pids_by_nvml(root), *_pids_by_open_files(minors, root)]:
-        gpus_by_pid.setdefault(pid, set()).add(gpu)
-    found = (
-        GpuProcess(pid, _text(Path(root, "proc", str(pid), "comm")).strip(), tuple(sorted(gpus)))
-        for pid, gpus in sorted(gpus_by_pid.items())
-    )
-    return tuple(process for process in found if process.name not in _SERVICES)
+    From open files that this user may read, and from ``told``: pairs of pid and GPU, which a driver has told.
+    """
+    minors = {_field(address, "Device Minor", root): index for index, address in enumerate(gpu_pci_addresses(root))}
+    gpus: dict[int, set[int]] = {}
+    for pid, gpu in (*told, *_pids_by_open_files(minors, root)):
+        gpus.setdefault(pid, set()).add(gpu)
+    names = {pid: _text(Path(root, "proc", str(pid), "comm")).strip() for pid in sorted(gpus)}
+    return tuple((pid, name, tuple(sorted(gpus[pid]))) for pid, name in names.items() if name not in _SERVICES)
 
 
 def visibility_variable(environ: Mapping[str, str], root: str = "/") -> str:
@@ -228,56 +225,28 @@ def _nvidia_addresses(root: str) -> tuple[str, ...]:
 
 @functools.cache  # An index must not change its meaning during a run, even when a GPU falls off the bus.
 def _nvml_addresses() -> tuple[str, ...]:
-    """Empty if NVML is missing, fails, or blocks for longer than ``nvml.LIMIT_S``, as where the driver hangs."""
-    if not nvml.is_installed():
+    """Empty if NVML is missing, fails, or blocks for longer than ``NVML_LIMIT_S``, as where the driver hangs."""
+    if not has_nvml():
         return ()
     found: list[tuple[str, ...]] = []
     thread = threading.Thread(target=lambda: found.append(_ask_nvml_for_addresses()), name="nvml", daemon=True)
     thread.start()
-    thread.join(nvml.LIMIT_S)
+    thread.join(NVML_LIMIT_S)
     return found[0] if found else ()
 
 
 def _ask_nvml_for_addresses() -> tuple[str, ...]:
-    with contextlib.suppress(Exception), _Nvml() as binding:  # Whatever the binding raises, /proc is read next.
-        infos = map(binding.nvmlDeviceGetPciInfo, _handles(binding))
-        return tuple(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" for info in infos)
-    return ()
-
-
-class _Nvml:
-    """The NVML binding, initialised inside the ``with`` block. Errors of the binding are raised unchanged."""
-
-    def __enter__(self) -> Any:
-        if not nvml.is_installed():  # The import of the binding alone would delay a start without GPUs.
-            raise OSError(f"no {nvml.LIBRARY}")
+    with contextlib.suppress(Exception):  # Whatever the binding raises, /proc is read next.
         import pynvml
 
-        self._binding: Any = pynvml
-        self._binding.nvmlInit()
-        return self._binding
-
-    def __exit__(self, *_: object) -> None:
-        self._binding.nvmlShutdown()
-
-
-def _handles(binding: Any) -> list[Any]:
-    return [binding.nvmlDeviceGetHandleByIndex(index) for index in range(binding.nvmlDeviceGetCount())]
-
-
-def _decoded(name: str | bytes) -> str:
-    return name.decode(errors="replace") if isinstance(name, bytes) else name
-
-
-def _pids_by_nvml(root: str) -> list[tuple[int, int]]:
-    if root == "/":
-        with contextlib.suppress(Exception), _Nvml() as binding:
-            return [
-                (int(process.pid), index)
-                for index, handle in enumerate(_handles(binding))
-                for process in binding.nvmlDeviceGetComputeRunningProcesses(handle)
-            ]
-    return []
+        pynvml.nvmlInit()
+        try:
+            handles = map(pynvml.nvmlDeviceGetHandleByIndex, range(pynvml.nvmlDeviceGetCount()))
+            infos = map(pynvml.nvmlDeviceGetPciInfo, handles)
+            return tuple(f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0" for info in infos)
+        finally:
+            pynvml.nvmlShutdown()
+    return ()
 
 
 def _pids_by_open_files(minors: dict[str, int], root: str) -> Iterator[tuple[int, int]]:

@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system.gpus import nvml
+from ddplaunch.system.gpus import devices
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def own_address(environ: Mapping[str, str]) -> dict[str, str]:
     Empty if the user has set it, or RAS is turned off, or there is no GPU of NVIDIA. The port is not reserved: where
     another process takes it before NCCL starts, NCCL runs without RAS.
     """
-    if VARIABLE in environ or _is_off(environ) or not (os.path.exists(_NVIDIA_DEVICE) or nvml.is_installed()):
+    if VARIABLE in environ or _is_off(environ) or not (os.path.exists(_NVIDIA_DEVICE) or devices.has_nvml()):
         return {}
     with contextlib.suppress(OSError), socket.socket() as chosen:
         chosen.bind(("127.0.0.1", 0))

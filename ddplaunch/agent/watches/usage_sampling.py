@@ -25,7 +25,7 @@ _LEAST_S = 0.1
 
 
 class UsagePart(Part):
-    """Watches the attempts of one node."""
+    """Of the attempts of one node; the ``UsageWatch`` of its launcher gets the records."""
 
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)

@@ -7,32 +7,38 @@ GPUs are simulated, nothing is looked at.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import FolderProbed, HealthEvent
+from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.agent.watches.node_health import node_health
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.health import node_rules
+from ddplaunch.protocol.gpus import MAX_GPUS
+from ddplaunch.protocol.health import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.system.files import folder_probe
+from ddplaunch.system.files.folder_probe import FolderState
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.protocol.health import Finding, NodeHealth
+    from ddplaunch.protocol.gpus import GpuReading, IbPort
+    from ddplaunch.protocol.health import HealthFinding
     from ddplaunch.protocol.results import Round, WorkerExit
 
 FOLDER_LIMIT_S = 2.0
 _FIRST_LIMIT_S = 3.0
-"""The watch of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
+"""The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
 _REFUSED_HINT = "Use another node; --health warn uses it all the same."
 
 
 class HealthPart(Part):
-    """Watches the hardware of one node."""
+    """Of one node. Its records go to the ``HealthWatch`` of a launcher, which decides."""
 
     def __init__(self, node: NodeServices) -> None:
         """Start to try the folder of the logs, unless the user wants nothing looked at or the run is a dry run."""
@@ -41,14 +47,14 @@ class HealthPart(Part):
         self._is_on = spec.health != "off" and not spec.fake_gpus
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._is_probed = True
-        self._findings: list[Finding] = []
+        self._findings: list[HealthFinding] = []
         self._group: WorkerGroup | None = None
         if self._is_on and spec.node_dir:
             self._is_probed = False
             threading.Thread(target=self._probe, args=(spec.node_dir,), name="folder probe", daemon=True).start()
 
     def _probe(self, folder: str) -> None:
-        self._node.post(FolderProbed(folder_probe.probe(folder)))
+        self._node.post(HealthEvent(folder_probe.probe(folder)))
 
     # Before the first attempt.
 
@@ -91,14 +97,16 @@ class HealthPart(Part):
 
     def on_event(self, event: object) -> bool:
         """Handle what a thread has found out."""
-        match event:
-            case FolderProbed(state=state) if not self._is_probed:
-                self._on_folder(node_rules.of_folder(state))
-            case HealthEvent() if self._node.gpus:
-                self._node.gpus.handle_event(event)
-        return isinstance(event, HealthEvent)
+        if not isinstance(event, HealthEvent):
+            return False
+        if isinstance(event.found, FolderState):
+            if not self._is_probed:
+                self._on_folder(node_rules.of_folder(event.found))
+        elif self._node.gpus:
+            self._node.gpus.handle_event(event)
+        return True
 
-    def _on_folder(self, findings: tuple[Finding, ...]) -> None:
+    def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
         """A single node is not refused for its log folder: the job can run without logs, and says so."""
         self._is_probed = True
         self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
@@ -126,3 +134,18 @@ class HealthPart(Part):
             from ddplaunch.agent.watches.gpu_memory_wait import await_free_memory
 
             await_free_memory(node.gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
+
+
+def node_health(
+    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+) -> NodeHealth:
+    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
+    ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
+    active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
+    hardware = NodeHardware(
+        gpus=tuple(gpu.identity() for gpu in gpus)[:MAX_GPUS],
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=len(os.sched_getaffinity(0)),
+        ports=tuple(active[:MAX_PORTS]),
+    )
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)
