@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import HealthEvent
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.health import node_rules
+from ddplaunch.health import findings
 from ddplaunch.protocol.gpus import MAX_GPUS
 from ddplaunch.protocol.health import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.system.files import folder_probe
@@ -93,9 +93,7 @@ class HealthChecks:
         if not wrong or self._spec.health != "refuse":
             return False
         if not self._spec.launcher_assigns_rendezvous:
-            from ddplaunch.health import wording
-
-            text = f"the hardware is not sound: {wording.refusal(wrong, self._spec.host)}"
+            text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
             rendezvous.refuse(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return True
@@ -106,7 +104,7 @@ class HealthChecks:
             gpus.placement = placement
             wait(lambda: gpus.is_read or is_stopping(), time.monotonic() + _FIRST_LIMIT_S)
         if not wait(lambda: self._is_probed or is_stopping(), folder_by):
-            self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
+            self._on_folder((findings.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
         gpus = self._gpus
@@ -120,7 +118,7 @@ class HealthChecks:
         """Handle what a thread has found out."""
         if isinstance(event.found, FolderState):
             if not self._is_probed:
-                self._on_folder(node_rules.of_folder(event.found))
+                self._on_folder(findings.of_folder(event.found))
         elif self._gpus:
             self._gpus.handle_event(event)
 
