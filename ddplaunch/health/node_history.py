@@ -57,7 +57,7 @@ _DEADLY = {-signal.SIGKILL, -signal.SIGBUS, -signal.SIGSEGV, -signal.SIGILL}
 
 _UUID = re.compile(r"\b(?:GPU|MIG)-[0-9A-Fa-f][0-9A-Za-z/-]{3,}")
 
-Kind = Literal["hardware", "unexplained"]
+EventKind = Literal["hardware", "unexplained"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class NodeEvent:
     """
 
     host: OneLine
-    kind: Kind
+    kind: EventKind
     text: OneLine
     time_s: Seconds
     run_id: OneLine
@@ -97,7 +97,7 @@ def of_run(result: RunResult, lost: Mapping[str, str], now_s: float) -> list[Nod
     ]
 
 
-def _event(run_id: str, host: str, kind: Kind, text: str, now_s: float, uuid: str = "") -> NodeEvent:
+def _event(run_id: str, host: str, kind: EventKind, text: str, now_s: float, uuid: str = "") -> NodeEvent:
     return NodeEvent(host=host, kind=kind, text=quote(text, _MAX_TEXT), time_s=now_s, run_id=run_id, uuid=uuid)
 
 

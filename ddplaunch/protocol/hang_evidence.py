@@ -151,7 +151,7 @@ class NodeEvidence:
     """What is known about a node, apart from its workers.
 
     Attributes:
-        ras: the answer of NCCL's RAS, which covers all nodes, for ``system.gpus.ras_report``; empty if there is none.
+        ras: the answer of NCCL's RAS, which covers all nodes: JSON or text, as NCCL has it; empty if there is none.
         ras_missing: why there is none, or that it is cut; one sentence.
         gpus: the job's GPUs of NVIDIA.
         gpus_missing: why there are none; one sentence.

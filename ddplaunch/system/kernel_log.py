@@ -10,33 +10,26 @@ import os
 import re
 import time
 
-from ddplaunch.late_dataclass import dataclass
-
 PATH = "/dev/kmsg"
 _MAX_RECORDS = 100_000
 _MAX_RECORD_BYTES = 8192
 _XID = re.compile(r"^\d+,\d+,(\d+),[^;]*;NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)\b", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class LoggedXid:
-    """One Xid error; ``pci_address`` is without function, as ``0000:17:00``."""
+def recent_xids(within_s: float, path: str = PATH) -> tuple[tuple[str, int], ...]:
+    """The Xid errors of the last ``within_s`` seconds, in order; none where the log cannot be read.
 
-    pci_address: str
-    xid: int
-
-
-def recent_xids(within_s: float, path: str = PATH) -> tuple[LoggedXid, ...]:
-    """The Xid errors of the last ``within_s`` seconds, in order; none where the log cannot be read."""
+    Each with the PCI address of its GPU, without function, as ``0000:17:00``.
+    """
     earliest_us = (time.monotonic() - within_s) * 1e6
     found = _XID.findall(_read(path))
-    return tuple(LoggedXid(address.lower(), int(xid)) for at_us, address, xid in found if int(at_us) >= earliest_us)
+    return tuple((address.lower(), int(xid)) for at_us, address, xid in found if int(at_us) >= earliest_us)
 
 
-def is_of(logged: LoggedXid, pci_address: str) -> bool:
-    """Whether the error is of the GPU at ``pci_address`` as NVML writes it, ``00000000:17:00.0``."""
+def is_of(logged: str, pci_address: str) -> bool:
+    """Whether an address of the log is that of the GPU at ``pci_address`` as NVML writes it, ``00000000:17:00.0``."""
     domain, _, rest = pci_address.lower().partition(":")
-    own_domain, _, own_rest = logged.pci_address.partition(":")
+    own_domain, _, own_rest = logged.partition(":")
     return bool(own_rest) and rest.startswith(own_rest) and domain.lstrip("0") == own_domain.lstrip("0")
 
 

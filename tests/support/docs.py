@@ -24,9 +24,9 @@ from ddplaunch import config
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
-from ddplaunch.health.gpu_rule_table import RULES as RULES_OF_GPUS
+from ddplaunch.health.gpu_events import ACTIONS, XIDS, Xid
+from ddplaunch.health.gpu_rules import RULES as RULES_OF_GPUS
 from ddplaunch.health.port_rules import PORT_RULES
-from ddplaunch.health.xid import ACTIONS, XIDS, Xid
 from ddplaunch.launcher.run_files.metrics import METRICS
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES

@@ -15,33 +15,24 @@ COLLECTIVES = ("Broadcast", "Reduce", "AllGather", "ReduceScatter", "AllReduce")
 Behaviour = Literal["answers", "silent", "mute", "cut", "huge", "rubbish"]
 
 
-def rank(number: int, *, host: str = "10.0.0.1", pid: int = 0, error: int = 0, **counts: int) -> dict[str, Any]:
+def rank(number: int) -> dict[str, Any]:
     """A rank that has answered."""
-    status = {"init_state": 0, "async_error": error}
+    process = {"rank": number, "host": "10.0.0.1", "pid": 1000 + number, "cuda_dev": number, "nvml_dev": number}
     flags = dict.fromkeys(("finalize_called", "destroy_flag", "abort_flag"), False)
-    all_counts = {name: counts.get(name, 0) for name in COLLECTIVES}
-    return {**_process(number, host, pid), "status": {**status, **flags}, "collective_counts": all_counts}
+    status = {"init_state": 0, "async_error": 0, **flags}
+    return {**process, "status": status, "collective_counts": dict.fromkeys(COLLECTIVES, 0)}
 
 
-def missing(number: int, *, host: str = "10.0.0.1", pid: int = 0, is_dead: bool = False) -> dict[str, Any]:
-    """A rank whose process has not answered."""
-    return {**_process(number, host, pid), "status": {"unresponsive": True, "considered_dead": is_dead}}
-
-
-def _process(number: int, host: str, pid: int) -> dict[str, Any]:
-    return {"rank": number, "host": host, "pid": pid or 1000 + number, "cuda_dev": number, "nvml_dev": number}
-
-
-def as_json(ranks: list[dict[str, Any]], absent: list[dict[str, Any]]) -> str:
+def as_json(ranks: list[dict[str, Any]]) -> str:
     """The status of a job with one communicator."""
     communicator = {
         "hash": "0x71a9b4c2d3e4f506",
         "secondary_hash": "0x1f:0x2e",
-        "size": len(ranks) + len(absent),
+        "size": len(ranks),
         "ranks_count": len(ranks),
-        "missing_ranks_count": len(absent),
+        "missing_ranks_count": 0,
         "ranks": ranks,
-        "missing_ranks": absent,
+        "missing_ranks": [],
     }
     body = {
         "nccl_version": "2.28.9",
@@ -50,7 +41,7 @@ def as_json(ranks: list[dict[str, Any]], absent: list[dict[str, Any]]) -> str:
         "timestamp": "2026-11-22 15:00:00",
         "communicators_count": 1,
         "communicators": [communicator],
-        "ras": {"collection_time_sec": 5.004, "timeouts_count": len(absent)},
+        "ras": {"collection_time_sec": 5.004, "timeouts_count": 0},
     }
     return json.dumps(body, indent=2) + "\n"
 
@@ -83,39 +74,6 @@ HEALTHY_TEXT = (
     + """\
 Warnings
 ========
-
-"""
-)
-
-BAD_TEXT = (
-    _HEAD.format(seconds="5.01", ranks=7, status="INCOMPLETE")
-    + """\
-INCOMPLETE
-  Missing communicator data from 1 job process
-  Process 4105 on node 10.0.0.2 managing GPU 1
-
-#0-0 (71a9b4c2d3e4f506) INCOMPLETE
-  Missing communicator data from 1 rank
-  Rank 5 -- GPU 1 managed by process 4105 on node 10.0.0.2
-
-#0-0 (71a9b4c2d3e4f506) ERROR
-  Asynchronous error on 1 rank
-  Rank 7 reported Remote process error -- GPU 3 managed by process 4107 on node 10.0.0.2
-
-Warnings
-========
-
-TIMEOUT
-  Encountered 1 communication timeout while gathering communicator data
-
-#0-0 (71a9b4c2d3e4f506) MISMATCH
-  Communicator ranks have different AllReduce operation counts
-  5 ranks have launched up to operation 2892
-  Rank 0 -- GPU 0 managed by process 4100 on node 10.0.0.1
-  Rank 1 -- GPU 1 managed by process 4101 on node 10.0.0.1
-  Rank 3 -- [process information not found]
-  Rank 2 has launched up to operation 2891 -- GPU 2 (NVML 6) managed by process 4102 on node 10.0.0.1
-  Rank 7 has not launched any operations -- GPU 3 managed by process 4107 on node 10.0.0.2
 
 """
 )

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from ddplaunch.health import gpu_rules
-from ddplaunch.health.gpu_rule_table import RULES
-from ddplaunch.protocol.gpus import GpuEvent, GpuReading
+from ddplaunch.health.gpu_rules import RULES
+from ddplaunch.protocol.gpus import GpuReading
 from tests.support.fake_nvml import Says
 
 MB = 1 << 20
@@ -145,24 +145,3 @@ def test_what_only_warns_at_the_start_explains_no_later_failure() -> None:
         "row-remap-failed": True,
         "uncorrected-errors": False,
     }
-
-
-@pytest.mark.parametrize(
-    ("event", "text", "severity", "is_fault"),
-    [
-        (GpuEvent(index=3, kind="xid", xid=79), "Xid 79: the GPU has fallen off the bus", "refuse", True),
-        (GpuEvent(index=3, kind="xid", xid=31), "Xid 31: a kernel has accessed memory that it may not", "warn", False),
-        (GpuEvent(index=3, kind="ecc"), "a memory error could not be corrected (double-bit ECC)", "warn", True),
-        (GpuEvent(index=3, kind="unavailable"), "the GPU has become unavailable", "refuse", True),
-    ],
-)
-def test_an_event_is_a_finding_about_its_gpu(event: GpuEvent, text: str, severity: str, is_fault: bool) -> None:
-    finding = gpu_rules.of_event(replace(event, uuid="GPU-3"))
-    assert finding
-    assert (finding.text, finding.severity, finding.is_fault) == (text, severity, is_fault)
-    assert (finding.gpu, finding.uuid) == (3, "GPU-3")
-
-
-@pytest.mark.parametrize("event", [GpuEvent(index=0, kind="xid", xid=45), GpuEvent(index=0, kind="recovery")])
-def test_an_event_that_needs_no_attention_is_none(event: GpuEvent) -> None:
-    assert gpu_rules.of_event(event) is None

@@ -15,7 +15,6 @@ from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, IbPort
 from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system.kernel_log import LoggedXid
 
 GPUS = tuple(
     GpuReading(index=index, uuid=f"GPU-{index}", pci_address=f"00000000:1{index}:00.0", used_bytes=0)
@@ -108,7 +107,7 @@ def test_each_port_is_told(gpus: GpusOfJob, sent: list[object]) -> None:
 
 
 def test_without_nvml_the_kernels_log_is_read(gpus: GpusOfJob, monkeypatch: pytest.MonkeyPatch) -> None:
-    logged = (LoggedXid("0000:10:00", 48), LoggedXid("0000:11:00", 79))
+    logged = (("0000:10:00", 48), ("0000:11:00", 79))
     monkeypatch.setattr(gpus_of_job.kernel_log, "recent_xids", lambda _: logged)
     assert blamed(gpus) == "", "NVML has answered"
     gpus.handle_event(HealthEvent(GpusRead(missing="NVML has not answered")))

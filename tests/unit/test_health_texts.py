@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.health import differences, node_rules, wording
-from ddplaunch.health.verdict import with_hardware
+from ddplaunch.health import differences, findings
+from ddplaunch.health.findings import with_hardware
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.health import HealthFinding, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
@@ -27,27 +27,27 @@ FAILED = WorkerExit(11, 3, "gpu3", 100, 1, stopped=False, time_s=0.0, duration_s
 
 
 def test_a_cause_names_the_gpu_where_the_text_does() -> None:
-    assert wording.cause(XID) == "Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
+    assert findings.cause(XID) == "Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
     row = replace(XID, text="a row of its memory could not be remapped", uuid="")
-    assert wording.cause(row) == "GPU 3: a row of its memory could not be remapped"
-    assert wording.cause(HealthFinding(rule="x", text="the fan is broken")) == "the fan is broken"
+    assert findings.cause(row) == "GPU 3: a row of its memory could not be remapped"
+    assert findings.cause(HealthFinding(rule="x", text="the fan is broken")) == "the fan is broken"
 
 
 def test_a_line_names_host_gpu_and_ranks() -> None:
-    assert wording.line(XID, "gpu3", 8) == (
+    assert findings.line(XID, "gpu3", 8) == (
         "gpu3: GPU 3 (GPU-8f6a), local rank 3, rank 11: Xid 79: the GPU has fallen off the bus (drain the node)"
     )
-    assert wording.line(HealthFinding(rule="x", text="the disk is full"), "gpu3") == "gpu3: the disk is full"
+    assert findings.line(HealthFinding(rule="x", text="the disk is full"), "gpu3") == "gpu3: the disk is full"
 
 
 def test_a_refusal_is_one_line_whatever_is_wrong() -> None:
     found = [replace(XID, severity="warn"), replace(XID, local_ranks=()), XID, XID]
-    assert wording.refusal(found, "gpu3") == (
+    assert findings.refusal(found, "gpu3") == (
         "gpu3: GPU 3 (GPU-8f6a): Xid 79: the GPU has fallen off the bus (drain the node); and 2 more"
     )
 
 
-# The verdict.
+# The cause of a failure.
 
 
 def test_a_worker_that_fails_after_a_fault_of_its_gpu_has_failed_because_of_it() -> None:
@@ -83,13 +83,13 @@ def test_only_a_fault_is_a_cause_and_a_stopped_worker_needs_a_lasting_one(
 
 
 def test_a_folder_that_cannot_be_written_to_refuses_and_a_full_disk_warns() -> None:
-    (found,) = node_rules.of_folder(FolderState("/logs", "Read-only file system", 0.2))
+    (found,) = findings.of_folder(FolderState("/logs", "Read-only file system", 0.2))
     assert (found.severity, found.text) == ("refuse", "nothing can be written to /logs: Read-only file system")
-    (full,) = node_rules.of_folder(FolderState("/logs", used_share=0.95))
+    (full,) = findings.of_folder(FolderState("/logs", used_share=0.95))
     assert (full.severity, full.text) == ("warn", "the disk of /logs is 95% full")
-    assert not node_rules.of_folder(FolderState("/logs", used_share=0.949))
-    assert not node_rules.of_folder(FolderState("/logs"))
-    assert node_rules.of_silent_folder("/logs", 2.0).severity == "refuse"
+    assert not findings.of_folder(FolderState("/logs", used_share=0.949))
+    assert not findings.of_folder(FolderState("/logs"))
+    assert findings.of_silent_folder("/logs", 2.0).severity == "refuse"
 
 
 # Differences.

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.system import kernel_log
-from ddplaunch.system.kernel_log import LoggedXid, recent_xids
+from ddplaunch.system.kernel_log import recent_xids
 
 
 def record(text: str, age_s: float = 1.0) -> str:
@@ -24,7 +24,7 @@ def test_recent_errors_are_found_in_their_order(tmp_path: Path) -> None:
         + record("NVRM: Xid (PCI:0000:17:00): 79, pid=1, GPU has fallen off the bus.")
         + record("told by a user: NVRM: Xid (PCI:0000:17:00): 13")
     )
-    assert recent_xids(60, str(log)) == (LoggedXid("0000:3b:00", 94), LoggedXid("0000:17:00", 79))
+    assert recent_xids(60, str(log)) == (("0000:3b:00", 94), ("0000:17:00", 79))
 
 
 def test_a_log_that_cannot_be_read_has_no_errors(tmp_path: Path) -> None:
@@ -37,4 +37,4 @@ def test_a_log_that_cannot_be_read_has_no_errors(tmp_path: Path) -> None:
     [("00000000:17:00.0", True), ("00000000:18:00.0", False), ("00000001:17:00.0", False), ("", False)],
 )
 def test_an_error_is_of_the_gpu_at_its_address(address: str, is_it: bool) -> None:
-    assert kernel_log.is_of(LoggedXid("0000:17:00", 79), address) == is_it
+    assert kernel_log.is_of("0000:17:00", address) == is_it

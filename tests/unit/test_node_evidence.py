@@ -15,7 +15,7 @@ from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.gpus import devices, nccl_ras
 from tests.support.fake_ras import as_json, fake_ras, rank
 
-STATUS = as_json([rank(0)], [])
+STATUS = as_json([rank(0)])
 GPU = GpuReading(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
 
 
@@ -50,7 +50,7 @@ def test_a_silent_source_leaves_the_other() -> None:
 
 def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(nccl_ras, "ask", lambda *_: (None, str(ended.wait())))
+    monkeypatch.setattr(nccl_ras, "ask", lambda *_: ("", str(ended.wait())))
     monkeypatch.setattr(devices, "has_nvml", lambda: not ended.wait())
     started = time.monotonic()
     found = gather("node1", "127.0.0.1:1", None, 0.2)

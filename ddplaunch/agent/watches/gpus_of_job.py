@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.watches.gpu_reader import GpuReader
-from ddplaunch.health import gpu_rules, port_rules, verdict
+from ddplaunch.health import findings, gpu_events, gpu_rules, port_rules
 from ddplaunch.protocol.gpus import Gpu, GpuEvent, GpuReading, GpusRead
 from ddplaunch.system import kernel_log
 from ddplaunch.system.gpus import devices
@@ -90,7 +90,7 @@ class GpusOfJob:
         match event.found:
             case GpusRead() as read:
                 self._on_read(read)
-            case GpuEvent() as happened if finding := gpu_rules.of_event(happened):
+            case GpuEvent() as happened if finding := gpu_events.of_event(happened):
                 self._found((finding,))
 
     def _on_answer_in_thread(self, answer: Answer) -> None:
@@ -122,7 +122,7 @@ class GpusOfJob:
             self._found(finding for found in changes for finding in found)
         self._on_ports(answer)
         if not was_missing and is_worth_telling(answer.missing, has_gpus=self._has_gpus):
-            silence = gpu_rules.of_silence(answer.missing)
+            silence = gpu_events.of_silence(answer.missing)
             self.findings.append(silence)
             if not is_first:
                 self._send(silence)
@@ -192,16 +192,16 @@ class GpusOfJob:
         if self._fresh_by is not None or self.missing:
             self._found(self._logged_xids())
         self._fresh_by = None
-        earliest = time.monotonic() - verdict.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
-        return verdict.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
+        earliest = time.monotonic() - findings.WINDOW_S - self._spec.timeouts.shutdown_timeout_s
+        return findings.with_hardware(exits, [finding for at, finding in self._faults if at >= earliest])
 
     def _logged_xids(self) -> Iterable[HealthFinding]:
         """What the kernel's log says, where NVML does not answer any more."""
         known = {(finding.gpu, finding.rule) for _, finding in self._faults}
-        for logged in kernel_log.recent_xids(verdict.WINDOW_S):
+        for address, number in kernel_log.recent_xids(findings.WINDOW_S):
             for gpu in self._gpus.values():
-                found = gpu_rules.of_event(GpuEvent(index=gpu.index, uuid=gpu.uuid, kind="xid", xid=logged.xid))
-                if kernel_log.is_of(logged, gpu.pci_address) and found and (found.gpu, found.rule) not in known:
+                found = gpu_events.of_event(GpuEvent(index=gpu.index, uuid=gpu.uuid, kind="xid", xid=number))
+                if kernel_log.is_of(address, gpu.pci_address) and found and (found.gpu, found.rule) not in known:
                     yield found
 
     # Between attempts.

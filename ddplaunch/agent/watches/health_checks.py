@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.health import node_rules
+from ddplaunch.health import findings
 from ddplaunch.protocol.gpus import MAX_GPUS
 from ddplaunch.protocol.health import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
 from ddplaunch.system.files import folder_probe
@@ -72,9 +72,7 @@ class HealthPart(Part):
         if not wrong or self._spec.health != "refuse":
             return True
         if not self._spec.launcher_assigns_rendezvous:
-            from ddplaunch.health import wording
-
-            text = f"the hardware is not sound: {wording.refusal(wrong, self._spec.host)}"
+            text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
             self._node.rendezvous.refuse(text)
             raise LaunchError(text, _REFUSED_HINT, HARDWARE)
         return False
@@ -85,7 +83,7 @@ class HealthPart(Part):
         if gpus := self._node.gpus:
             wait(lambda: gpus.is_read or is_stopping(), lambda: gpus_by)
         if not wait(lambda: self._is_probed or is_stopping(), lambda: folder_by):
-            self._on_folder((node_rules.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
+            self._on_folder((findings.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
         gpus = self._node.gpus
@@ -101,7 +99,7 @@ class HealthPart(Part):
             return False
         if isinstance(event.found, FolderState):
             if not self._is_probed:
-                self._on_folder(node_rules.of_folder(event.found))
+                self._on_folder(findings.of_folder(event.found))
         elif self._node.gpus:
             self._node.gpus.handle_event(event)
         return True

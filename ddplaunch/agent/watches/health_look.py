@@ -15,7 +15,7 @@ from ddplaunch.agent.watches.gpus_of_job import is_worth_telling
 from ddplaunch.agent.watches.health_checks import FOLDER_LIMIT_S, node_health
 from ddplaunch.agent.workers.node_evidence import started
 from ddplaunch.config import NO_LOGS
-from ddplaunch.health import gpu_rules, node_rules, port_rules
+from ddplaunch.health import findings, gpu_events, gpu_rules, port_rules
 from ddplaunch.system.files import folder_probe, run_folder
 from ddplaunch.system.gpus import devices
 
@@ -34,8 +34,8 @@ def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = Non
         is_alone: no other node could be used. Then a job runs without logs if their folder cannot be written.
     """
     usable = _usable(read, gpus)
-    findings = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
-    return node_health(findings, usable.gpus, usable.ports, usable.missing)
+    found = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
+    return node_health(found, usable.gpus, usable.ports, usable.missing)
 
 
 def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
@@ -53,7 +53,7 @@ def _of_gpus(read: GpusRead) -> list[HealthFinding]:
     found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
     found += port_rules.ports_at_start(read.ports)
     if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
-        found.append(gpu_rules.of_silence(read.missing))
+        found.append(gpu_events.of_silence(read.missing))
     return found
 
 
@@ -68,7 +68,7 @@ def _existing(log_dir: str | None) -> str:
 def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
     if not folder:
         return []
-    silent: tuple[HealthFinding, ...] = (node_rules.of_silent_folder(folder, FOLDER_LIMIT_S),)
-    probed = started("folder probe", silent, lambda: node_rules.of_folder(folder_probe.probe(folder)))
-    findings = probed(time.monotonic() + FOLDER_LIMIT_S)
-    return [replace(finding, severity="warn") if is_alone else finding for finding in findings]
+    silent: tuple[HealthFinding, ...] = (findings.of_silent_folder(folder, FOLDER_LIMIT_S),)
+    probed = started("folder probe", silent, lambda: findings.of_folder(folder_probe.probe(folder)))
+    found = probed(time.monotonic() + FOLDER_LIMIT_S)
+    return [replace(finding, severity="warn") if is_alone else finding for finding in found]

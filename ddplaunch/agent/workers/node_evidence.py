@@ -67,12 +67,8 @@ def started(name: str, otherwise: _Found, find: Callable[[], _Found]) -> Callabl
 def _ras(address: str, limit_s: float) -> tuple[str, str]:
     if not address:
         return "", "NCCL was not asked: this node has no GPU of NVIDIA, or NCCL's RAS is turned off"
-    answer, missing = nccl_ras.ask(address, limit_s)
-    if answer is None:
-        return "", missing
-    return answer.text[:MAX_RAS_CHARS], "" if answer.is_complete and len(
-        answer.text
-    ) <= MAX_RAS_CHARS else "the answer of NCCL's RAS is cut"
+    text, missing = nccl_ras.ask(address, limit_s)
+    return text[:MAX_RAS_CHARS], nccl_ras.CUT if len(text) > MAX_RAS_CHARS else missing
 
 
 def _gpus(names: Collection[str] | None, limit_s: float) -> tuple[tuple[GpuReading, ...], str]:

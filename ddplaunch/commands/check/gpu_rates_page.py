@@ -1,4 +1,4 @@
-"""Text of ``--check --deep``: the rates of the GPUs by name, and what is wrong with them.
+"""Text of ``--check --deep``: the rates of the GPUs by name, and which GPUs are slower than others of their name.
 
 Pure; runs in the launcher.
 """
@@ -6,16 +6,20 @@ Pure; runs in the launcher.
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.health.gpu_outliers import MEASURED, Measured, outliers
-from ddplaunch.text import quote, table
+from ddplaunch.text import median, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from ddplaunch.protocol.gpu_rates import GpuRates, NodeGpuRates
+
+Measured = Literal["matmul_flops", "memory_bytes_per_s", "peer_bytes_per_s"]
+
+_SLOW_SHARE = 0.9
+"""A GPU is an outlier below this share of the median: the rates of good GPUs of a kind differ by less than 5 %."""
 
 _HEAD = ("GPUs", "hosts", "matmul", "memory", "to another GPU")
 _NAMES: dict[Measured, str] = {
@@ -34,7 +38,7 @@ def rates_table(nodes: Sequence[tuple[str, NodeGpuRates]]) -> str:
         (
             f"{len(found)} x {name or 'unknown'}",
             fold(dict.fromkeys(host for host, _ in found)),
-            *(_range(measured, [getattr(gpu, measured) for _, gpu in found]) for measured in MEASURED),
+            *(_range(measured, [getattr(gpu, measured) for _, gpu in found]) for measured in _NAMES),
         )
         for name, found in by_name.items()
     ]
@@ -45,11 +49,33 @@ def problems(nodes: Sequence[tuple[str, NodeGpuRates]]) -> list[str]:
     """Nodes and GPUs that could not be measured, and those that are slower than others."""
     lines = [f"{host}: no GPU was measured: {node.missing}" for host, node in nodes if node.missing]
     lines += [f"{host}: {_gpu(gpu)}: {gpu.problem}" for host, gpu in _gpus(nodes) if gpu.problem]
-    for found in outliers(_gpus(nodes)):
-        share = f"{100 - 100 * found.rate / found.median:.0f} % below the median of the {found.count} GPUs of its name"
-        rate, usual = _rate(found.measured, found.rate), _rate(found.measured, found.median)
-        lines.append(f"{found.host}: {_gpu(found.gpu)}: {_NAMES[found.measured]} {rate}, {share} ({usual})")
+    for host, gpu, measured, usual, count in outliers(_gpus(nodes)):
+        rate: float = getattr(gpu, measured)
+        share = f"{100 - 100 * rate / usual:.0f} % below the median of the {count} GPUs of its name"
+        text = f"{_NAMES[measured]} {_rate(measured, rate)}, {share} ({_rate(measured, usual)})"
+        lines.append(f"{host}: {_gpu(gpu)}: {text}")
     return lines
+
+
+def outliers(gpus: Iterable[tuple[str, GpuRates]]) -> list[tuple[str, GpuRates, Measured, float, int]]:
+    """The rates that are more than 10 % below the median, in the order of ``gpus``, which are pairs with their host.
+
+    Each with host, GPU and what was measured, the median of the GPUs of the same name on all nodes, and their count.
+    A rate of 0 was not measured: it is neither judged nor counted.
+    """
+    given = list(gpus)
+    rates: defaultdict[tuple[str, Measured], list[float]] = defaultdict(list)
+    for _, gpu in given:
+        for measured in _NAMES:
+            if rate := getattr(gpu, measured):
+                rates[gpu.name, measured].append(rate)
+    usual = {key: (median(values), len(values)) for key, values in rates.items()}
+    return [
+        (host, gpu, measured, *usual[gpu.name, measured])
+        for host, gpu in given
+        for measured in _NAMES
+        if 0 < getattr(gpu, measured) < _SLOW_SHARE * usual[gpu.name, measured][0]
+    ]
 
 
 def _gpus(nodes: Sequence[tuple[str, NodeGpuRates]]) -> Iterator[tuple[str, GpuRates]]:

@@ -11,7 +11,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.health import differences, wording
+from ddplaunch.health import differences, findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.queries import NodeReport
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
@@ -150,7 +150,7 @@ def _by_problem(found: Iterator[tuple[CheckedNode, str]]) -> list[str]:
 def _node_problems(node: CheckedNode) -> Iterator[str]:
     report = node.report
     for finding in report.health.findings if report.health else ():
-        gpu, action = wording.gpu(finding), f" ({finding.action})" if finding.action else ""
+        gpu, action = findings.gpu(finding), f" ({finding.action})" if finding.action else ""
         yield f"{gpu}{': ' if gpu else ''}{finding.text}{action}"
     for user in report.gpu_users:
         gpus = "GPU " + str(user.gpus[0]) if len(user.gpus) == 1 else "GPUs " + ",".join(map(str, user.gpus))

@@ -1,4 +1,4 @@
-"""The health of all nodes of this launcher: shows findings, refuses nodes before their first attempt, keeps a record.
+"""The health of all nodes of this launcher: shows findings, refuses nodes before their first attempt, compares nodes.
 
 Runs in the launcher, in the main thread. Agents send one NodeHealth, and later findings. A refused node is replaced by
 a spare, or the job starts with fewer nodes, or it does not start: then all refused nodes are named, so the decision
@@ -12,8 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
-from ddplaunch.health import wording
-from ddplaunch.launcher.node_comparison import NodeComparison
+from ddplaunch.health import differences, findings
 from ddplaunch.protocol.health import HardwareOfNode, HealthFinding, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
 from ddplaunch.text import plural
@@ -24,9 +23,13 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.protocol.health import NodeHardware
 
 _NEVER = float("inf")
 _COLLECT_S = 3.0
+_EXACT_S = 1.0
+"""A clock that is known so exactly is not looked at again: it may be set while the job runs."""
+
 _MAX_KEPT = 1000
 """Findings in the report of a run: a GPU may tell of many errors."""
 
@@ -47,7 +50,7 @@ class HealthWatch:
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
         self._decide_by = _NEVER
-        self._comparison = NodeComparison(show)
+        self._comparison = _Comparison(show)
         self._kept: list[HealthFinding] = []
 
     def findings(self) -> tuple[HealthFinding, ...]:
@@ -77,16 +80,16 @@ class HealthWatch:
         wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
         self._keep(index, wrong)
         if wrong and self._replaces:
-            self._refused[index] = wording.refusal(wrong, self._nodes.all[index].host)
+            self._refused[index] = findings.refusal(wrong, self._nodes.all[index].host)
             self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
         self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
         if self._replaces:  # Else the launcher has one node.
             self._comparison.on_hardware(index, self._nodes.all[index].host, report.hardware, participants)
 
-    def _on_findings(self, index: int, findings: Iterable[HealthFinding]) -> None:
-        self._keep(index, findings)
-        for finding in findings:
-            line = wording.line(finding, self._nodes.all[index].host, self._first_ranks.get(index))
+    def _on_findings(self, index: int, found: Iterable[HealthFinding]) -> None:
+        self._keep(index, found)
+        for finding in found:
+            line = findings.line(finding, self._nodes.all[index].host, self._first_ranks.get(index))
             self._show(line, Level.ALWAYS)
 
     def _keep(self, index: int, findings: Iterable[HealthFinding]) -> None:
@@ -123,3 +126,38 @@ class HealthWatch:
         for index, line in refused.items():
             self._show(f"not used: {line}", Level.ALWAYS)
             self._nodes.retire(self._nodes.all[index])
+
+
+class _Comparison:
+    """Compares the hardware of the nodes, once all have told theirs, and their clocks with that of this machine.
+
+    Where each node has a launcher, in that of the node that serves the rendezvous. Shows each difference once. A node
+    that joins later is compared with the others.
+    """
+
+    def __init__(self, show: Callable[[str, int], None]) -> None:
+        self._show = show
+        self._known: dict[int, tuple[str, NodeHardware]] = {}
+        self._is_compared = False
+        self._has_clock: set[int] = set()
+
+    def on_hardware(self, index: int, host: str, hardware: NodeHardware, participants: Sequence[int]) -> None:
+        """Node ``index`` has told what it has; ``participants`` are all nodes of the job now."""
+        if index in self._known:
+            return
+        self._known[index] = host, hardware
+        if self._known.keys() >= set(participants):
+            nodes = dict(self._known[other] for other in (*participants, index))
+            for text in differences.between(nodes, host if self._is_compared else ""):
+                self._show(text, Level.ALWAYS)
+            self._is_compared = True
+
+    def on_clock(self, index: int, host: str, least_s: float, most_s: float) -> None:
+        """The clock of node ``index`` is ahead of this machine's by so many seconds at least, and at most."""
+        if index in self._has_clock:
+            return
+        text = differences.clock_text(host, differences.certain_offset(least_s, most_s))
+        if text:
+            self._show(text, Level.ALWAYS)
+        if text or most_s - least_s < _EXACT_S:
+            self._has_clock.add(index)

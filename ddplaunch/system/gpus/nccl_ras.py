@@ -2,7 +2,7 @@
 
 Every process with a communicator has a RAS thread since NCCL 2.24. The RAS threads of a job are connected, so that one
 of them answers for all nodes. Those of a node share the address NCCL_RAS_ADDR (SO_REUSEPORT): the kernel chooses which
-of them gets a connection, also one that is suspended. Runs in the agent, in a thread. ``ras_report`` reads the answer.
+of them gets a connection, also one that is suspended. Runs in the agent, in a thread. The answer is for people.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import socket
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.gpus import devices
 from ddplaunch.text import quote
 
@@ -27,6 +26,7 @@ LIMIT_S = 10.0
 MAX_ANSWER_BYTES = 8 << 20
 """Some 700 bytes per rank and communicator."""
 
+CUT = "the answer of NCCL's RAS is cut"
 _HANDSHAKE_S = 0.5
 _MAX_LINE_BYTES = 4096
 _READ_BYTES = 1 << 16
@@ -53,24 +53,15 @@ def _is_off(environ: Mapping[str, str]) -> bool:
     return False
 
 
-@dataclass(frozen=True)
-class RasAnswer:
-    """What a RAS thread has sent: JSON from NCCL 2.28.7 on, else text for people.
-
-    ``is_complete`` is false if it is longer than ``MAX_ANSWER_BYTES``, or if the connection failed or the time ended
-    before its end.
-    """
-
-    text: str
-    is_complete: bool
-
-
 class _NoAnswer(Exception):
     """The sentence that ``ask`` returns."""
 
 
-def ask(address: str, limit_s: float = LIMIT_S) -> tuple[RasAnswer | None, str]:
-    """The status of all communicators; or None, and a sentence that says why.
+def ask(address: str, limit_s: float = LIMIT_S) -> tuple[str, str]:
+    """The status of all communicators: JSON from NCCL 2.28.7 on, else text for people; at most ``MAX_ANSWER_BYTES``.
+
+    And a sentence that says why it is empty, or that it is cut; else empty. It is cut where it is too long, or where
+    the connection failed or the time ended before its end.
 
     Blocks for up to ``limit_s`` seconds, and longer only where the host in ``address`` is a name that must be looked
     up. Raises nothing. RAS waits up to a third of that time for processes that do not respond, and names them.
@@ -78,11 +69,11 @@ def ask(address: str, limit_s: float = LIMIT_S) -> tuple[RasAnswer | None, str]:
     deadline = time.monotonic() + limit_s
     try:
         with _connected(address, deadline) as connection:
-            return _status(connection, deadline, max(1, int(limit_s / 3))), ""
+            return _status(connection, deadline, max(1, int(limit_s / 3)))
     except _NoAnswer as error:
-        return None, str(error)
+        return "", str(error)
     except (TimeoutError, OSError, ValueError, OverflowError) as error:
-        return None, f"NCCL's RAS at {quote(address)}: {_reason(error)}"
+        return "", f"NCCL's RAS at {quote(address)}: {_reason(error)}"
 
 
 def _reason(error: Exception) -> str:
@@ -126,7 +117,7 @@ def _greeted(host: str, port: int, deadline: float, address: str) -> socket.sock
     return connection
 
 
-def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) -> RasAnswer:
+def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) -> tuple[str, str]:
     _replied(connection, f"TIMEOUT {ranks_timeout_s}", deadline)
     _replied(connection, "SET FORMAT json", deadline)  # An old version answers with an error, and then sends text.
     connection.sendall(b"VERBOSE STATUS\n")
@@ -140,7 +131,8 @@ def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) ->
             is_complete = not chunk
     if not received:
         raise _NoAnswer("NCCL's RAS has accepted the question, and sent no answer")
-    return RasAnswer(received[:MAX_ANSWER_BYTES].decode(errors="replace"), is_complete)
+    text = received[:MAX_ANSWER_BYTES].decode(errors="replace")
+    return text, "" if is_complete else CUT
 
 
 def _replied(connection: socket.socket, command: str, deadline: float) -> str:

@@ -1,14 +1,18 @@
-"""Xid errors, the messages of NVIDIA's driver about a GPU: what each means, and what is to be done.
+"""Events of a GPU, most of them Xid errors of NVIDIA's driver: what each means, and what is to be done.
 
-After NVIDIA's catalogue, https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html ("Resolution Bucket,
-Immediate Action").
+Used by the agent. Pure. The meanings are after NVIDIA's catalogue,
+https://docs.nvidia.com/deploy/xid-errors/analyzing-xid-catalog.html ("Resolution Bucket, Immediate Action").
 """
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.health import HealthFinding
+
+if TYPE_CHECKING:
+    from ddplaunch.protocol.gpus import GpuEvent
 
 Action = Literal["script", "restart", "reset", "reboot", "investigate", "ignore"]
 
@@ -104,3 +108,34 @@ _UNKNOWN = Xid("an error that this version does not know", "investigate", False)
 def xid(number: int) -> Xid:
     """The meaning of a number, whatever it is."""
     return XIDS.get(number, _UNKNOWN)
+
+
+_EVENTS = {
+    "ecc": Xid("a memory error could not be corrected (double-bit ECC)", "investigate", True),
+    "unavailable": Xid("the GPU has become unavailable", "reset", True),
+}
+"""Events that are no Xid; a new recovery action is told by the reading that follows."""
+
+
+def of_event(event: GpuEvent) -> HealthFinding | None:
+    """What an event means; None for one that needs no attention, or of which the next reading tells more."""
+    known = xid(event.xid) if event.kind == "xid" else _EVENTS.get(event.kind)
+    if known is None or known.action == "ignore":
+        return None
+    number = f"Xid {event.xid}: " if event.kind == "xid" else ""
+    return HealthFinding(
+        rule=f"xid-{event.xid}" if event.kind == "xid" else f"event-{event.kind}",
+        text=f"{number}{known.meaning}",
+        action=ACTIONS[known.action],
+        severity="refuse" if known.is_lasting else "warn",
+        is_fault=known.is_fault,
+        gpu=event.index,
+        uuid=event.uuid,
+    )
+
+
+def of_silence(missing: str) -> HealthFinding:
+    """NVML did not answer, or could not be asked: ``missing`` says which."""
+    return HealthFinding(
+        rule="nvml-silent", text=missing, action="look at the kernel log (dmesg) for messages of the driver"
+    )

@@ -1,10 +1,13 @@
-"""The actions of Xid errors, as NVIDIA's catalogue has them."""
+"""Events of a GPU; the actions of Xid errors are as in NVIDIA's catalogue."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from ddplaunch.health.xid import ACTIONS, XIDS, xid
+from ddplaunch.health.gpu_events import ACTIONS, XIDS, of_event, xid
+from ddplaunch.protocol.gpus import GpuEvent
 
 RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)
 
@@ -43,3 +46,24 @@ def test_a_number_that_nobody_knows_is_told() -> None:
 
 def test_each_action_says_what_to_do() -> None:
     assert {known.action for known in XIDS.values()} == set(ACTIONS)
+
+
+@pytest.mark.parametrize(
+    ("event", "text", "severity", "is_fault"),
+    [
+        (GpuEvent(index=3, kind="xid", xid=79), "Xid 79: the GPU has fallen off the bus", "refuse", True),
+        (GpuEvent(index=3, kind="xid", xid=31), "Xid 31: a kernel has accessed memory that it may not", "warn", False),
+        (GpuEvent(index=3, kind="ecc"), "a memory error could not be corrected (double-bit ECC)", "warn", True),
+        (GpuEvent(index=3, kind="unavailable"), "the GPU has become unavailable", "refuse", True),
+    ],
+)
+def test_an_event_is_a_finding_about_its_gpu(event: GpuEvent, text: str, severity: str, is_fault: bool) -> None:
+    finding = of_event(replace(event, uuid="GPU-3"))
+    assert finding
+    assert (finding.text, finding.severity, finding.is_fault) == (text, severity, is_fault)
+    assert (finding.gpu, finding.uuid) == (3, "GPU-3")
+
+
+@pytest.mark.parametrize("event", [GpuEvent(index=0, kind="xid", xid=45), GpuEvent(index=0, kind="recovery")])
+def test_an_event_that_needs_no_attention_is_none(event: GpuEvent) -> None:
+    assert of_event(event) is None
