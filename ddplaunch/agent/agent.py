@@ -193,6 +193,7 @@ class Agent:
             reason=failure.reason if failure else self._own_stop_reason or "",
             hung=watch.is_hung,
             restart_count=round_.restart_count,
+            world_size=round_.world_size,
         )
         return result, failure_evidence.of_workers(exits) if failure_evidence and failure_evidence.is_due else ()
 

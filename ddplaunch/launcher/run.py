@@ -369,7 +369,9 @@ class Run:
         if self._folder and (moved := run_folder.moved_to(self._folder)):  # By the user: the report belongs there.
             self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
-        error, lost, count = self._shutdown.error, self._nodes.lost, len(self._shutdown.signals)
+        self._logs.close()
+        lost_values = after_run.lost_values(self._config, self._attempts.ended, self._folder, self._logs.incomplete)
+        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, len(self._shutdown.signals)
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -385,7 +387,6 @@ class Run:
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
-        self._logs.close()
         self._watches.close(result.exit_code)
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error
