@@ -175,6 +175,7 @@ class Agent:
             reason=failure.reason if failure else self._own_stop_reason or "",
             hung=self._failure is not None and self._failure.hung,
             restart_count=round_.restart_count,
+            world_size=round_.world_size,
         )
 
     def _fail(self, failure: AttemptFailure) -> None:

@@ -6,7 +6,10 @@ Runs in the launcher. Pure. It does not decide about restarts (``max_restarts``)
 
 from __future__ import annotations
 
+import sys
+from collections import Counter
 from dataclasses import field, replace
+from itertools import takewhile
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -15,95 +18,136 @@ from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.results import AttemptResult, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
+
+
+_GONE = sys.maxsize
+"""A node that has gone has passed all attempts."""
 
 
 @dataclass
 class _OpenAttempt:
-    """An attempt whose end has not been reported by all nodes."""
+    """An attempt whose end has not been reported by all nodes.
+
+    Attributes:
+        missing: the nodes that may still report its end.
+        results: by node.
+    """
 
     missing: set[int]
-    results: list[AttemptResult] = field(default_factory=list)
+    results: dict[int, AttemptResult] = field(default_factory=dict)
     evidence: list[RankEvidence] = field(default_factory=list)
+
+    @property
+    def restart_follows(self) -> bool:
+        """Whether a restart follows, as far as the nodes have reported."""
+        parts = self.results.values()
+        return any(part.restart_follows for part in parts) and all(part.attempt_follows for part in parts)
 
 
 class Attempts:
-    """Collects the nodes' reports. A method that may complete attempts returns the completed attempts.
+    """Collects the nodes' reports. A method that may complete attempts returns the completed attempts, in order.
 
-    ``node`` is a node's index, ``participants`` are the indices of all participants.
+    ``node`` is a node's index, ``participants`` are the indices of all participants. Each node has a channel of its
+    own: the reports of one node arrive in order, but one node may be in the next attempt before another node's report
+    of the last one is read. Neither the results nor the counts depend on the order of arrival.
 
     Attributes:
         ended: the complete attempts, in order.
+        next_number: number of the first attempt that no node has started.
+        outcome_is_known: a node has reported that no further attempt follows.
     """
 
     def __init__(self) -> None:
         self.ended: list[AttemptResult] = []
+        self.next_number = 0
+        self.outcome_is_known = False
         self._open: dict[int, _OpenAttempt] = {}
-
-    @property
-    def next_number(self) -> int:
-        """Number of the first attempt that no node has started."""
-        return max([*self._open, *(result.attempt for result in self.ended)], default=-1) + 1
+        self._may_report_from: dict[int, int] = {}
+        """By node: the first attempt of which it may still report the end; 0 unless it has been heard."""
+        self._restarts_of: Counter[int] = Counter()
 
     @property
     def restart_count(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
-        still_open = sum(any(result.restart_follows for result in opened.results) for opened in self._open.values())
+        still_open = sum(opened.restart_follows for opened in self._open.values())
         return sum(result.restart_follows for result in self.ended) + still_open
 
-    @property
-    def outcome_is_known(self) -> bool:
-        """Whether a node has reported that no further attempt follows."""
-        results = [*self.ended, *(result for opened in self._open.values() for result in opened.results)]
-        return any(not result.attempt_follows for result in results)
+    def restarts_of(self, node: int, result: AttemptResult) -> int:
+        """Number of restarts that ``node`` itself has reported, ``result`` included, which is not counted yet."""
+        return self._restarts_of[node] + result.restart_follows
 
     def on_started(self, node: int, number: int, participants: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
         """A node's workers run. The first value is whether this node is the first to report this attempt."""
-        is_first = number not in self._open
+        is_first = number not in self._open and number >= self.next_number
         return is_first, self._enter(node, number, participants)
 
     def on_ended(
         self, node: int, result: AttemptResult, participants: Sequence[int], evidence: Iterable[RankEvidence] = ()
     ) -> list[AttemptResult]:
-        """A node's workers have ended; ``evidence``: what they knew of their collectives, if these have failed."""
-        completed = self._enter(node, result.attempt, participants)
-        opened = self._open.get(result.attempt)
-        if opened is None:  # The attempt was completed without this node.
-            return completed
-        opened.results.append(result)
-        opened.evidence.extend(evidence)
-        return completed + self.remove_node(node)
+        """A node's workers have ended; ``evidence``: what they knew of their collectives, if these have failed.
+
+        No effect if the node has gone, or has been in a later attempt, or has reported the end of this one.
+        """
+        number = result.attempt
+        if number < self._may_report_from.get(node, 0):
+            return []
+        completed = self._enter(node, number, participants)
+        self.outcome_is_known |= not result.attempt_follows
+        self._restarts_of[node] += result.restart_follows
+        if opened := self._open.get(number):
+            opened.results[node] = result
+            opened.evidence.extend(evidence)
+        else:
+            self._add_late(result)
+        return completed + self._pass(node, number + 1)
 
     def remove_node(self, node: int) -> list[AttemptResult]:
-        """A node will send no further reports."""
-        for opened in self._open.values():
-            opened.missing.discard(node)
-        return self._complete_reported()
+        """A node has gone: it will send no further reports."""
+        return self._pass(node, _GONE)
 
     def close(self) -> list[AttemptResult]:
         """No node will send further reports."""
-        return self._complete(list(self._open))
+        return self._complete(sorted(self._open))
 
     def _enter(self, node: int, number: int, participants: Sequence[int]) -> list[AttemptResult]:
-        """``node`` is in attempt ``number``: open it. The node has reported all that it knows of earlier ones.
+        """``node`` is in attempt ``number``: open it. The node has reported all that it knows of earlier ones."""
+        self.next_number = max(self.next_number, number + 1)
+        if number not in self._open and all(ended.attempt != number for ended in reversed(self.ended)):
+            self._open_attempt(number, set(participants))
+        if number in self._open and self._may_report(node, number):  # Also one that was no participant any more.
+            self._open[number].missing.add(node)
+        return self._pass(node, number)
 
-        Another node's report of an earlier attempt may still be on its way: each node has a channel of its own.
-        """
-        if number >= self.next_number:
-            self._open[number] = _OpenAttempt(set(participants))
+    def _open_attempt(self, number: int, participants: set[int]) -> None:
+        for opened in self._open.values():  # A host that could not be used after all takes part in none of them.
+            opened.missing &= participants
+        self._open[number] = _OpenAttempt({each for each in participants if self._may_report(each, number)})
+
+    def _may_report(self, node: int, number: int) -> bool:
+        return self._may_report_from.get(node, 0) <= number
+
+    def _pass(self, node: int, number: int) -> list[AttemptResult]:
+        """``node`` will report no attempt before ``number``. Other nodes' reports of these may be on their way."""
+        self._may_report_from[node] = max(number, self._may_report_from.get(node, 0))
         for earlier, opened in self._open.items():
             if earlier < number:
-                opened.missing &= set(participants) - {node}
-        return self._complete_reported()
+                opened.missing.discard(node)
+        return self._complete(list(takewhile(lambda each: not self._open[each].missing, sorted(self._open))))
 
-    def _complete_reported(self) -> list[AttemptResult]:
-        return self._complete([number for number, opened in self._open.items() if not opened.missing])
-
-    def _complete(self, numbers: Iterable[int]) -> list[AttemptResult]:
-        closed = [self._open.pop(number) for number in sorted(numbers)]
-        completed = [_explained(_merge(each.results), each.evidence) for each in closed if each.results]
-        self.ended += completed
+    def _complete(self, numbers: Sequence[int]) -> list[AttemptResult]:
+        closed = [self._open.pop(number) for number in numbers]
+        completed = [_explained(_merge(_in_order(each.results)), each.evidence) for each in closed if each.results]
+        self.ended = sorted([*self.ended, *completed], key=lambda result: result.attempt)
         return completed
+
+    def _add_late(self, late: AttemptResult) -> None:
+        """A node that was not known to take part tells of an attempt that is complete without it."""
+        self.ended = [_merge((each, late)) if each.attempt == late.attempt else each for each in self.ended]
+
+
+def _in_order(results: Mapping[int, AttemptResult]) -> list[AttemptResult]:
+    return [results[node] for node in sorted(results)]
 
 
 def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
@@ -114,7 +158,8 @@ def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> Attem
     failures = first_failure.failures(result.exits)
     causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
     failed = [exit_.rank for exit_ in failures]
-    return replace(result, collectives=explain_failure(evidence, failed, causes))
+    by_rank = sorted(evidence, key=lambda each: each.rank)
+    return replace(result, collectives=explain_failure(by_rank, failed, causes))
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:

@@ -17,17 +17,17 @@ import sysconfig
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.errors import INTERNAL, LaunchError, UsageError
+from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, UsageError
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.function_call import MAX_BYTES, RETURN_FILE, FunctionCall, encode
 from ddplaunch.protocol.results import FunctionResult, RunResult
-from ddplaunch.text import quote, size
+from ddplaunch.text import quote, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.protocol.results import WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, WorkerExit
 
 
 # Before the run.
@@ -115,38 +115,72 @@ def _own_search_path() -> tuple[str, ...]:
 # After the run.
 
 
+def lost_values(
+    last: AttemptResult, run_dir: Path | None, config: LaunchConfig, incomplete: Mapping[str, str]
+) -> LaunchError | None:
+    """The error of a job that has succeeded, but whose values have not all arrived; None if they have.
+
+    ``incomplete``: by host, why not all of its files were copied. A rank that has ended itself has no value.
+    """
+    # Where each node has a launcher, this one has the values of its own node only.
+    reported = {exit_.rank for exit_ in last.exits}
+    unheard = set() if config.rendezvous else set(range(last.world_size)) - reported
+    at_risk = [exit_ for exit_ in last.exits if exit_.host in incomplete]
+    uncopied = [exit_ for exit_ in at_risk if not _has_value(run_dir, config, last, exit_)]
+    if not unheard and not uncopied:
+        return None
+    reasons = sorted({incomplete[exit_.host] for exit_ in uncopied})
+    reasons += ["their node was lost before it had reported"] if unheard else []
+    missing = ranks(sorted(unheard | {exit_.rank for exit_ in uncopied}))
+    text = f"the job has succeeded, but what {missing} returned has not arrived: {'; '.join(reasons)}"
+    return LaunchError(text, "", NODE_LOST)
+
+
+def _has_value(run_dir: Path | None, config: LaunchConfig, attempt: AttemptResult, exit_: WorkerExit) -> bool:
+    path = _path(run_dir, config, attempt, exit_)
+    return path is not None and path.exists()
+
+
 def with_values(result: RunResult, config: LaunchConfig) -> FunctionResult:
     """``result`` with what the function has returned.
 
     Raises:
-        LaunchError: a value cannot be unpickled in this process.
+        LaunchError: a value cannot be read, or not be unpickled in this process.
     """
     values = {}
     if result.outcome == "succeeded":
         for exit_ in result.attempts[-1].exits:
-            data = _read(result, config, exit_)
+            data = _read(_path(result.run_dir, config, result.attempts[-1], exit_), exit_.rank)
             if data is not None:
                 values[exit_.rank] = _unpickled(data, exit_)
     fields = {field.name: getattr(result, field.name) for field in dataclasses.fields(RunResult)}
     return FunctionResult(**fields, return_values=values)
 
 
-def _read(result: RunResult, config: LaunchConfig, exit_: WorkerExit) -> bytes | None:
-    """The file of one worker; None if it has written none."""
+def _path(run_dir: Path | str | None, config: LaunchConfig, attempt: AttemptResult, exit_: WorkerExit) -> Path | None:
+    """The file of one worker, which it may not have written; None if no file is its own."""
     names = setup.node_names(config)
-    if not result.run_dir or exit_.host not in names:
+    if not run_dir or exit_.host not in names:
         return None
     node = exit_.host if len(names) > 1 or config.transport != "local" else ""
     local_rank = 0 if config.task else exit_.local_rank
-    path = Path(result.run_dir, node, f"attempt_{result.attempts[-1].attempt}", str(local_rank), RETURN_FILE)
+    return Path(run_dir, node, f"attempt_{attempt.attempt}", str(local_rank), RETURN_FILE)
+
+
+def _read(path: Path | None, rank: int) -> bytes | None:
+    """The file of rank ``rank``; None if it has written none.
+
+    Raises:
+        LaunchError: it cannot be read.
+    """
     try:
-        return path.read_bytes()
+        return path.read_bytes() if path else None
     except FileNotFoundError:
         return None
     except OSError as error:
-        what = f"what rank {exit_.rank} on {exit_.host} returned cannot be read"
+        what = f"what rank {rank} returned cannot be read"
         raise LaunchError(
-            f"{what}: {path}: {error.strerror}", "The job has succeeded, but its values are lost."
+            f"{what}: {path}: {error.strerror}", "The job has succeeded, but its values are lost.", NODE_LOST
         ) from None
 
 

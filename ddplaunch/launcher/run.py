@@ -284,12 +284,11 @@ class Run:
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
         was_ending = self._is_ending
         result = result if was_ending else departure.decided(node, result, self._nodes)
-        completed = self._attempts.on_ended(node.index, result, self._nodes.participants, evidence)
-        if not self._config.rendezvous and self._attempts.restart_count > self._config.max_restarts:  # Else a peer's.
+        if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
-        else:
-            self._report_attempts(completed)
+            return
+        self._report_attempts(self._attempts.on_ended(node.index, result, self._nodes.participants, evidence))
         if not was_ending:
             departure.leave(node, result, self._nodes, self._shutdown, self._show)
 
@@ -370,7 +369,9 @@ class Run:
         if self._folder and (moved := run_folder.moved_to(self._folder)):  # By the user: the report belongs there.
             self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
-        error, lost, count = self._shutdown.error, self._nodes.lost, len(self._shutdown.signals)
+        self._logs.close()
+        lost_values = after_run.lost_values(self._config, self._attempts.ended, self._folder, self._logs.incomplete)
+        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, len(self._shutdown.signals)
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -386,7 +387,6 @@ class Run:
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
-        self._logs.close()
         self._watches.close(result.exit_code)
         self._watches.hangs.show_stopped()
         failure = after_run.with_leftovers(error, result) if lost else error

@@ -139,6 +139,7 @@ class AttemptResult:
         collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
         node_leaves: the attempt failed on a node that is not used again, for this reason; empty otherwise. The attempt
             that follows is no restart.
+        world_size: number of the workers of all nodes; ``exits`` has fewer if a node was lost, or has its own launcher.
     """
 
     attempt: Count
@@ -153,6 +154,7 @@ class AttemptResult:
     restart_count: int = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
     node_leaves: OneLine = ""
+    world_size: Count = 0
 
     @property
     def restart_follows(self) -> bool:

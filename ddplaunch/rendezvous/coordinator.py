@@ -217,7 +217,9 @@ class Coordinator:
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
         self.phase = Phase.STARTING
-        self.attempt = max(self.attempt, *(self._waiting[index].attempt for index in self.participants))
+        joined = [self._waiting[index] for index in self.participants]
+        self.attempt = max(self.attempt, *(node.attempt for node in joined))
+        self.restart_count = max(self.restart_count, *(node.restart_count for node in joined))
         departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]

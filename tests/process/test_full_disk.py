@@ -139,7 +139,9 @@ def test_restarts_go_on_with_a_full_disk(disk: Disk) -> None:
 
 
 def test_without_any_writable_folder_a_job_runs_without_files(disk: Disk) -> None:
-    under = disk.under("ro", "mount -t tmpfs -o ro none /tmp && mount -t tmpfs -o ro none /var/tmp && cd /proc")
+    # What is below them stays: this clone may be.
+    read_only = [f"mount --rbind {each} {each} && mount -o remount,bind,ro {each}" for each in ("/tmp", "/var/tmp")]
+    under = disk.under("ro", " && ".join([*read_only, "cd /proc"]))
     env = {**BARE, "HOME": "", "XDG_STATE_HOME": "", "TMPDIR": ""}
     finished = run("--nproc-per-node", "1", EXIT_WITH, "*=code:7", env=env, under=under)
     assert finished.returncode == 7, finished.err

@@ -95,6 +95,24 @@ def files(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
+def test_why_values_of_a_node_have_not_arrived(tmp_path: Path) -> None:
+    run = Run(tmp_path, "gpu1", "gpu2", "gpu3", "gpu4")
+    run.collected = LogCollector(tmp_path, run.nodes, run, "return values")
+    run.find()
+    for number in range(4):
+        run.send(number, "attempt_0/0/return.pkl", b"value")
+    run.sent(0)
+    run.sent(1, skipped_files=1)
+    run.leave(2)
+    run.leave(3, state=NodeState.LOST)
+    run.end()
+    assert run.collected.incomplete == {
+        "gpu2": "1 file could not be read",
+        "gpu3": "the connection was closed",
+        "gpu4": "gpu4 was lost",
+    }
+
+
 def test_pieces_become_files_by_node_and_all_is_counted(run: Run) -> None:
     run.find()
     run.send(0, OUT, b"one ", is_last=False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -135,7 +136,10 @@ def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     again = UsageStarted(**{**vars(STARTED), "attempt": 1})
     for event in (again, UsageSampled(1, (sample(),)), UsageSampled(0, (sample(),))):
         watched.watch.on_event(1, (1,), event)
+    watched.watch.on_event(0, (0, 1), replace(started, attempt=1, world_size=8))
+    watched.watch.on_event(1, (0, 1), started)  # The other node has overtaken it.
     watched.go_on()
+    assert watched.found()["ddplaunch_run_workers"] == [(RUN, 8)]
     assert watched.found()["ddplaunch_worker_output_lines_total"][0] == (RANK_8, 4), "counters go on after a restart"
     watched.watch.close(7)
     found = watched.found()

@@ -11,8 +11,8 @@ import pytest
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, Notice
-from ddplaunch.protocol.rendezvous import MemberReady, RoundFormed
-from ddplaunch.protocol.results import Round
+from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed, RoundVerdict
+from ddplaunch.protocol.results import AttemptResult, Round
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.files import run_folder
 
@@ -60,6 +60,17 @@ def test_the_folder_is_moved_once_and_named_after_the_host(
     assert rendezvous.complete(completed) is completed
     assert sent == [FirstRoundFormed(folder)]
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
+
+
+def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec: AgentSpec) -> None:
+    rendezvous, sent = joined(spec, []), []
+    client = SimpleNamespace(index=0, has_left=False, server_address="", send=sent.append, lost_reason=None)
+    client.config = SimpleNamespace(lost_after_s=5.0)
+    rendezvous._client = client  # type: ignore[assignment]
+    rendezvous._verdict = RoundVerdict(0, attempt_follows=True, failed=True)
+    assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
+    rendezvous._join(client)  # type: ignore[arg-type]
+    assert sent[-1] == NodeJoined(0, "gpu1", 1, restart_count=1)
 
 
 def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,10 @@ import pytest
 import ddplaunch
 from ddplaunch import LaunchConfig, UsageError, launch
 from ddplaunch.cli import python_api
+from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import Streams
-from ddplaunch.errors import JobFailed, LaunchError
-from ddplaunch.launcher import function_call
+from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
+from ddplaunch.launcher import after_run, function_call
 from ddplaunch.protocol.function_call import FunctionCall, decode
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
 from ddplaunch.worker import function
@@ -159,6 +161,40 @@ def test_values_are_read_only_from_nodes_of_the_run(tmp_path: Path):
         "run", 0, "succeeded", 1.0, (AttemptResult(0, "succeeded", (EXIT,), 1.0),), run_dir=str(tmp_path)
     )
     assert function_call.with_values(result, LaunchConfig(script="x.py")).return_values == {}
+
+
+def succeeded(world_size: int, *ranks: int) -> AttemptResult:
+    exits = tuple(replace(EXIT, rank=rank, host=f"gpu{rank}") for rank in ranks)
+    return AttemptResult(2, "succeeded", exits, 1.0, world_size=world_size)
+
+
+def test_values_that_have_not_arrived_are_an_error_that_names_their_ranks(tmp_path: Path):
+    config = LaunchConfig(script="x.py", entry="function", hosts=tuple(map(Host, ("gpu0", "gpu1", "gpu2"))))
+    (tmp_path / "gpu0" / "attempt_2" / "0").mkdir(parents=True)
+    (tmp_path / "gpu0" / "attempt_2" / "0" / "return.pkl").touch()
+    cut_off = {"gpu0": "the connection was closed", "gpu1": "the connection was closed", "gpu7": "gpu7 was lost"}
+
+    def error(incomplete: dict[str, str], *attempts: AttemptResult) -> str:
+        found = after_run.lost_values(config, attempts, tmp_path, incomplete)
+        assert found is None or found.exit_code == NODE_LOST
+        return found.message if found else ""
+
+    all_here = succeeded(3, 0, 1, 2)
+    assert error({}, all_here) == "", "rank 1 may have ended itself"
+    text = "the job has succeeded, but what rank 1 returned has not arrived: the connection was closed"
+    assert error(cut_off, all_here) == text
+    text = (
+        "the job has succeeded, but what ranks 1-2 returned has not arrived: their node was lost before it had reported"
+    )
+    assert error({}, succeeded(3, 0)) == text
+    assert error(cut_off, replace(all_here, outcome="failed")) == ""
+    assert error(cut_off) == ""
+
+
+def test_a_value_that_cannot_be_read_is_an_error(tmp_path: Path):
+    (tmp_path / "return.pkl").mkdir()
+    with pytest.raises(LaunchError, match=r"what rank 3 returned cannot be read: .*: Is a directory"):
+        function_call._read(tmp_path / "return.pkl", 3)
 
 
 def test_a_value_that_cannot_be_unpickled_is_an_error():

@@ -131,6 +131,20 @@ def test_nothing_is_asked_where_no_worker_runs(tmp_path: Path) -> None:
     assert launcher.sent == []
 
 
+def test_a_start_that_another_node_has_overtaken_keeps_nobody_waiting(launcher: Launcher) -> None:
+    """Node 1 starts the next attempt before all that node 2 has sent of the last one has arrived."""
+    over = AttemptEnded(AttemptResult(0, "stopped", (), 1.0, attempt_follows=True))
+    for index, event in ((1, over), (1, AttemptStarted(1, 2, (), 0, 1, 0)), (2, AttemptStarted(0, 2, (), 0, 1, 0))):
+        launcher.examinations.on_event(index, (), event)
+    answers = launcher.ask()
+    launcher.answer(1, (0, 1), ELSEWHERE)
+    assert len(answers) == 1
+    for index, number in ((0, 0), (1, 1), (2, 0)):
+        ended = AttemptEnded(AttemptResult(number, "stopped", (), 1.0))
+        launcher.examinations.on_event(index, (), ended)
+    assert launcher.ask()[0].sentences == ("nothing to examine: the workers have ended",)
+
+
 def test_workers_that_end_meanwhile_leave_no_file(launcher: Launcher, tmp_path: Path) -> None:
     answers = launcher.ask()
     for index in (0, 1):

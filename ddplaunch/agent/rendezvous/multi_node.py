@@ -86,11 +86,10 @@ class MultiNodeRendezvous:
         self._client: RendezvousClient | None = None
         self._listener: socket.socket | None = None
         self._round: Round | None = None
-        self._next_attempt = 0
+        self._next_attempt = self._restart_count = 0
         self._shares_host = self._is_complete = False
         self._hardware = hardware_report.HardwareReport()
-        self._departs = ""
-        self._stopped_attempt = -1
+        self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
         self._all_left = False
 
@@ -163,7 +162,7 @@ class MultiNodeRendezvous:
         host, size = self._spec.host, self._local_world_size
         self._hardware.on_join()
         index, address = client.index or 0, client.server_address
-        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs))
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restart_count))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
         """Report the end of a run in which this spare has never taken part.
@@ -266,6 +265,7 @@ class MultiNodeRendezvous:
             return self._without_verdict(result, is_stopping)
         if not verdict.attempt_follows:
             self._leave()
+        self._restart_count = result.restart_count + verdict.failed
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:

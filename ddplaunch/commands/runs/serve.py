@@ -58,11 +58,11 @@ def serve(port: int, log_dir: str | None, show: Callable[[str], None], report: C
         server = _Server(port, log_dir)
     except OSError as error:
         raise LaunchError(f"--serve {port}: {error.strerror}", "Another port may be free.", NODE_NOT_READY) from None
-    with contextlib.closing(server):
+    # Whoever has read the address may press Ctrl-C at once.
+    with contextlib.closing(server), contextlib.suppress(KeyboardInterrupt):
         show(server.url)
         report("the pages of your runs are at this address, on this machine only; Ctrl-C ends it")
-        with contextlib.suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
 
 
 class _Server(ThreadingHTTPServer):

@@ -213,6 +213,14 @@ class LogCollector:
                 f"{self._kind} of {_hosts(self._nodes.lost)} could not be copied: the nodes were lost", Level.ALWAYS
             )
 
+    @property
+    def incomplete(self) -> dict[str, str]:
+        """By host: why not all of its files were copied; after ``close``."""
+        if self._folder is None:
+            return {}
+        lost = {node.host: f"{node.host} was lost" for node in self._nodes.lost}
+        return lost | {node.host: failure for failure, nodes in self._incomplete().items() for node in nodes}
+
     def _report_copied(self) -> None:
         if self._kind != "logs":
             return
@@ -245,6 +253,8 @@ class LogCollector:
 
     def _failure_of(self, node: Node) -> str | None:
         sender = self._senders.get(node.index)
+        if sender and sender.failure is None and sender.skipped_files and self._kind == "return values":
+            return f"{plural(sender.skipped_files, 'file')} could not be read"
         if sender:
             return sender.failure
         return _CONNECTION_CLOSED if node.facts and node.index in self._nodes.participants else None

@@ -47,7 +47,7 @@ class MetricsWatch:
     def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
         """An event of node ``index``; other events have no effect."""
         match event:
-            case AttemptStarted(attempt=attempt, world_size=world_size):
+            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= (self._run.attempt or 0):
                 self._run.state, self._run.attempt, self._run.workers = "running", attempt, world_size
             case AttemptEnded(result=result) if result.restart_follows:
                 self._restarts.add(result.attempt)

@@ -74,7 +74,8 @@ class RequestedExaminations:
         self._nodes_have_launchers = bool(config.rendezvous)
         self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
         self._attempt = -1
-        self._running: set[int] = set()
+        self._attempts: dict[int, int] = {}
+        """By node: the attempt of its running workers. One may be in the next before the end of another's is read."""
         self._waiting: list[ControlRequest] = []
         self._examination: _Examination | None = None
 
@@ -94,20 +95,18 @@ class RequestedExaminations:
         """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
         match event:
             case AttemptStarted(attempt=attempt):
-                self._on_attempt_started(index, attempt)
-            case AttemptEnded(result=result) if result.attempt == self._attempt:
-                self._running.discard(index)
-            case ChannelClosed():
-                self._running.discard(index)
+                self._attempts[index], self._attempt = attempt, max(attempt, self._attempt)
+            case AttemptEnded() | ChannelClosed():
+                self._attempts.pop(index, None)
             case WorkersExamined():
                 self._on_examined(index, participants, event)
             case ReportOfNode(report=WorkersExamined() as report):
                 self._on_examined(event.node_index, event.participants, report)
 
-    def _on_attempt_started(self, index: int, attempt: int) -> None:
-        if attempt > self._attempt:
-            self._attempt, self._running = attempt, set()
-        self._running.add(index)
+    @property
+    def _running(self) -> set[int]:
+        """The nodes whose workers run in the newest attempt."""
+        return {index for index, attempt in self._attempts.items() if attempt == self._attempt}
 
     def _on_examined(self, index: int, participants: Sequence[int], event: WorkersExamined) -> None:
         examination = self._examination
