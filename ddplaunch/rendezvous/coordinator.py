@@ -70,6 +70,7 @@ class Coordinator:
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
         restart_count: number of rounds so far that followed a failure.
+        departing: assigned nodes that leave after a round if another one follows.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -81,6 +82,7 @@ class Coordinator:
     assigned: tuple[int, ...] = ()
     attempt: int = 0
     restart_count: int = 0
+    departing: tuple[int, ...] = ()
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
     _waiting: dict[int, NodeJoined] = field(default_factory=dict)
@@ -89,8 +91,7 @@ class Coordinator:
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
     _avoided: set[str] = field(default_factory=set)
-    _departing: set[int] = field(default_factory=set)
-    _awaits_launcher: bool = False
+    _undecided: set[int] = field(default_factory=set)
     _refusal: str = ""
     _to_come: int = 0
     _reports: RoundReports = field(default_factory=RoundReports)
@@ -140,7 +141,7 @@ class Coordinator:
 
     @property
     def _is_complete(self) -> bool:
-        if self._awaits_launcher:  # A node departs: the launcher names the nodes that go on.
+        if self._undecided:  # The launcher names the nodes that go on.
             return False
         if self.assigned:
             return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
@@ -211,7 +212,8 @@ class Coordinator:
     def _assign(self, record: SetParticipants) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
-        self._departing, self._awaits_launcher = set(record.departing), False
+        self.departing = record.departing
+        self._undecided &= set(record.departing)
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
@@ -294,7 +296,7 @@ class Coordinator:
         last = self._dismiss(verdict) if verdict.attempt_follows else {}
         if verdict.attempt_follows:
             self.phase = Phase.WAITING
-            self._awaits_launcher = bool(self._departing & set(self.assigned))
+            self._undecided = set(self.departing) & set(self.assigned)
             self.attempt += 1
             self.restart_count += verdict.failed
         else:

@@ -132,6 +132,7 @@ class Member:
                 settings.participants,
                 settings.attempt,
                 settings.restart_count,
+                settings.departing,
             )
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}

@@ -25,6 +25,8 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
+TOKEN = "job7"
+
 
 def join(index: int, size: int = 2) -> NodeJoined:
     return NodeJoined(index, f"host{index}", size)
@@ -424,7 +426,7 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(SetParticipants((0, 2))), StopRound).keys() == {0, 2}
+    assert records(coordinator.receive(SetParticipants(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
     over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
     assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
@@ -434,7 +436,7 @@ def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(SetParticipants((0, 7)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 7)))
     ended(coordinator, WorkersEnded(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(7)), ListenForWorkersStore)
@@ -447,7 +449,7 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
     coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(SetParticipants((0,))), RoundVerdict)
+    over = records(coordinator.receive(SetParticipants(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
     assert not over[0].failed
 
@@ -456,7 +458,7 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants((0, 2)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
     assert records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
@@ -487,7 +489,7 @@ def test_a_host_is_lost_whatever_it_is_called():
 
 def test_a_node_that_is_assigned_twice_takes_part_once():
     coordinator = Coordinator(0, 1, 2, 0)
-    coordinator.receive(SetParticipants((0, 0)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
 
@@ -610,7 +612,7 @@ def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed()
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "no round has the broken node"
     coordinator.receive(join(7))
-    assert records(coordinator.receive(SetParticipants((5, 7))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
 
 
 # What scripts ask for.
@@ -644,11 +646,11 @@ def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    assert not coordinator.receive(SetParticipants((5, 2), departing=(2,))), "the round goes on"
+    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "the round goes on"
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "the launcher has not decided"
-    assert records(coordinator.receive(SetParticipants((5,))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
     assert coordinator.participants == [5]
 
 
@@ -656,19 +658,43 @@ def test_a_departing_node_that_is_needed_after_all_stays():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     coordinator.receive(join(5))
     coordinator.receive(join(2))
-    assert records(coordinator.receive(SetParticipants((5, 2))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 2))), ListenForWorkersStore)
     assert coordinator.participants == [5, 2]
+
+
+def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
+    coordinator = with_launcher(5, 2, 7)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2, 7)
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
+    for index in (5, 2):
+        coordinator.receive(join(index))
+    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+
+
+def test_a_node_that_departs_after_the_round_is_not_waited_for():
+    coordinator = with_launcher(5, 2, 7)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2, 7)
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
+    for index in (5, 2, 7):
+        coordinator.receive(join(index))
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
     told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
 
