@@ -17,7 +17,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
 
@@ -295,4 +295,4 @@ TO_NODE = (
     SampleCollectives,
     AbortHungAttempt,
 )
-FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, *TO_NODE)
+FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, NodeLostRendezvous, *TO_NODE)

@@ -63,6 +63,19 @@ class SetParticipants:
 
 
 @dataclass(frozen=True)
+class NodeLostRendezvous:
+    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous.
+
+    Or from the node that serves it, whose member counts heartbeats: the node ``silent`` has lost the rendezvous. The
+    launcher may have removed that node already.
+    """
+
+    token: str
+    reason: str
+    silent: Count | None = None
+
+
+@dataclass(frozen=True)
 class NodeDeparts:
     """Launcher to agent, where each node has its own launcher: SLURM takes this node out of service, for ``reason``.
 

@@ -125,8 +125,9 @@ class Coordinator:
         """A WaitingNodes for every waiting node. Call at intervals: a call per arrival would make n^2 records."""
         if self.phase is not Phase.WAITING:
             return []
-        hosts = quote(fold(joined.host for joined in self._waiting.values()), _MAX_HOSTS_CHARACTERS)
-        needed, count = len(self.assigned) or self.min_nodes, len(self._waiting)
+        here = [joined.host for index, joined in self._waiting.items() if self.may_take_part(index)]
+        hosts = quote(fold(here), _MAX_HOSTS_CHARACTERS)
+        needed, count = len(self.assigned) or self.min_nodes, len(here)
         waiting = WaitingNodes(hosts, count, max(0, needed - count))
         return [Outgoing(index, waiting) for index in self._waiting]
 
@@ -138,6 +139,10 @@ class Coordinator:
     def has_enough(self) -> bool:
         """Whether ``min_nodes`` nodes wait, so that the last-call time runs."""
         return self.phase is Phase.WAITING and not self.assigned and len(self._waiting) >= self.min_nodes
+
+    def may_take_part(self, node_index: int) -> bool:
+        """Whether a round may have this node. A node that its launcher has given up, or not named yet, may join."""
+        return not self.assigned or node_index in self.assigned
 
     @property
     def _is_complete(self) -> bool:

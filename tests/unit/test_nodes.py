@@ -12,7 +12,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.launcher.watches.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -106,6 +106,22 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
     nodes._transport.sweep = lambda index: None
     nodes.sweep(nodes.all[0])
     assert nodes.all[0].state is NodeState.LOST
+
+
+def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was_removed_is_not_missed():
+    said: list[str] = []
+    show = lambda text, _level: said.append(text)  # noqa: E731
+    transport = FakeTransport("a", "b", "c")
+    nodes = Nodes(transport, lambda *_: None, 1, 3, rendezvous_config(), Attempts(), show)
+    list(nodes.start())
+    connected(nodes, "2.13", "2.13", "2.13")
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#1", "it sent no heartbeat for 5 s", 2))
+    assert said == ["c has lost the rendezvous (it sent no heartbeat for 5 s); the nodes start a new one"]
+    nodes.replace(nodes.all[2])
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 2))
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 99))
+    assert len(said) == 1
+    assert told_coordinator(nodes) == SetParticipants("job7#2", (0, 1)), "of the rendezvous that goes on"
 
 
 # Nodes that must not be used again.

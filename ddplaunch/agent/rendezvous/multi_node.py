@@ -25,7 +25,6 @@ from ddplaunch.protocol.launcher_agent import (
     ExamineWorkers,
     FirstRoundFormed,
     JoinRendezvous,
-    NodeLostRendezvous,
     Notice,
     OrderToNodes,
     ReportOfNode,
@@ -52,7 +51,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import NodeDeparts, SetParticipants
+from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
 
 if TYPE_CHECKING:
     import socket
@@ -376,7 +375,7 @@ class MultiNodeRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode():
+            case ReportOfNode() | NodeLostRendezvous():
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
