@@ -43,8 +43,12 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class WorkersStoreListens:
-    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForWorkersStore."""
+    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForWorkersStore.
 
+    The coordinator ignores it if another node has become the first one meanwhile.
+    """
+
+    node_index: Count
     attempt: Count
     address: OneLine
     port: Port

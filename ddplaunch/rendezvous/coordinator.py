@@ -102,7 +102,7 @@ class Coordinator:
         match record:
             case NodeJoined():
                 return self._on_joined(record)
-            case WorkersStoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
+            case WorkersStoreListens(node_index=index, attempt=attempt) if self._awaits_store(index, attempt):
                 return self._start(record)
             case NodeStops(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 self._reports.stopping_nodes.append(index)
@@ -154,6 +154,9 @@ class Coordinator:
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
+
+    def _awaits_store(self, node_index: int, attempt: int) -> bool:
+        return self.phase is Phase.STARTING and (node_index, attempt) == (self.participants[0], self.attempt)
 
     # Waiting for nodes, and the start of a round.
 

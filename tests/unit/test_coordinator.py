@@ -46,7 +46,7 @@ def started(coordinator: Coordinator, *indices: int) -> list[Outgoing]:
     sent = [message for index in indices for message in coordinator.receive(join(index))]
     first = next(message for message in sent if isinstance(message.record, ListenForWorkersStore))
     assert first.node_index == coordinator.participants[0]
-    return coordinator.receive(WorkersStoreListens(coordinator.attempt, "10.0.0.1", 1234))
+    return coordinator.receive(WorkersStoreListens(coordinator.participants[0], coordinator.attempt, "10.0.0.1", 1234))
 
 
 def ended(coordinator: Coordinator, *ends: WorkersEnded) -> list[Outgoing]:
@@ -67,7 +67,7 @@ def test_a_node_is_told_whether_it_shares_its_host():
         for message in coordinator.receive(NodeJoined(index, host, 1))
     ]
     assert list(records(sent, ListenForWorkersStore)) == [0]
-    formed = records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1234)), RoundFormed)
+    formed = records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234)), RoundFormed)
     assert {index: record.shares_host for index, record in formed.items()} == {0: True, 1: False, 2: True}
 
 
@@ -100,7 +100,7 @@ def test_different_worker_counts_give_contiguous_ranks():
     coordinator, sizes = Coordinator(0, 5, 5, 0), (4, 1, 2, 3, 5)
     for index, size in enumerate(sizes):
         coordinator.receive(join(index, size))
-    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed)
     given = [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()]
     assert given == [(0, 4, 15), (4, 1, 15), (5, 2, 15), (7, 3, 15), (10, 5, 15)]
 
@@ -241,7 +241,7 @@ def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
     coordinator.receive(join(0))
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert (rounds[0].round.restart_count, rounds[0].round.world_size) == (0, 2)
 
 
@@ -258,11 +258,11 @@ def test_a_node_that_comes_later_starts_a_larger_round():
     coordinator = Coordinator(0, 1, 2, 0)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
     assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
 
 
@@ -272,7 +272,7 @@ def test_a_worker_that_loses_peers_stopped_for_a_node_that_comes_has_not_failed(
     for index in (0, 1):
         coordinator.receive(join(index))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(2)), StopRound)) == {0, 1}
     ends = WorkersEnded(0, 0, failed=True, cause=exit_(0, message)), WorkersEnded(1, 0)
     verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
@@ -284,12 +284,12 @@ def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
     coordinator.receive(join(0))
     assert records(coordinator.last_call_expired(), ListenForWorkersStore)
     coordinator.receive(join(1))
-    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed)
     assert {index: (formed.round.node_rank, formed.round.world_size) for index, formed in rounds.items()} == {
         0: (0, 4),
         1: (1, 4),
     }
-    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "a", 1)) == []
 
 
 def test_it_may_go_again_before_that():
@@ -298,10 +298,10 @@ def test_it_may_go_again_before_that():
     coordinator.last_call_expired()
     coordinator.receive(join(1))
     coordinator.receive(NodeLeft(1))
-    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "a", 1)) == []
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    assert records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed).keys() == {0}
+    assert records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed).keys() == {0}
 
 
 def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
@@ -311,7 +311,7 @@ def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
     coordinator.receive(NodeLeft(1))
     ended(coordinator, WorkersEnded(0, 0))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore)
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 2: 1}
 
 
@@ -386,7 +386,7 @@ def test_late_messages_of_an_earlier_round_change_nothing():
     started(coordinator, 0, 1)
     assert coordinator.receive(NodeStops(1, 0)) == []
     assert coordinator.receive(WorkersEnded(1, 0, failed=True)) == []
-    assert coordinator.receive(WorkersStoreListens(0, "old", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "old", 1)) == []
 
 
 def test_a_node_that_comes_after_the_end_is_told_so():
@@ -461,7 +461,28 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator.receive(SetParticipants(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
-    assert records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+    assert records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+
+
+def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
+    coordinator = with_launcher(1, 0)
+    coordinator.receive(join(1))
+    assert records(coordinator.receive(join(0)), ListenForWorkersStore).keys() == {1}
+    assert records(coordinator.receive(SetParticipants(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
+    assert coordinator.receive(WorkersStoreListens(1, 0, "of the lost node", 1)) == []
+    [sent] = coordinator.receive(WorkersStoreListens(0, 0, "of the first", 1))
+    assert isinstance(sent.record, RoundFormed)
+    assert sent.record.round.master_addr == "of the first"
+
+
+def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
+    coordinator = with_launcher(0, 1, 2)
+    coordinator.receive(join(0))
+    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    assert coordinator.receive(join(1)) == []
+    assert coordinator.waiting_nodes()[0].record == WaitingNodes("host0", 1, 1)
+    assert records(coordinator.receive(join(2)), ListenForWorkersStore)
+    assert coordinator.participants == [0, 2]
 
 
 def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
@@ -469,7 +490,7 @@ def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again
     coordinator.receive(join(0))
     [sent] = coordinator.receive(replace(join(1), attempt=3))
     assert sent == Outgoing(0, ListenForWorkersStore(3, ""))
-    rounds = records(coordinator.receive(WorkersStoreListens(3, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 3, "a", 1)), RoundFormed)
     assert {formed.round.attempt for formed in rounds.values()} == {3}
 
 
@@ -481,7 +502,7 @@ def test_a_host_is_lost_whatever_it_is_called():
     named = Coordinator(0, 2, 2, 3)
     for index, host in ((0, "a"), (1, "joins")):
         named.receive(NodeJoined(index, host, 2))
-    named.receive(WorkersStoreListens(0, "a", 1))
+    named.receive(WorkersStoreListens(0, 0, "a", 1))
     named.receive(NodeLeft(1))
     same = records(ended(named, WorkersEnded(0, 0)), RoundVerdict)[0]
     assert (same.attempt_follows, same.failed) == (over.attempt_follows, over.failed) == (False, True)
@@ -527,7 +548,7 @@ def test_a_node_whose_hardware_failed_leaves_and_the_others_go_on_without_a_rest
     assert coordinator.has_enough
     sent = coordinator.last_call_expired()
     assert sent == [Outgoing(0, ListenForWorkersStore(1, ""))]
-    formed = records(coordinator.receive(WorkersStoreListens(1, "10.0.0.1", 1)), RoundFormed)
+    formed = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1)), RoundFormed)
     assert {index: record.round.restart_count for index, record in formed.items()} == {0: 0, 2: 0}
 
 
@@ -555,7 +576,7 @@ def test_all_nodes_of_its_host_leave_with_it():
     coordinator = Coordinator(0, 1, 3, 0)
     for index, host in enumerate(("host0", "host1", "host1")):
         coordinator.receive(NodeJoined(index, host, 1))
-    coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1))
     told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0), WorkersEnded(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, False]
 
@@ -762,7 +783,7 @@ def test_a_node_that_departs_is_left_at_the_next_round_and_told():
     sent = coordinator.receive(join(0))
     assert records(sent, NoFreePlace) == {1: NoFreePlace(("host0",))}
     assert coordinator.participants == [0]
-    coordinator.receive(WorkersStoreListens(coordinator.attempt, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, coordinator.attempt, "a", 1))
     failed_round(coordinator)
     assert records(coordinator.receive(join(0)), ListenForWorkersStore), "it still waits: nobody else is waited for"
 
@@ -790,6 +811,6 @@ def test_a_node_that_departs_does_not_stop_a_round_to_take_part():
     coordinator = Coordinator(0, 1, 2, 5)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert records(coordinator.receive(departing(1)), NoFreePlace)
     assert records(coordinator.receive(join(1)), StopRound), "SLURM uses it again"

@@ -104,7 +104,7 @@ def start_round(nodes: list[Node]) -> list[str]:
     for node in nodes:
         node.join()
     attempt = nodes[0].wait_for(ListenForWorkersStore).attempt
-    nodes[0].send(WorkersStoreListens(attempt, "10.0.0.1", 1234))
+    nodes[0].send(WorkersStoreListens(0, attempt, "10.0.0.1", 1234))
     return [node.wait_for(RoundFormed).round.master_addr for node in nodes]
 
 

@@ -365,7 +365,8 @@ class MultiNodeRendezvous:
                 self._send_notice(client.search_message(reason, limit_s))
             case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listener = self._listener or client.listen(address)
-                client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
+                port = self._listener.getsockname()[1]
+                client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
                 self._hardware.on_formed(record)
