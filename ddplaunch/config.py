@@ -163,6 +163,7 @@ class RendezvousConfig:
         other_ports: the serving node takes the first free port of ``port`` and these; the other nodes try them all.
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
+        departing: participants that leave after an attempt, if another one follows; as ``participants``.
         attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
         restart_count: restarts before the first round.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
@@ -188,6 +189,7 @@ class RendezvousConfig:
     lost_after_s: float
     search_timeout_s: float | None = None
     participants: tuple[int, ...] = ()
+    departing: tuple[int, ...] = ()
     attempt: int = 0
     restart_count: int = 0
     other_ports: tuple[int, ...] = ()

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, NodeLostRendezvous, StopWorkers
+from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails, StopWorkers
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, Transport
 from ddplaunch.transport.remote_start import NodeFacts
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
+    from ddplaunch.protocol.results import NodeLostRendezvous
     from ddplaunch.protocol.specs import AgentSpec
 
 
@@ -265,14 +266,16 @@ class Nodes:
         return [(by_host[failure.host][0], failure) for failure in failures]
 
     def relocate_rendezvous(self, node: Node, event: NodeLostRendezvous) -> None:
-        """``node`` cannot reach the rendezvous any more: start another one, on another node.
+        """A participant cannot reach the rendezvous any more: start another one, on another node.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        if self.rendezvous and event.token == self.rendezvous.token:
-            self._show(f"{node.host} has lost the rendezvous ({event.reason}); the nodes start a new one", Level.NORMAL)
-            self.rendezvous.relocate(node.host, event.reason)
+        index = node.index if event.silent is None else event.silent
+        if self.rendezvous and event.token == self.rendezvous.token and index in self.participants:
+            host = self.all[index].host
+            self._show(f"{host} has lost the rendezvous ({event.reason}); the nodes start a new one", Level.NORMAL)
+            self.rendezvous.relocate(host, event.reason)
             self.on_changed()
 
     def send(self, record: object) -> None:

@@ -68,6 +68,7 @@ class RendezvousManager:
             is_server=index == self._server,
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
             participants=tuple(participants) if index == self._server else (),
+            departing=tuple(self.departing) if index == self._server else (),
             attempt=self._attempt,
             restart_count=self._restart_count,
         )
@@ -96,7 +97,7 @@ class RendezvousManager:
         """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
         self.departing = departing
         if self._server is not None:
-            send(self._server, SetParticipants(tuple(participants), tuple(departing)))
+            send(self._server, SetParticipants(self.token, tuple(participants), tuple(departing)))
 
     def relocate(self, host: str, reason: str) -> None:
         """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.

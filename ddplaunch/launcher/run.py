@@ -41,12 +41,12 @@ from ddplaunch.protocol.launcher_agent import (
     EndpointOpen,
     FirstRoundFormed,
     NodeDetails,
-    NodeLostRendezvous,
     Notice,
     Pong,
     RunIdAgreed,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
+from ddplaunch.protocol.results import NodeLostRendezvous
 from ddplaunch.system import run_tags, signals
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote

@@ -16,7 +16,7 @@ from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, StreamName
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
@@ -178,14 +178,6 @@ class EndpointOpen:
     token: str
     addresses: tuple[OneLine, ...]
     port: Port
-
-
-@dataclass(frozen=True)
-class NodeLostRendezvous:
-    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous."""
-
-    token: str
-    reason: str
 
 
 @dataclass(frozen=True)

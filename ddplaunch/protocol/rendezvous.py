@@ -17,7 +17,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit
 
 # Node to coordinator.
 
@@ -46,8 +46,12 @@ class NodeJoined:
 
 @dataclass(frozen=True)
 class WorkersStoreListens:
-    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForWorkersStore."""
+    """First node of round ``attempt`` to coordinator: address of the workers' store. Answers ListenForWorkersStore.
 
+    The coordinator ignores it if another node has become the first one meanwhile.
+    """
+
+    node_index: Count
     attempt: Count
     address: OneLine
     port: Port
@@ -298,4 +302,4 @@ TO_NODE = (
     SampleCollectives,
     AbortHungAttempt,
 )
-FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, *TO_NODE)
+FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, NodeLostRendezvous, *TO_NODE)

@@ -53,12 +53,27 @@ class SetParticipants:
     """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost.
 
     Attributes:
-        departing: those that leave after the present round if another one follows: that is formed only after another
-            SetParticipants.
+        token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
+        departing: those that leave after the present round if another one follows: that is formed only after further
+            SetParticipants, in which none of them departs.
     """
 
+    token: str
     participants: tuple[int, ...]
     departing: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class NodeLostRendezvous:
+    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous.
+
+    Or from the node that serves it, whose member counts heartbeats: the node ``silent`` has lost the rendezvous. The
+    launcher may have removed that node already.
+    """
+
+    token: str
+    reason: str
+    silent: Count | None = None
 
 
 @dataclass(frozen=True)

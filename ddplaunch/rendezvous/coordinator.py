@@ -70,6 +70,7 @@ class Coordinator:
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
         restart_count: number of rounds so far that followed a failure.
+        departing: assigned nodes that leave after a round if another one follows.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -81,6 +82,7 @@ class Coordinator:
     assigned: tuple[int, ...] = ()
     attempt: int = 0
     restart_count: int = 0
+    departing: tuple[int, ...] = ()
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
     _waiting: dict[int, NodeJoined] = field(default_factory=dict)
@@ -89,8 +91,7 @@ class Coordinator:
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
     _avoided: set[str] = field(default_factory=set)
-    _departing: set[int] = field(default_factory=set)
-    _awaits_launcher: bool = False
+    _undecided: set[int] = field(default_factory=set)
     _refusal: str = ""
     _to_come: int = 0
     _reports: RoundReports = field(default_factory=RoundReports)
@@ -101,7 +102,7 @@ class Coordinator:
         match record:
             case NodeJoined():
                 return self._on_joined(record)
-            case WorkersStoreListens(attempt=attempt) if self.phase is Phase.STARTING and attempt == self.attempt:
+            case WorkersStoreListens(node_index=index, attempt=attempt) if self._awaits_store(index, attempt):
                 return self._start(record)
             case NodeStops(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 self._reports.stopping_nodes.append(index)
@@ -124,8 +125,9 @@ class Coordinator:
         """A WaitingNodes for every waiting node. Call at intervals: a call per arrival would make n^2 records."""
         if self.phase is not Phase.WAITING:
             return []
-        hosts = quote(fold(joined.host for joined in self._waiting.values()), _MAX_HOSTS_CHARACTERS)
-        needed, count = len(self.assigned) or self.min_nodes, len(self._waiting)
+        here = [joined.host for index, joined in self._waiting.items() if self.may_take_part(index)]
+        hosts = quote(fold(here), _MAX_HOSTS_CHARACTERS)
+        needed, count = len(self.assigned) or self.min_nodes, len(here)
         waiting = WaitingNodes(hosts, count, max(0, needed - count))
         return [Outgoing(index, waiting) for index in self._waiting]
 
@@ -138,9 +140,13 @@ class Coordinator:
         """Whether ``min_nodes`` nodes wait, so that the last-call time runs."""
         return self.phase is Phase.WAITING and not self.assigned and len(self._waiting) >= self.min_nodes
 
+    def may_take_part(self, node_index: int) -> bool:
+        """Whether a round may have this node. A node that its launcher has given up, or not named yet, may join."""
+        return not self.assigned or node_index in self.assigned
+
     @property
     def _is_complete(self) -> bool:
-        if self._awaits_launcher:  # A node departs: the launcher names the nodes that go on.
+        if self._undecided:  # The launcher names the nodes that go on.
             return False
         if self.assigned:
             return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
@@ -148,6 +154,9 @@ class Coordinator:
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
         return attempt == self.attempt and node_index in self._running
+
+    def _awaits_store(self, node_index: int, attempt: int) -> bool:
+        return self.phase is Phase.STARTING and (node_index, attempt) == (self.participants[0], self.attempt)
 
     # Waiting for nodes, and the start of a round.
 
@@ -211,7 +220,8 @@ class Coordinator:
     def _assign(self, record: SetParticipants) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
-        self._departing, self._awaits_launcher = set(record.departing), False
+        self.departing = record.departing
+        self._undecided &= set(record.departing)
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
@@ -296,7 +306,7 @@ class Coordinator:
         last = self._dismiss(verdict) if verdict.attempt_follows else {}
         if verdict.attempt_follows:
             self.phase = Phase.WAITING
-            self._awaits_launcher = bool(self._departing & set(self.assigned))
+            self._undecided = set(self.departing) & set(self.assigned)
             self.attempt += 1
             self.restart_count += verdict.failed
         else:

@@ -33,7 +33,7 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RoundFormed,
 )
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import NodeLostRendezvous, SetParticipants
 from ddplaunch.rendezvous.connect import (
     Refused,
     agreed_id,
@@ -132,11 +132,12 @@ class Member:
                 settings.participants,
                 settings.attempt,
                 settings.restart_count,
+                settings.departing,
             )
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
-        self._hosts: dict[int, str] = {}
         self._joined_times_s: dict[int, float] = {}
+        self._token = settings.token
         self._launcher_assigns_rendezvous = spec.launcher_assigns_rendezvous
         self._iterations = 0
         self._awaited, self._gap = 1, (0, 0.0)
@@ -187,7 +188,6 @@ class Member:
             return
         if isinstance(record, NodeJoined):
             self._heartbeats[record.node_index] = (-1, time.monotonic())
-            self._hosts[record.node_index] = record.host
             self._joined_times_s[record.node_index] = time.time()
         elif isinstance(record, NodeLeft):
             self._heartbeats.pop(record.node_index, None)
@@ -237,12 +237,12 @@ class Member:
             current = self._store.add(f"{self._prefix}/beat/{index}", 0)
             if current != count:
                 self._heartbeats[index] = (current, now)
-            elif now - since > self._lost_after_s:
+            elif now - since > self._lost_after_s and self._coordinator and self._coordinator.may_take_part(index):
                 self._coordinate(NodeLeft(index))
                 # A launcher that still has a connection to the node would wait for it for ever.
                 if self._launcher_assigns_rendezvous:
-                    reason = f"{self._hosts[index]} sent no heartbeat for {self._lost_after_s:g} s"
-                    self._send_to_agent(RendezvousLost(reason))
+                    reason = f"it sent no heartbeat for {self._lost_after_s:g} s"
+                    self._send_to_agent(NodeLostRendezvous(self._token, reason, index))
 
     def _close_gap(self, now: float) -> None:
         """Give up a record of the inbox whose number was taken, and that is not written for ``_lost_after_s``.

@@ -157,7 +157,7 @@ class Agent:
                 case MemberReady(server_address=server_address):
                     self._send(NodeJoined(self._number, f"node{self._number}", 8, server_address))
                 case ListenForWorkersStore(attempt=attempt):
-                    self._send(WorkersStoreListens(attempt, "127.0.0.1", 1234))
+                    self._send(WorkersStoreListens(self._number, attempt, "127.0.0.1", 1234))
         return any(isinstance(record, RoundFormed) for record in records)
 
     def _send(self, record: object) -> None:

@@ -261,7 +261,7 @@ def coordinator_cost(count: int) -> CoordinatorCost:
     joined = [each for node in range(count) for each in receive(NodeJoined(node, host_name(node), WORKERS, "10.0.0.1"))]
     joined_s = time.process_time()
     assert isinstance(joined[-1].record, ListenForWorkersStore)
-    receive(WorkersStoreListens(0, "10.0.0.1", 1234))
+    receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234))
     receive(NodeStops(FAILING_NODE, 0))
     for node in range(count):
         cause = worker_exit(node, 2) if node == FAILING_NODE else None

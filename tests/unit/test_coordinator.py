@@ -25,6 +25,8 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
+TOKEN = "job7"
+
 
 def join(index: int, size: int = 2) -> NodeJoined:
     return NodeJoined(index, f"host{index}", size)
@@ -44,7 +46,7 @@ def started(coordinator: Coordinator, *indices: int) -> list[Outgoing]:
     sent = [message for index in indices for message in coordinator.receive(join(index))]
     first = next(message for message in sent if isinstance(message.record, ListenForWorkersStore))
     assert first.node_index == coordinator.participants[0]
-    return coordinator.receive(WorkersStoreListens(coordinator.attempt, "10.0.0.1", 1234))
+    return coordinator.receive(WorkersStoreListens(coordinator.participants[0], coordinator.attempt, "10.0.0.1", 1234))
 
 
 def ended(coordinator: Coordinator, *ends: WorkersEnded) -> list[Outgoing]:
@@ -76,7 +78,7 @@ def test_a_node_is_told_whether_it_shares_its_host():
         for message in coordinator.receive(NodeJoined(index, host, 1))
     ]
     assert list(records(sent, ListenForWorkersStore)) == [0]
-    formed = records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1234)), RoundFormed)
+    formed = records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1234)), RoundFormed)
     assert {index: record.shares_host for index, record in formed.items()} == {0: True, 1: False, 2: True}
 
 
@@ -109,7 +111,7 @@ def test_different_worker_counts_give_contiguous_ranks():
     coordinator, sizes = Coordinator(0, 5, 5, 0), (4, 1, 2, 3, 5)
     for index, size in enumerate(sizes):
         coordinator.receive(join(index, size))
-    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed)
     given = [(r.round.first_rank, r.round.local_world_size, r.round.world_size) for r in rounds.values()]
     assert given == [(0, 4, 15), (4, 1, 15), (5, 2, 15), (7, 3, 15), (10, 5, 15)]
 
@@ -250,7 +252,7 @@ def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
     coordinator.receive(join(0))
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert (rounds[0].round.restart_count, rounds[0].round.world_size) == (0, 2)
 
 
@@ -267,11 +269,11 @@ def test_a_node_that_comes_later_starts_a_larger_round():
     coordinator = Coordinator(0, 1, 2, 0)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
     assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
 
 
@@ -281,7 +283,7 @@ def test_a_worker_that_loses_peers_stopped_for_a_node_that_comes_has_not_failed(
     for index in (0, 1):
         coordinator.receive(join(index))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(2)), StopRound)) == {0, 1}
     ends = WorkersEnded(0, 0, failed=True, cause=exit_(0, message)), WorkersEnded(1, 0)
     verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
@@ -293,12 +295,12 @@ def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
     coordinator.receive(join(0))
     assert records(coordinator.last_call_expired(), ListenForWorkersStore)
     coordinator.receive(join(1))
-    rounds = records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed)
     assert {index: (formed.round.node_rank, formed.round.world_size) for index, formed in rounds.items()} == {
         0: (0, 4),
         1: (1, 4),
     }
-    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "a", 1)) == []
 
 
 def test_it_may_go_again_before_that():
@@ -307,10 +309,10 @@ def test_it_may_go_again_before_that():
     coordinator.last_call_expired()
     coordinator.receive(join(1))
     coordinator.receive(NodeLeft(1))
-    assert coordinator.receive(WorkersStoreListens(0, "a", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "a", 1)) == []
     assert coordinator.has_enough
     coordinator.last_call_expired()
-    assert records(coordinator.receive(WorkersStoreListens(0, "a", 1)), RoundFormed).keys() == {0}
+    assert records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed).keys() == {0}
 
 
 def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
@@ -320,7 +322,7 @@ def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
     coordinator.receive(NodeLeft(1))
     ended(coordinator, WorkersEnded(0, 0))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore)
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 2: 1}
 
 
@@ -395,7 +397,7 @@ def test_late_messages_of_an_earlier_round_change_nothing():
     started(coordinator, 0, 1)
     assert coordinator.receive(NodeStops(1, 0)) == []
     assert coordinator.receive(WorkersEnded(1, 0, failed=True)) == []
-    assert coordinator.receive(WorkersStoreListens(0, "old", 1)) == []
+    assert coordinator.receive(WorkersStoreListens(0, 0, "old", 1)) == []
 
 
 def test_a_node_that_comes_after_the_end_is_told_so():
@@ -435,7 +437,7 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(SetParticipants((0, 2))), StopRound).keys() == {0, 2}
+    assert records(coordinator.receive(SetParticipants(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
     over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
     assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
@@ -445,7 +447,7 @@ def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(SetParticipants((0, 7)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 7)))
     ended(coordinator, WorkersEnded(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(7)), ListenForWorkersStore)
@@ -458,7 +460,7 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
     coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(SetParticipants((0,))), RoundVerdict)
+    over = records(coordinator.receive(SetParticipants(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
     assert not over[0].failed
 
@@ -467,10 +469,31 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants((0, 2)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
-    assert records(coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+    assert records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
+
+
+def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
+    coordinator = with_launcher(1, 0)
+    coordinator.receive(join(1))
+    assert records(coordinator.receive(join(0)), ListenForWorkersStore).keys() == {1}
+    assert records(coordinator.receive(SetParticipants(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
+    assert coordinator.receive(WorkersStoreListens(1, 0, "of the lost node", 1)) == []
+    [sent] = coordinator.receive(WorkersStoreListens(0, 0, "of the first", 1))
+    assert isinstance(sent.record, RoundFormed)
+    assert sent.record.round.master_addr == "of the first"
+
+
+def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
+    coordinator = with_launcher(0, 1, 2)
+    coordinator.receive(join(0))
+    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    assert coordinator.receive(join(1)) == []
+    assert coordinator.waiting_nodes()[0].record == WaitingNodes("host0", 1, 1)
+    assert records(coordinator.receive(join(2)), ListenForWorkersStore)
+    assert coordinator.participants == [0, 2]
 
 
 def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
@@ -478,7 +501,7 @@ def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again
     coordinator.receive(join(0))
     [sent] = coordinator.receive(replace(join(1), attempt=3))
     assert sent == Outgoing(0, ListenForWorkersStore(3, ""))
-    rounds = records(coordinator.receive(WorkersStoreListens(3, "a", 1)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 3, "a", 1)), RoundFormed)
     assert {formed.round.attempt for formed in rounds.values()} == {3}
 
 
@@ -490,7 +513,7 @@ def test_a_host_is_lost_whatever_it_is_called():
     named = Coordinator(0, 2, 2, 3)
     for index, host in ((0, "a"), (1, "joins")):
         named.receive(NodeJoined(index, host, 2))
-    named.receive(WorkersStoreListens(0, "a", 1))
+    named.receive(WorkersStoreListens(0, 0, "a", 1))
     named.receive(NodeLeft(1))
     same = records(ended(named, WorkersEnded(0, 0)), RoundVerdict)[0]
     assert (same.attempt_follows, same.failed) == (over.attempt_follows, over.failed) == (False, True)
@@ -498,7 +521,7 @@ def test_a_host_is_lost_whatever_it_is_called():
 
 def test_a_node_that_is_assigned_twice_takes_part_once():
     coordinator = Coordinator(0, 1, 2, 0)
-    coordinator.receive(SetParticipants((0, 0)))
+    coordinator.receive(SetParticipants(TOKEN, (0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
 
@@ -536,7 +559,7 @@ def test_a_node_whose_hardware_failed_leaves_and_the_others_go_on_without_a_rest
     assert coordinator.has_enough
     sent = coordinator.last_call_expired()
     assert sent == [Outgoing(0, ListenForWorkersStore(1, ""))]
-    formed = records(coordinator.receive(WorkersStoreListens(1, "10.0.0.1", 1)), RoundFormed)
+    formed = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1)), RoundFormed)
     assert {index: record.round.restart_count for index, record in formed.items()} == {0: 0, 2: 0}
 
 
@@ -564,7 +587,7 @@ def test_all_nodes_of_its_host_leave_with_it():
     coordinator = Coordinator(0, 1, 3, 0)
     for index, host in enumerate(("host0", "host1", "host1")):
         coordinator.receive(NodeJoined(index, host, 1))
-    coordinator.receive(WorkersStoreListens(0, "10.0.0.1", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1))
     told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0), WorkersEnded(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, False]
 
@@ -621,7 +644,7 @@ def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed()
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "no round has the broken node"
     coordinator.receive(join(7))
-    assert records(coordinator.receive(SetParticipants((5, 7))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
 
 
 # What scripts ask for.
@@ -655,11 +678,11 @@ def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    assert not coordinator.receive(SetParticipants((5, 2), departing=(2,))), "the round goes on"
+    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "the round goes on"
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "the launcher has not decided"
-    assert records(coordinator.receive(SetParticipants((5,))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
     assert coordinator.participants == [5]
 
 
@@ -667,19 +690,43 @@ def test_a_departing_node_that_is_needed_after_all_stays():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     coordinator.receive(join(5))
     coordinator.receive(join(2))
-    assert records(coordinator.receive(SetParticipants((5, 2))), ListenForWorkersStore)
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 2))), ListenForWorkersStore)
     assert coordinator.participants == [5, 2]
+
+
+def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
+    coordinator = with_launcher(5, 2, 7)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2, 7)
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
+    for index in (5, 2):
+        coordinator.receive(join(index))
+    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+
+
+def test_a_node_that_departs_after_the_round_is_not_waited_for():
+    coordinator = with_launcher(5, 2, 7)
+    coordinator.max_restarts = 1
+    started(coordinator, 5, 2, 7)
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
+    for index in (5, 2, 7):
+        coordinator.receive(join(index))
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants((5, 2), departing=(2,)))
+    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
     told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
 
@@ -747,7 +794,7 @@ def test_a_node_that_departs_is_left_at_the_next_round_and_told():
     sent = coordinator.receive(join(0))
     assert records(sent, NoFreePlace) == {1: NoFreePlace(("host0",))}
     assert coordinator.participants == [0]
-    coordinator.receive(WorkersStoreListens(coordinator.attempt, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, coordinator.attempt, "a", 1))
     failed_round(coordinator)
     assert records(coordinator.receive(join(0)), ListenForWorkersStore), "it still waits: nobody else is waited for"
 
@@ -775,6 +822,6 @@ def test_a_node_that_departs_does_not_stop_a_round_to_take_part():
     coordinator = Coordinator(0, 1, 2, 5)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
-    coordinator.receive(WorkersStoreListens(0, "a", 1))
+    coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert records(coordinator.receive(departing(1)), NoFreePlace)
     assert records(coordinator.receive(join(1)), StopRound), "SLURM uses it again"

@@ -19,13 +19,14 @@ from ddplaunch.protocol.rendezvous import (
     NodeJoined,
     NodeLeft,
     RecordsRejected,
+    RendezvousLost,
     RoundFormed,
     RoundVerdict,
     StopRound,
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import Round
+from ddplaunch.protocol.results import NodeLostRendezvous, Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
 from tests.support.configs import rendezvous_config
@@ -50,7 +51,13 @@ class Node:
 
     def __init__(self, index: int, store: MemoryStore, **settings: Any) -> None:
         config = replace(CONFIG, node_index=index, is_server=index == 0, **settings)
-        spec = MemberSpec(rendezvous=config, node_id=f"node{index}", run_id="job7", max_restarts=0)
+        spec = MemberSpec(
+            rendezvous=config,
+            node_id=f"node{index}",
+            run_id="job7",
+            max_restarts=0,
+            launcher_assigns_rendezvous=bool(config.participants),
+        )
         self.index = index
         self.received: list[Any] = []
         ours, theirs = socket.socketpair()
@@ -97,7 +104,7 @@ def start_round(nodes: list[Node]) -> list[str]:
     for node in nodes:
         node.join()
     attempt = nodes[0].wait_for(ListenForWorkersStore).attempt
-    nodes[0].send(WorkersStoreListens(attempt, "10.0.0.1", 1234))
+    nodes[0].send(WorkersStoreListens(0, attempt, "10.0.0.1", 1234))
     return [node.wait_for(RoundFormed).round.master_addr for node in nodes]
 
 
@@ -172,6 +179,20 @@ def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[N
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count == 1000)
     assert sum(isinstance(record, RecordsRejected) for record in nodes[0].received) <= 5
+
+
+def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvous(
+    make_nodes: Callable[..., list[Node]],
+):
+    """Its record may arrive after that of the launcher."""
+    store = MemoryStore()
+    first, second = make_nodes(store, lost_after_s=1.5, participants=(0, 1))
+    first.send(NodeJoined(7, "given up", 1))
+    first.send(NodeJoined(1, "node1", 1))
+    second.close()
+    assert first.wait_for(NodeLostRendezvous) == NodeLostRendezvous("job7", "it sent no heartbeat for 1.5 s", 1)
+    assert len([record for record in first.received if isinstance(record, NodeLostRendezvous)]) == 1
+    assert not any(isinstance(record, RendezvousLost) for record in first.received), "its own rendezvous works"
 
 
 def test_a_node_that_leaves_may_be_replaced(make_nodes: Callable[..., list[Node]]):

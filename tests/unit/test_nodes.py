@@ -12,7 +12,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
 from ddplaunch.launcher.watches.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -108,6 +108,22 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
     assert nodes.all[0].state is NodeState.LOST
 
 
+def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was_removed_is_not_missed():
+    said: list[str] = []
+    show = lambda text, _level: said.append(text)  # noqa: E731
+    transport = FakeTransport("a", "b", "c")
+    nodes = Nodes(transport, lambda *_: None, 1, 3, rendezvous_config(), Attempts(), show)
+    list(nodes.start())
+    connected(nodes, "2.13", "2.13", "2.13")
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#1", "it sent no heartbeat for 5 s", 2))
+    assert said == ["c has lost the rendezvous (it sent no heartbeat for 5 s); the nodes start a new one"]
+    nodes.replace(nodes.all[2])
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 2))
+    nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 99))
+    assert len(said) == 1
+    assert told_coordinator(nodes) == SetParticipants("job7#2", (0, 1)), "of the rendezvous that goes on"
+
+
 # Nodes that must not be used again.
 
 XID = "Xid 79, GPU 3 has fallen off the bus"
@@ -199,25 +215,26 @@ def told_coordinator(nodes: Nodes) -> SetParticipants:
     return next(sent for sent in reversed(nodes.all[0].handle.sent) if isinstance(sent, SetParticipants))  # type: ignore[attr-defined]
 
 
+TOKEN = "job7#1"
 DRAINED = {"b": "SLURM drains it: bad disk"}
 
 
 def test_a_node_that_slurm_drains_is_replaced_after_the_attempt():
     nodes, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; it is left after this attempt"]
-    assert told_coordinator(nodes) == SetParticipants((0, 1), (1,))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1), (1,))
     ends(nodes, 0)
     assert nodes.participants == [0, 1]
     ends(nodes, 1)
     assert said[1:] == ["b is left: SLURM drains it: bad disk", "c replaces b"]
-    assert told_coordinator(nodes) == SetParticipants((0, 2))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 2))
     assert isinstance(nodes.all[1].handle.sent[-1], StopWorkers)
 
 
 def test_it_is_used_further_where_no_other_node_can_replace_it():
     nodes, said, watch = departing(2, "a", "b", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; no other node can replace it"]
-    assert told_coordinator(nodes) == SetParticipants((0, 1))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1))
     watch.on_answer(SlurmAnswered(DRAINED))
     ends(nodes, 1)
     assert (nodes.participants, len(said)) == ([0, 1], 1)
@@ -236,7 +253,7 @@ def test_it_stays_if_the_spare_was_needed_meanwhile():
 
 def test_of_two_only_as_many_leave_as_are_not_needed():
     nodes, said, _ = departing(1, "a", "b", leaving={"a": "SLURM drains it", **DRAINED})
-    assert told_coordinator(nodes) == SetParticipants((0, 1), (0,))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1), (0,))
     assert [text.endswith("after this attempt") for text in said] == [True, False]
 
 
@@ -253,7 +270,7 @@ def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_n
 def test_no_attempt_waits_for_a_launcher_that_is_suspended():
     nodes, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
     departure.on_suspend(nodes)
-    assert told_coordinator(nodes) == SetParticipants((0, 1))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1))
     ends(nodes, 1)
     assert nodes.participants == [0, 1]
     watch.on_answer(SlurmAnswered(DRAINED))

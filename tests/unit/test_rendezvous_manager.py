@@ -72,7 +72,7 @@ def test_a_node_that_is_lost_is_told_to_the_one_that_serves_and_its_spare_is_inv
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1, 2])
     place.remove_node(1, [0, 3, 2], sent)
-    assert sent.take() == [(0, SetParticipants((0, 3, 2)))]
+    assert sent.take() == [(0, SetParticipants("run#1", (0, 3, 2)))]
     place.announce([0, 3, 2], Attempts(), sent)
     assert list(meetings(sent.take())) == [3]
 
@@ -97,6 +97,18 @@ def test_what_is_said_of_a_place_that_was_left_counts_no_more(sent: Sent):
     place.on_endpoint_open(EndpointOpen(old, ("10.0.0.9",), 1))
     place.announce([0, 1], Attempts(), sent)
     assert sent.take() == []
+
+
+def test_a_rendezvous_that_moves_knows_which_nodes_depart(sent: Sent):
+    place = RendezvousManager(COMMON)
+    opened(place, sent, [0, 1, 2])
+    place.set_departing({2: "drained"}, [0, 1, 2], sent)
+    assert sent.take() == [(0, SetParticipants("run#1", (0, 1, 2), (2,)))]
+    place.relocate("node1", "gone")
+    told = opened(place, sent, [0, 1, 2])
+    assert (told[0].departing, told[1].departing) == ((2,), ())
+    place.remove_node(1, [0, 2], sent)
+    assert sent.take() == [(0, SetParticipants("run#2", (0, 2), (2,)))]
 
 
 def test_nodes_that_cannot_meet_are_not_invited_for_ever(sent: Sent):

@@ -196,8 +196,11 @@ class RendezvousClient:
             f"{self._host} waits until a node is lost"
         )
 
-    def rejected_message(self) -> str:
-        """The message when the first record without a valid signature was ignored."""
+    def on_rejected(self, count: int) -> str:
+        """The message when the first record without a valid signature was ignored; empty afterwards."""
+        is_first, self.rejected_count = not self.rejected_count, count
+        if not is_first:
+            return ""
         return (
             f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
             f"{self.endpoint}; a firewall would keep it away"

@@ -25,7 +25,6 @@ from ddplaunch.protocol.launcher_agent import (
     ExamineWorkers,
     FirstRoundFormed,
     JoinRendezvous,
-    NodeLostRendezvous,
     Notice,
     OrderToNodes,
     ReportOfNode,
@@ -52,7 +51,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants
+from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
 
 if TYPE_CHECKING:
     import socket
@@ -61,7 +60,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
     from ddplaunch.protocol.health import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import Round
+    from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
 
 _CLOSE_S = 2.0
@@ -87,11 +86,10 @@ class MultiNodeRendezvous:
         self._listener: socket.socket | None = None
         self._round: Round | None = None
         self._next_attempt = self._restart_count = 0
-        self._shares_host = self._is_complete = False
+        self._shares_host = self._is_complete = self._all_left = False
         self._hardware = hardware_report.HardwareReport()
         self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
-        self._all_left = False
 
     @property
     def stop_reason(self) -> str | None:
@@ -108,10 +106,6 @@ class MultiNodeRendezvous:
         if client is None or client.lost_reason is None:
             return None
         return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
-
-    @property
-    def _serves(self) -> bool:
-        return self._client is not None and self._client.is_server
 
     @property
     def _is_lost(self) -> bool:
@@ -177,10 +171,7 @@ class MultiNodeRendezvous:
             raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        result = AttemptResult(
-            verdict.attempt, verdicts.outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause
-        )
-        self._callbacks.send(AttemptEnded(result))
+        self._callbacks.send(AttemptEnded(verdicts.result_of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -324,21 +315,32 @@ class MultiNodeRendezvous:
     # Events.
 
     def handle_event(self, event: object) -> None:
+        serves = self._client is not None and self._client.is_server
         match event:
             case FromMember(token=token, record=record) if self._client and self._client.config.token == token:
                 self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
-            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not self._serves:
+            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not serves:
                 # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
                 endpoint = self._client.endpoint if self._client else ""
                 self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
-            case SetParticipants() | OrderToNodes() if self._client:
+            case SetParticipants():
+                self._on_participants(event)
+            case OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
+
+    def _on_participants(self, event: SetParticipants) -> None:
+        """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
+        config, client = self._next_config, self._client
+        if config and config.token == event.token:
+            self._next_config = replace(config, participants=event.participants, departing=event.departing)
+        elif client and client.config.token == event.token:
+            client.send(event)
 
     def _on_departs(self, reason: str) -> None:
         """The coordinator learns of it with the next NodeJoined, or with another one if it has got one already."""
@@ -363,7 +365,8 @@ class MultiNodeRendezvous:
                 self._send_notice(client.search_message(reason, limit_s))
             case ListenForWorkersStore(attempt=attempt, address=address):
                 self._listener = self._listener or client.listen(address)
-                client.send(WorkersStoreListens(attempt, client.address, self._listener.getsockname()[1]))
+                port = self._listener.getsockname()[1]
+                client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
                 self._hardware.on_formed(record)
@@ -373,19 +376,15 @@ class MultiNodeRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode():
+            case ReportOfNode() | NodeLostRendezvous():
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
             case RecordsRejected(count=count):
-                self._on_rejected(client, count)
+                if text := client.on_rejected(count):
+                    self._callbacks.send(Notice(text))
             case RendezvousLost():
                 self._on_lost(client, record)
-
-    def _on_rejected(self, client: RendezvousClient, count: int) -> None:
-        if not client.rejected_count:
-            self._callbacks.send(Notice(client.rejected_message()))
-        client.rejected_count = count
 
     def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
         if client.lost_reason is None:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.protocol.results import AttemptResult
+
 if TYPE_CHECKING:
     from ddplaunch.protocol.rendezvous import RoundVerdict
-    from ddplaunch.protocol.results import AttemptResult, Outcome
+    from ddplaunch.protocol.results import Outcome
 
 
 def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
@@ -24,6 +26,11 @@ def with_verdict(result: AttemptResult, verdict: RoundVerdict, *, is_stopping: b
         node_leaves=verdict.leaves,
         hung=result.hung or verdict.hung,
     )
+
+
+def result_of_spare(verdict: RoundVerdict) -> AttemptResult:
+    """The result of a node that has never taken part."""
+    return AttemptResult(verdict.attempt, outcome(verdict), (), 0.0, reason=verdict.reason, cause=verdict.cause)
 
 
 def outcome(verdict: RoundVerdict) -> Outcome:

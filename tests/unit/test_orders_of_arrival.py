@@ -1,0 +1,154 @@
+"""What a launcher says of its nodes reaches the coordinator, in whatever order rendezvous move and agents join them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import permutations
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ddplaunch.agent.rendezvous import multi_node
+from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
+from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.rendezvous_manager import RendezvousManager
+from ddplaunch.protocol.launcher_agent import JoinRendezvous
+from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.rendezvous.coordinator import Coordinator
+from tests.support.configs import rendezvous_config
+
+CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
+SPEC = AgentSpec(
+    run_id="run",
+    host="node0",
+    program=Program("script", "x.py", (), "python"),
+    same_python=True,
+    launcher_assigns_rendezvous=True,
+)
+
+
+class FakeClient:
+    """A client whose member is the coordinator, at once."""
+
+    def __init__(self, _host: str, config: RendezvousConfig) -> None:
+        self.config = config
+        self.index, self.addresses, self.port, self.is_server = 0, ("10.0.0.1",), 1, True
+        self.lost_reason = None
+        self.has_left = self.is_spare = False
+        self.coordinator: Coordinator | None = None
+
+    def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks) -> None:
+        config = self.config
+        self.coordinator = Coordinator(0, 1, 4, 0, config.participants, departing=config.departing)
+        callbacks.start_member([])
+
+    def send(self, record: object) -> None:
+        assert isinstance(record, SetParticipants)
+        assert record.token == self.config.token, "a coordinator gets what concerns its own rendezvous"
+        assert self.coordinator, "there is a process that reads it"
+        self.coordinator.receive(record)
+
+    def close(self) -> None:
+        self.coordinator = None
+
+
+class Launcher:
+    """Three nodes besides the one that serves; what it has sent to that one."""
+
+    def __init__(self) -> None:
+        self.manager, self.participants = RendezvousManager(CONFIG), [0, 1, 2, 3]
+        self.sent: list[object] = []
+        self._announce()
+
+    def _announce(self) -> None:
+        self.manager.announce(self.participants, Attempts(), self._send)
+
+    def _send(self, index: int, record: object) -> None:
+        assert index == 0
+        self.sent.append(record)
+
+    def lose(self, index: int) -> None:
+        self.participants.remove(index)
+        self.manager.remove_node(index, self.participants, self._send)
+        self._announce()
+
+    def move(self) -> None:
+        self.manager.relocate("node0", "its member has ended")
+        self._announce()
+
+    def drain(self) -> None:
+        self.manager.set_departing({3: "drained"}, self.participants, self._send)
+
+
+ACTIONS: Sequence[Callable[[Launcher], None]] = (
+    lambda launcher: launcher.lose(1),
+    lambda launcher: launcher.lose(2),
+    Launcher.move,
+    Launcher.move,
+    Launcher.drain,
+)
+
+
+def records_of(order: Sequence[Callable[[Launcher], None]]) -> tuple[Launcher, list[object]]:
+    launcher = Launcher()
+    for act in order:
+        act(launcher)
+    return launcher, launcher.sent
+
+
+def agent_after(records: Sequence[object], joins_after: int, during_start: int) -> Any:
+    """The client of an agent that got these records: so many before its workers ended, and so many as a member starts.
+
+    ``joins_after`` counts from the first rendezvous, which it has joined.
+    """
+    queue = list(records)
+
+    def deliver(count: int) -> None:
+        for record in [queue.pop(0) for _ in range(min(count, len(queue)))]:
+            rendezvous.handle_event(record)
+
+    def wait(is_done: Callable[[], bool], _deadline: object) -> bool:
+        while not is_done() and queue:
+            deliver(1)
+        return is_done()
+
+    start_member = lambda _fds: deliver(during_start)  # noqa: E731
+    callbacks = AgentCallbacks(wait, lambda: False, lambda: False, start_member, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    rendezvous = MultiNodeRendezvous(SPEC, 1, callbacks)
+    rendezvous._connect(float("inf"))
+    deliver(joins_after)
+    while queue or rendezvous._next_config:
+        if rendezvous._next_config:
+            rendezvous._connect(float("inf"))
+        deliver(1)
+    return rendezvous._client
+
+
+def test_the_coordinator_knows_what_the_launcher_knows_in_every_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_node, "RendezvousClient", FakeClient)
+    for order in set(permutations(ACTIONS)):
+        launcher, records = records_of(order)
+        for joins_after in range(len(records) + 1):
+            for during_start in range(4):
+                client = agent_after(records, joins_after, during_start)
+                known = client.coordinator.assigned, tuple(client.coordinator.departing)
+                assert client.config.token == launcher.manager.token
+                assert known == (tuple(launcher.participants), (3,)), (records, joins_after, during_start)
+
+
+def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(multi_node, "RendezvousClient", FakeClient)
+    launcher = Launcher()
+    launcher.move()
+    client = agent_after([*launcher.sent, SetParticipants("run#1", (0,))], 0, 0)
+    assert client.coordinator.assigned == (0, 1, 2, 3)
+    waiting = MultiNodeRendezvous(SPEC, 1, SimpleNamespace())  # type: ignore[arg-type]
+    waiting.handle_event(JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1))))
+    waiting.handle_event(SetParticipants("run#1", (0,)))
+    assert waiting._next_config
+    assert waiting._next_config.participants == (0, 1)
