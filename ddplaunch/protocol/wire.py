@@ -6,6 +6,7 @@ ProtocolError, sizes are limited, and nothing is unpickled. Must not import a mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -92,9 +93,14 @@ def from_json(record_type: type[T], body: object) -> T:
 
 
 def read_record(
-    stream: BinaryIO, allowed: tuple[type, ...], rare: Callable[[], tuple[type, ...]] = _no_types
+    stream: BinaryIO,
+    allowed: tuple[type, ...],
+    rare: Callable[[], tuple[type, ...]] = _no_types,
+    decoding: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> tuple[Any, bytes] | None:
     """Block for the next record and its bytes, if it has some; None at the end of the stream. Types as in ``decode``.
+
+    A record of so many bytes is decoded inside of ``decoding``.
 
     Raises:
         ProtocolError: invalid input, as in ``decode``, or a limit is exceeded.
@@ -106,7 +112,8 @@ def read_record(
     if not line.endswith(b"\n"):
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
-    record = decode(line, allowed, rare)
+    with decoding(len(line)):
+        record = decode(line, allowed, rare)
     return record, _payload(stream, record.nbytes) if isinstance(record, Chunk) else b""
 
 
