@@ -32,6 +32,9 @@ _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbf
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
 
 
+_UNCHANGED = {int, float, bool, type(None)}
+
+
 class ProtocolError(Exception):
     """The input is not a record that the reader accepts."""
 
@@ -128,10 +131,12 @@ def _payload(stream: BinaryIO, nbytes: int) -> bytes:
 
 def to_json(value: Any) -> Any:
     """``value`` for JSON: dataclasses as objects, tuples and sets as lists, texts as ``encode`` describes."""
+    if type(value) in _UNCHANGED:  # Most values are.
+        return value
     if isinstance(value, str):
         return value if value.isascii() else _NO_CHARACTER.sub(lambda match: f"\\u{ord(match[0]):x}", value)
-    if dataclasses.is_dataclass(value):
-        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+    if (names := getattr(type(value), "__dataclass_fields__", None)) is not None:
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {to_json(key): to_json(item) for key, item in value.items()}
     if isinstance(value, frozenset):
