@@ -24,6 +24,8 @@ DEVICE_ID = r"(?:[0-9]{1,5}|(?:GPU|MIG)-[0-9A-Za-z/-]+)"
 
 def escape(text: str) -> str:
     """``text`` with all control characters except line ends and tabs escaped: it cannot steer the terminal."""
+    if text.isprintable():
+        return text
     return "".join(c if c.isprintable() or c in "\n\t" else c.encode("unicode_escape").decode() for c in text)
 
 

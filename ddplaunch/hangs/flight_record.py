@@ -19,6 +19,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.hang_evidence import (
     MAX_CALLS,
     MAX_GROUPS,
@@ -244,4 +245,5 @@ def _groups(
 
 def _group(name: str, description: str, ranks: Sequence[int]) -> ProcessGroup:
     shown = "" if description == "undefined" else quote(description, _MAX_NAME)
-    return ProcessGroup(quote(name, _MAX_NAME), shown, tuple(_integer(rank, _MAX_NUMBER) for rank in ranks))
+    members = rank_list.fold([_integer(rank, _MAX_NUMBER) for rank in ranks])
+    return ProcessGroup(quote(name, _MAX_NAME), shown, members)

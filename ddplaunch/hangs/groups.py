@@ -7,6 +7,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.hang_evidence import CollectiveCall, ProcessGroup
 
 if TYPE_CHECKING:
@@ -57,13 +58,13 @@ class Groups:
 
     def __init__(self, evidences: Iterable[RankEvidence]) -> None:
         evidences = list(evidences)
-        self._all_ranks = tuple(sorted(evidence.rank for evidence in evidences))
-        self._found: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._all_ranks = rank_list.fold(sorted(evidence.rank for evidence in evidences))
+        self._found: dict[tuple[str, str], Group] = {}
         self._of_rank: dict[int, dict[str, Group]] = {evidence.rank: {} for evidence in evidences}
         for is_known in (True, False):  # A rank that does not know the members can learn them from others.
             for evidence in evidences:
                 for group in evidence.flight_record.groups if evidence.flight_record else ():
-                    if bool(group.ranks) == is_known:
+                    if bool(group.members) == is_known:
                         self._of_rank[evidence.rank][group.name] = self._intern(group, evidence.rank)
         for evidence in evidences:
             self._add_calls(evidence)
@@ -77,15 +78,19 @@ class Groups:
             is_default = (group for group in named.values() if group.description == DEFAULT_GROUP)
             return next(is_default, None) or self._intern(ProcessGroup("0", DEFAULT_GROUP, self._all_ranks), rank)
         if name not in named:
-            named[name] = self._intern(ProcessGroup(name, "", ()), rank)
+            named[name] = self._intern(ProcessGroup(name, "", ""), rank)
         return named[name]
 
     def _intern(self, group: ProcessGroup, rank: int) -> Group:
-        if not group.ranks:
-            same_name = (known for (name, ranks), known in self._found.items() if name == group.name and rank in ranks)
-            return next(same_name, None) or self._intern(replace(group, ranks=self._all_ranks), rank)
-        new = Group(group.name, group.description, group.ranks)
-        return self._found.setdefault((group.name, group.ranks), new)
+        if not group.members:
+            same_name = (
+                known for (name, _), known in self._found.items() if name == group.name and rank in known.ranks
+            )
+            return next(same_name, None) or self._intern(replace(group, members=self._all_ranks), rank)
+        key = group.name, group.members
+        if key not in self._found:
+            self._found[key] = Group(group.name, group.description, group.ranks)
+        return self._found[key]
 
     def _add_calls(self, evidence: RankEvidence) -> None:
         for call in evidence.flight_record.calls if evidence.flight_record else ():

@@ -1,27 +1,24 @@
 """Pings: detects agents on other machines that no longer answer; TCP would report a cut connection after minutes.
 
-Runs in the launcher, in the main thread. It reports an unresponsive node; ``Run`` decides what follows.
+Runs in the launcher, in the main thread; ``ping_sender`` sends them in another one. It reports an unresponsive node;
+``Run`` decides what follows.
 """
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.launcher_agent import Ping
+from ddplaunch.launcher.ping_sender import INTERVAL_S, PingSender
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from ddplaunch.launcher.nodes import Node, Nodes
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.launcher_agent import Pong
 
-INTERVAL_S = 1.0
 _SUSPEND_WAIT_S = 3.0
 """Seconds to wait for the agents' answers before this process suspends itself."""
-
-_SUSPENDED_S = 24 * 3600.0
-"""Seconds for which agents accept that a suspended launcher (Ctrl-Z) sends no pings."""
 
 _NEVER = float("inf")
 
@@ -47,50 +44,62 @@ class Pings:
         self._mailbox = mailbox
         self._on_unresponsive = on_unresponsive
         self._suspend_process = suspend_process
+        self._sender = PingSender(lost_after_s)
         self._deadline = _NEVER
         self._answered_at: dict[int, float] = {}
-        self._unanswered: dict[int, int] = {}
         self._suspend_by: float | None = None
+        self._last_ping_s = 0.0
+        self._not_told: set[int] = set()
+        """Nodes that have not answered the last ping before this process suspends itself."""
 
     def watch(self, node: Node, now: float, extra_s: float = 0.0) -> None:
         """Ping ``node`` from now on; its first answer may take ``extra_s`` longer.
 
         The first ping is sent at once: an agent that is cut off before any ping would wait for its launcher for ever.
+
+        Raises:
+            LaunchError: no room for the thread that pings.
         """
         self._answered_at[node.index] = now + extra_s
-        self._ping([node], self.lost_after_s)
+        self._sender.add(node)
         self._deadline = min(self._deadline, now + INTERVAL_S)
 
     def unwatch(self, node: Node) -> None:
         """Ping ``node`` no longer."""
         self._answered_at.pop(node.index, None)
-        self._unanswered.pop(node.index, None)
+        self._sender.remove(node)
 
-    def on_pong(self, node: Node, now: float) -> None:
+    def on_pong(self, node: Node, pong: Pong, now: float) -> None:
         """``node`` has answered a ping."""
         if node.index in self._answered_at:
             self._answered_at[node.index] = now
-            self._unanswered[node.index] -= 1
+        if pong.ping_time_s == self._last_ping_s:
+            self._not_told.discard(node.index)
 
     def suspend(self, now: float) -> None:
         """The user pressed Ctrl-Z: suspend this process once all watched agents have answered a last ping."""
-        self._suspend_by = now + _SUSPEND_WAIT_S
-        self._ping(self._watched, _SUSPENDED_S)
-        self._deadline = self._suspend_by
+        self._not_told = {node.index for node in self._watched}
+        self._last_ping_s = self._sender.pause()
+        self._suspend_by = self._deadline = now + _SUSPEND_WAIT_S
 
     def run_due(self, now: float) -> float:
-        """Ping the agents, and report those that do not answer. Returns when the next ping is due."""
+        """Report the nodes that do not answer. Returns when to call again."""
         if self._suspend_by is not None:
             self._suspend_if_announced(now)
         elif now >= self._deadline:
             self._check(now)
         return self._deadline
 
+    def close(self) -> None:
+        """Send no more pings."""
+        self._sender.close()
+
     def _suspend_if_announced(self, now: float) -> None:
         assert self._suspend_by is not None
-        if now >= self._suspend_by or not any(self._unanswered.get(node.index) for node in self._watched):
+        if now >= self._suspend_by or not any(node.index in self._not_told for node in self._watched):
             self._suspend_by, self._deadline = None, now
             self._suspend_process()
+            self._sender.go_on()
 
     @property
     def _watched(self) -> list[Node]:
@@ -98,17 +107,11 @@ class Pings:
 
     def _check(self, now: float) -> None:
         watched = self._watched
-        if now - self._deadline > INTERVAL_S:  # This process was frozen and has sent no pings.
+        if now - self._deadline > INTERVAL_S:  # This thread was busy or frozen, and has read no answers.
             self._answered_at.update((node.index, max(now, self._answered_at[node.index])) for node in watched)
         self._deadline = now + INTERVAL_S if watched else _NEVER
-        self._ping(watched, self.lost_after_s)
         if self._mailbox.is_empty:  # Otherwise an answer may be among the unread events.
             for node in watched:
-                if now - self._answered_at[node.index] > self.lost_after_s:
+                answered_at = max(self._answered_at[node.index], node.handle.delayed_until)
+                if now - answered_at > self.lost_after_s:
                     self._on_unresponsive(node)
-
-    def _ping(self, nodes: Iterable[Node], lost_after_s: float) -> None:
-        ping = Ping(lost_after_s, time.time())
-        for node in nodes:
-            self._unanswered[node.index] = self._unanswered.get(node.index, 0) + 1
-            node.handle.send(ping)

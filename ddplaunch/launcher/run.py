@@ -124,7 +124,7 @@ class Run:
         close_s = _CLOSE_S
         try:
             self._messages.run_started()
-            with control_socket.served(self._folder, self._mailbox.post, self._show):
+            with contextlib.closing(self._pings), control_socket.served(self._folder, self._mailbox.post, self._show):
                 self._start_nodes()
                 while not self._nodes.all_finished:
                     if (event := self._mailbox.get(self._timers.run_due())) is not None:
@@ -204,7 +204,7 @@ class Run:
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signum, node)
             case Pong():
-                self._pings.on_pong(node, time.monotonic())
+                self._pings.on_pong(node, event, time.monotonic())
             case Notice(text=text, level=level):
                 self._show(quote(text, _MAX_NOTICE), level)
             case LogsFound():

@@ -1,6 +1,6 @@
 """The timers of the launcher's loop: runs the parts of a run that are due, and computes the next deadline.
 
-Runs in the launcher, in the main thread. No part uses a thread or another kind of timer.
+Runs in the launcher, in the main thread. No part uses another kind of timer; only the pings are sent by a thread.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ class Timers:
     """Runs the parts of a run that are due, also under an uninterrupted stream of events.
 
     After a suspension (SIGSTOP, Ctrl-Z, a suspended laptop), deadlines have passed although the events before them may
-    wait in the mailbox. The launcher handles these events first, for up to ``_CATCH_UP_S``. Only the pings run
-    meanwhile: agents that receive no pings stop.
+    wait in the mailbox. The launcher handles these events first, for up to ``_CATCH_UP_S``; the pings go on
+    meanwhile, in their own thread.
     """
 
     def __init__(self, pings: Timed, parts: Sequence[Timed], mailbox: Mailbox[object]) -> None:

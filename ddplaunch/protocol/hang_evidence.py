@@ -10,8 +10,10 @@ from dataclasses import field
 from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
 from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
+from ddplaunch.protocol.rank_list import RankList
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
@@ -31,11 +33,16 @@ Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(1
 
 @dataclass(frozen=True)
 class ProcessGroup:
-    """A c10d process group. ``ranks`` are global ranks in group order; empty if unknown."""
+    """A c10d process group. ``members``: its ranks in group order, as ``rank_list`` folds them; empty: unknown."""
 
     name: OneLine
     description: OneLine
-    ranks: Annotated[tuple[Count, ...], at_most(1 << 16)]
+    members: RankList
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """Its global ranks in group order; empty if unknown."""
+        return rank_list.unfold(self.members)
 
 
 @dataclass(frozen=True, kw_only=True)

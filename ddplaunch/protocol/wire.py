@@ -6,6 +6,7 @@ ProtocolError, sizes are limited, and nothing is unpickled. Must not import a mo
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -29,6 +30,9 @@ T = TypeVar("T")
 
 _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udc7f\udd00-\udfff]")
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
+
+
+_UNCHANGED = {int, float, bool, type(None)}
 
 
 class ProtocolError(Exception):
@@ -92,9 +96,14 @@ def from_json(record_type: type[T], body: object) -> T:
 
 
 def read_record(
-    stream: BinaryIO, allowed: tuple[type, ...], rare: Callable[[], tuple[type, ...]] = _no_types
+    stream: BinaryIO,
+    allowed: tuple[type, ...],
+    rare: Callable[[], tuple[type, ...]] = _no_types,
+    decoding: Callable[[int], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
 ) -> tuple[Any, bytes] | None:
     """Block for the next record and its bytes, if it has some; None at the end of the stream. Types as in ``decode``.
+
+    A record of so many bytes is decoded inside of ``decoding``.
 
     Raises:
         ProtocolError: invalid input, as in ``decode``, or a limit is exceeded.
@@ -106,7 +115,8 @@ def read_record(
     if not line.endswith(b"\n"):
         kind = CutOff if len(line) < MAX_LINE_BYTES else ProtocolError
         raise kind(f"cut off or over {MAX_LINE_BYTES} bytes: {line[:80]!r}")
-    record = decode(line, allowed, rare)
+    with decoding(len(line)):
+        record = decode(line, allowed, rare)
     return record, _payload(stream, record.nbytes) if isinstance(record, Chunk) else b""
 
 
@@ -121,10 +131,12 @@ def _payload(stream: BinaryIO, nbytes: int) -> bytes:
 
 def to_json(value: Any) -> Any:
     """``value`` for JSON: dataclasses as objects, tuples and sets as lists, texts as ``encode`` describes."""
+    if type(value) in _UNCHANGED:  # Most values are.
+        return value
     if isinstance(value, str):
         return value if value.isascii() else _NO_CHARACTER.sub(lambda match: f"\\u{ord(match[0]):x}", value)
-    if dataclasses.is_dataclass(value):
-        return {name: to_json(getattr(value, name)) for name in value.__dataclass_fields__}
+    if (names := getattr(type(value), "__dataclass_fields__", None)) is not None:
+        return {name: to_json(getattr(value, name)) for name in names}
     if isinstance(value, dict):
         return {to_json(key): to_json(item) for key, item in value.items()}
     if isinstance(value, frozenset):

@@ -7,8 +7,12 @@ methods. Nothing here interprets a record.
 from __future__ import annotations
 
 import abc
+import contextlib
+import math
 import os
 import queue
+import threading
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
@@ -21,7 +25,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from ddplaunch.config import LaunchConfig
 
@@ -33,6 +37,12 @@ WriteOutput = Callable[[Output, bytes], None]
 """Shows a chunk of a worker's output; any thread."""
 
 
+_LARGE_BYTES = 4096
+_decodes_large = threading.Lock()
+"""Held while a large record is decoded. All nodes may send one at once, and each has a thread here: if hundreds of them
+computed, every other thread, such as that of the pings, would wait for seconds."""
+
+
 class AgentHandle(abc.ABC):
     """One agent and its channel. The main thread calls the methods; the agent's events are posted by other threads.
 
@@ -41,6 +51,8 @@ class AgentHandle(abc.ABC):
     Attributes:
         inherited_fds: descriptors that the agent has inherited from the launcher, by stream name; empty on other
             machines.
+        delayed_until: ``time.monotonic()`` until which records of the agent had to wait here for others; infinite while
+            they do. A slow answer before that is no sign of a slow agent.
     """
 
     def __init__(
@@ -51,6 +63,7 @@ class AgentHandle(abc.ABC):
         self._name = name
         self._post = post
         self._output = output
+        self.delayed_until = 0.0
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         """Records to send; None ends the agent's input."""
 
@@ -86,7 +99,7 @@ class AgentHandle(abc.ABC):
             input is reported in a Notice; an incomplete last record is not, since its writer was killed.
         """
         try:
-            while (received := wire.read_record(stream, FROM_AGENT, _rare_records)) is not None:
+            while (received := wire.read_record(stream, FROM_AGENT, _rare_records, self._decoding)) is not None:
                 record, data = received
                 if isinstance(record, Output):
                     self._output(record, data)
@@ -100,6 +113,18 @@ class AgentHandle(abc.ABC):
         except (OSError, EOFError):
             return False
         return True
+
+    @contextlib.contextmanager
+    def _decoding(self, nbytes: int) -> Iterator[None]:
+        if nbytes <= _LARGE_BYTES:
+            yield
+            return
+        self.delayed_until = math.inf
+        try:
+            with _decodes_large:
+                yield
+        finally:
+            self.delayed_until = time.monotonic()
 
 
 class NoAgent(AgentHandle):

@@ -15,6 +15,7 @@ class FakeHandle:
         self.is_killed = False
         self.is_ended = False
         self.inherited_fds: dict[str, int] = {}
+        self.delayed_until = 0.0
 
     def send(self, record: object) -> None:
         self.sent.append(record)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ddplaunch.hangs.flight_record import parse
+from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.hang_evidence import (
     CollectiveCall,
     FlightRecord,
@@ -46,7 +47,7 @@ def evidence(
 ) -> RankEvidence:
     """A rank that stands still, with a flight record if ``calls`` is given."""
     named = {"0": ("default_pg", range(world)), **(groups or {})}
-    known = tuple(ProcessGroup(name, text, tuple(members)) for name, (text, members) in named.items())
+    known = tuple(ProcessGroup(name, text, rank_list.fold([*members])) for name, (text, members) in named.items())
     record = FlightRecord(groups=known, calls=tuple(calls)) if calls is not None else None
     values = {"host": "gpu0", "silent_s": 60.0, "window_s": 5.0, "collectives_moved": False, **fields}
     return RankEvidence(rank=rank, local_rank=rank, pid=100 + rank, flight_record=record, **values)

@@ -48,7 +48,8 @@ class Watched:
         self.watch.run_due(self.now)
 
     def quiet(self, quiet_s: float, still_s: float | None = None, nodes: tuple[int, ...] = (0, 1)) -> float:
-        """Both nodes report; returns when the watch wants to be called again."""
+        """Both nodes report, late enough to be judged; returns when the watch wants to be called again."""
+        self.now += hang_watch._JUDGE_S
         for index in nodes:
             activity = WorkerActivity(0, quiet_s, quiet_s if still_s is None else still_s)
             self.watch.on_report(index, (0, 1), activity)
@@ -186,6 +187,7 @@ def test_without_the_answer_of_one_node_the_others_are_reported_and_nothing_is_e
 
 def waiting(watched: Watched, waiting_s: float) -> None:
     """Rank 0 waits in a collective, and rank 1 writes output."""
+    watched.now += hang_watch._JUDGE_S
     watched.watch.on_report(0, (0, 1), WorkerActivity(0, waiting_s, waiting_s, waiting_s=waiting_s, has_waiting=True))
     watched.watch.on_report(1, (0, 1), WorkerActivity(0, waiting_s=waiting_s))
     watched.watch.run_due(watched.now)
@@ -264,3 +266,39 @@ def test_what_the_ranks_did_before_the_user_stopped_the_job_is_shown(watched: Wa
     watched.watch.show_stopped()
     assert watched.shown[0] == "when it was stopped:"
     assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3")
+
+
+def test_reports_that_come_together_are_judged_once(watched: Watched) -> None:
+    """Each judgement passes over all nodes: one for each report would take minutes of CPU time with thousands."""
+    watched.quiet(100.0)
+    for index in (0, 1):
+        watched.watch.on_report(index, (0, 1), WorkerActivity(0, 300.0, 300.0))
+        assert watched.watch.run_due(watched.now) == watched.now + hang_watch._JUDGE_S
+    assert watched.sent == []
+    watched.now += hang_watch._JUDGE_S
+    watched.watch.run_due(watched.now)
+    assert watched.sent == [ExamineWorkers(0, 1)]
+
+
+def test_each_event_of_a_quiet_job_costs_the_same_with_two_nodes_and_a_thousand(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Counts how often the report of a node is looked at while answers to pings come in, and while all nodes report."""
+
+    class CountedReport(WorkerActivity):
+        looks = 0
+
+        def __getattribute__(self, name: str) -> Any:
+            CountedReport.looks += name.endswith("_s")
+            return super().__getattribute__(name)
+
+    def looks(nodes: int) -> float:
+        watched, participants, CountedReport.looks = Watched(monkeypatch), range(nodes), 0
+        for number in range(10):
+            for index in participants:
+                watched.watch.on_report(index, participants, CountedReport(0, 30.0 * number, 30.0 * number))
+                watched.watch.run_due(watched.now)
+            watched.now += 30.0
+        return CountedReport.looks / nodes
+
+    assert looks(1000) < 2 * looks(2)

@@ -242,7 +242,7 @@ def test_few_nodes_send_at_a_time(tmp_path: Path) -> None:
     assert len(asked()) == 16
     run.sent(0, 1)
     run.leave(2)
-    assert len(asked()) == 19
+    wait_until(lambda: run.run_due() and len(asked()) == 19)
     assert f"logs of gpu[2-39] are incomplete: the connection was closed; {ON_NODES}" in run.end()
 
 

@@ -36,7 +36,9 @@ _MAX_NODE_BYTES = 16 << 30
 _MAX_SENDERS = 16
 """Number of nodes that send at a time: this process holds up to one window per node in memory."""
 
-_CHECK_S = 1.0
+_CHECK_S, _LEAST_CHECK_S = 1.0, 0.1
+"""Seconds between two looks at all nodes that send, at most and at least: each event of a node may ask for one."""
+
 _STALL_S = 60.0
 _EXIT_S = 5.0
 _WRITE_S = 5.0
@@ -94,6 +96,7 @@ class LogCollector:
         self._senders: dict[int, _Sender] = {}
         self._writer: LogWriter | None = None
         self._signals = 0
+        self._check_at = 0.0
 
     # During the transfer.
 
@@ -144,13 +147,19 @@ class LogCollector:
         """Show the progress, and end stalled transfers. Returns when to call again."""
         if not self._senders:
             return _NEVER
-        for sender in self._senders.values():
-            self._check(sender, now)
+        if now < self._check_at:
+            return self._check_at
+        self._check_at = now + _LEAST_CHECK_S
+        self._check_all(now)
         self._request_more()
         if not any(sender.node.state.has_agent for sender in self._senders.values()):
             self._progress.end()
             return _NEVER
         return min(now + _CHECK_S, self._progress.show(self._describe))
+
+    def _check_all(self, now: float) -> None:
+        for sender in self._senders.values():
+            self._check(sender, now)
 
     def _check(self, sender: _Sender, now: float) -> None:
         failure = self._writer.failure if self._writer else None
@@ -200,6 +209,7 @@ class LogCollector:
         """Show which logs were copied, and the nodes with incomplete logs."""
         if self._folder is None:
             return
+        self._check_all(time.monotonic())  # The last nodes may have left since the last look.
         if self._writer:
             self._writer.close(_WRITE_S)
         self._report_copied()

@@ -184,6 +184,8 @@ class _QuietTime:
             self._since.pop(index, None)
             return self.end(now_s)
         self._since[index] = now_s - event.quiet_s
+        if event.quiet_s < QUIET_S or len(self._since) < len(participants):  # Most reports: no look at all nodes.
+            return None
         if self._is_known_since is None and self._since.keys() >= set(participants):
             last_s = max(self._since[each] for each in participants)
             if now_s - last_s >= QUIET_S:

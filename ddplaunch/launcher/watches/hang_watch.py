@@ -40,6 +40,9 @@ _LOAD_S = 1.0
 effect."""
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_JUDGE_S = 0.5
+"""After a judgement the next one follows no sooner: each passes over all nodes, and so many may report at once."""
+
 _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
 
@@ -76,6 +79,9 @@ class HangWatch:
         self._attempt = -1
         self._participants: Sequence[int] = ()
         self._activity: dict[int, WorkerActivity] = {}
+        self._active: set[int] = set()
+        """The nodes whose last report said that they are active."""
+        self._has_news, self._judge_at = False, 0.0
         self._longest_pause_s = self._longest_wait_s = 0.0
         self._examination: _Examination | None = None
         self._count = 0
@@ -110,13 +116,19 @@ class HangWatch:
             self._start_attempt(event.attempt)
         if event.attempt < self._attempt:
             return
-        if not event.quiet_s and not event.is_finished:
-            self._on_active()
-        self._activity[index] = event
-        self._on_waiting()
+        if event.quiet_s or event.is_finished:
+            self._active.discard(index)
+        else:
+            if self._reported or not self._active:  # Otherwise the job was active before.
+                self._on_active()
+            self._active.add(index)
+        self._activity[index], self._has_news = event, True
+        if event.waiting_s < self._waiting_s and not event.is_finished:
+            self._on_waiting()
 
     def _start_attempt(self, attempt: int) -> None:
         self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
+        self._active, self._has_news = set(), False
         self._waiting_s, self._is_wait_known, self._is_wait_reported = 0.0, False, False
 
     def _on_active(self) -> None:
@@ -206,12 +218,23 @@ class HangWatch:
             if now >= self._examination.deadline:
                 self._conclude(self._examination, now)
             return self._examination.deadline if self._examination else _NEVER
+        if not self._has_news:
+            return _NEVER  # The next report of an agent ends the wait.
+        if now < self._judge_at:
+            return self._judge_at
+        return self._judge(now)
+
+    def _judge(self, now: float) -> float:
+        """Begin an examination if the reports of the nodes say so, and enough time has passed since the last one."""
+        self._judge_at, self._has_news = now + _JUDGE_S, False
+        self._on_waiting()
         quiet_s, still_s = self._job_quiet_s()
         if not self._is_due(quiet_s, still_s):
-            return _NEVER  # The next report of an agent ends the wait.
+            return _NEVER
         if now >= self._not_before:
             self._examine(now, quiet_s, still_s)
             return now + EXAMINATION_S
+        self._judge_at, self._has_news = self._not_before, True
         return self._not_before
 
     # Examinations.
@@ -225,7 +248,7 @@ class HangWatch:
         self._send(ExamineWorkers(self._attempt, self._count))
 
     def _conclude(self, examination: _Examination, now: float) -> None:
-        self._examination = None
+        self._examination, self._has_news = None, True
         self._not_before = now + min(
             max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
         )

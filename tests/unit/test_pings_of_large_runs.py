@@ -1,0 +1,181 @@
+"""A run of 256 simulated nodes: whatever the launcher's main thread is busy with, every node is pinged meanwhile.
+
+Each test holds up one thing that the main thread does, until all nodes have got three more pings.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.hangs import explanation
+from ddplaunch.launcher import ping_sender, setup
+from ddplaunch.launcher.display import hang_files
+from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.display.messages import UserMessages
+from ddplaunch.launcher.run import Run
+from ddplaunch.launcher.run_files.log_writer import LogWriter
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.protocol.hang_evidence import RankEvidence
+from ddplaunch.protocol.launcher_agent import (
+    AgentEnded,
+    AgentReady,
+    AttemptEnded,
+    AttemptStarted,
+    EndpointOpen,
+    ExamineWorkers,
+    JoinRendezvous,
+    Ping,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.protocol.log_transfer import GrantLogBytes, LogChunk, LogsFound, LogsSent
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.transport import remote_start
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, LogData
+from tests.support.configs import launch_config
+from tests.support.fake_agents import FakeHandle, FakeTransport
+from tests.support.hangs import call, done, evidence
+from tests.support.processes import wait_until
+
+NODES = 256
+_FACTS = remote_start.read_facts(
+    remote_start.FACTS_PREFIX + b'{"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}'
+)
+
+
+def known(rank: int) -> RankEvidence:
+    """All ranks wait for rank 1."""
+    return replace(evidence(rank, done(2) if rank == 1 else [*done(2), call(3)], world=NODES), host=f"node{rank}")
+
+
+def ended(rank: int, attempt: int) -> AttemptEnded:
+    exit_ = WorkerExit(rank, 0, f"node{rank}", 100, 1, False, 1.0, 1.0)
+    result = AttemptResult(attempt, "failed", (exit_,), 1.0, attempt_follows=not attempt, restart_count=attempt)
+    return AttemptEnded(result, (known(rank),))
+
+
+class Agent(FakeHandle):
+    """A simulated agent; counts its pings."""
+
+    def __init__(self, index: int, post: Callable[[object], None]) -> None:
+        super().__init__()
+        self.index, self.pings, self.has_sent_logs = index, 0, False
+        self.post = lambda event: post(FromNode(index, event))
+        self.post(AgentConnected(_FACTS))
+
+    def send(self, record: object) -> None:
+        match record:
+            case Ping():
+                self.pings += 1
+            case AgentSpec():
+                self.post(AgentReady(1))
+            case JoinRendezvous(rendezvous=settings) if settings.is_server:
+                self.post(EndpointOpen(settings.token, ("10.0.0.1",), 4321))
+            case ExamineWorkers(number=number):
+                self.post(WorkersExamined(0, number, (known(self.index),)))
+            case GrantLogBytes() if not self.has_sent_logs:
+                self.has_sent_logs = True
+                self.post(LogData(LogChunk("attempt_0/0/stdout.log", 1, True), b"."))
+                self.post(LogsSent(0))
+                self.post(ChannelClosed())
+
+    def close(self, _timeout_s: float = 5.0) -> int:
+        return 0
+
+
+class Cluster(FakeTransport):
+    """All agents of a run."""
+
+    def __init__(self, post: Callable[[object], None]) -> None:
+        super().__init__(*(f"node{number}" for number in range(NODES)))
+        self.agents: list[Agent] = []
+        self._post = post
+
+    def start(self, index: int) -> Agent:
+        self.agents.append(Agent(index, self._post))
+        return self.agents[-1]
+
+    def close(self) -> None: ...
+
+    def have_pings(self, counts: list[int]) -> bool:
+        return all(agent.pings >= count for agent, count in zip(self.agents, counts, strict=True))
+
+    def post_each(self, event_of: Callable[[int], object]) -> None:
+        for agent in self.agents:
+            agent.post(event_of(agent.index))
+
+
+class Script(Mailbox[object]):
+    """The launcher's mailbox: when the launcher is idle, the next thing happens on all nodes."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        self._folder = folder
+        self.cluster = Cluster(self.post)
+        self._steps = self._script()
+
+    def get(self, deadline: float = float("inf")) -> object:
+        if self.is_empty and deadline:
+            next(self._steps, None)
+        return super().get(deadline)
+
+    def _script(self) -> Iterator[None]:
+        each = self.cluster.post_each
+        for attempt in (0, 1):
+            each(lambda index, attempt=attempt: AttemptStarted(attempt, NODES, (100,), index, NODES, index))  # type: ignore[misc]
+            yield
+            if not attempt:
+                each(lambda _: WorkerActivity(0, 400.0, 400.0))
+                while not (self._folder / "hang.txt").exists():
+                    yield
+            each(lambda index, attempt=attempt: ended(index, attempt))  # type: ignore[misc]
+            yield
+        each(lambda _: AgentEnded())
+        each(lambda _: LogsFound(1))
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "times"),
+    [
+        (explanation, "explain", 1),
+        (hang_files, "write", 1),
+        (explanation, "explain_failure", 2),
+        (UserMessages, "attempt_ended", 2),
+        (LogWriter, "put", 1),
+    ],
+)
+def test_all_nodes_are_pinged_while_the_launcher_is_busy(
+    place: Any, name: str, times: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    script, calls = Script(tmp_path), []
+    usual = getattr(place, name)
+
+    def held_up(*args: Any, **keywords: Any) -> Any:
+        if len(calls) < times:  # A log file of each node is put: one is enough.
+            counts = [agent.pings + 3 for agent in script.cluster.agents]
+            wait_until(lambda: script.cluster.have_pings(counts), 60.0, f"{name}: no pings")
+            calls.append(name)
+        return usual(*args, **keywords)
+
+    monkeypatch.setattr(place, name, held_up)
+    monkeypatch.setattr(ping_sender, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(setup, "transport_for", lambda *_: script.cluster)
+    config = launch_config(
+        script="x.py", hosts=tuple(Host(f"node{n}") for n in range(NODES)), min_nodes=NODES, max_nodes=NODES,
+        max_restarts=1, log_dir=str(tmp_path), collect_logs=True, page=False, lost_after_s=1000.0,
+    )  # fmt: skip
+    with open(os.devnull, "w") as null:
+        streams = null.fileno(), null.fileno()
+        with contextlib.closing(Console(setup.console_style(config, tmp_path, streams[0]), *streams)) as console:
+            result = Run(config, "r1", "r1", None, script, tmp_path, console).run()
+    assert [len(attempt.exits) for attempt in result.attempts] == [NODES, NODES]
+    assert calls == [name] * times
