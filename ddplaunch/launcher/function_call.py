@@ -138,7 +138,7 @@ def lost_values(
 
 def _has_value(run_dir: Path | None, config: LaunchConfig, attempt: AttemptResult, exit_: WorkerExit) -> bool:
     path = _path(run_dir, config, attempt, exit_)
-    return path is not None and path.exists()
+    return path is not None and os.path.exists(path)
 
 
 def with_values(result: RunResult, config: LaunchConfig) -> FunctionResult:

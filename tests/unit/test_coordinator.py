@@ -64,7 +64,7 @@ def test_restarts_that_a_node_has_seen_are_counted_by_the_next_coordinator_too()
     coordinator = Coordinator(0, 2, 2, 1, assigned=(0, 1))
     for node in (join(0), replace(join(1), attempt=1, restart_count=1)):
         coordinator.receive(node)
-    rounds = records(coordinator.receive(WorkersStoreListens(1, "10.0.0.1", 1234)), RoundFormed)
+    rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1234)), RoundFormed)
     assert {(formed.round.attempt, formed.round.restart_count) for formed in rounds.values()} == {(1, 1)}
     over = records(ended(coordinator, WorkersEnded(0, 1, True), WorkersEnded(1, 1)), RoundVerdict)
     assert not any(verdict.attempt_follows for verdict in over.values())

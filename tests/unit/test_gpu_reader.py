@@ -25,16 +25,6 @@ def test_without_the_library_there_is_no_reader(monkeypatch: pytest.MonkeyPatch)
     assert GpuReader.start(print) is None
 
 
-def test_the_first_reading_has_all_gpus(driver: Says, watch: Any) -> None:
-    driver("gpus 2", "0 name NVIDIA H100 80GB HBM3", "0 limit 700000")
-    first = watch().read()
-    assert first.missing == ""
-    assert [(gpu.index, gpu.uuid, gpu.name, gpu.power_limit_w) for gpu in first.gpus] == [
-        (0, "GPU-0000-0", "NVIDIA H100 80GB HBM3", 700.0),
-        (1, "GPU-0000-1", "Fake H100", 0.0),
-    ]
-
-
 def test_all_values_of_a_gpu_are_read(driver: Says, watch: Any) -> None:
     driver("gpus 1", "driver 575.51.03", *fake_nvml.healthy(0))
     (gpu,) = watch().read().gpus
@@ -203,11 +193,25 @@ def test_a_signal_to_all_processes_of_the_run_does_not_end_the_child(number: int
     assert watched.read("memory").missing == ""
 
 
-def test_the_child_ends_when_its_stdin_is_closed_also_while_the_driver_hangs(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "block nvmlDeviceGetName")
+@pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetName"])
+def test_the_child_ends_when_its_stdin_is_closed_also_while_the_driver_hangs(
+    function: str, driver: Says, watch: Any
+) -> None:
+    driver("gpus 1", f"block {function}")
     watched = watch()
     watched.reader.close()
     assert watched.reader._process.wait(10) == 0
+
+
+def test_the_child_finds_its_package_without_the_path_of_its_parent() -> None:
+    command = [sys.executable, "-S", "-I", gpu_child.__file__, "nvml", "60"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        try:
+            assert child.wait(20) == 0
+        finally:
+            child.kill()
+        assert child.stdout
+        assert b"No module named 'pynvml'" in child.stdout.read()
 
 
 def test_clocks_that_the_hardware_lowers_are_counted_in_minutes(driver: Says, watch: Any) -> None:

@@ -61,53 +61,30 @@ CASES: list[tuple[str, list[str], list[str], str]] = [
 HISTORY = {"throttled-often", "nvlink-errors"}
 ELSEWHERE = {"lost"}
 
-Pairs = list[tuple[str, GpuReading, GpuReading, str]]
 
-
-@pytest.fixture
-def pairs(driver: Says, watch: Any) -> Pairs:
-    """All cases as GPUs of one machine: two for each, which have a name of their own."""
-    lines = [f"gpus {len(CASES)}"]
-    for index, (_, broken, _, _) in enumerate(CASES):
-        lines += [f"{index} {value}" for value in (*broken, f"name case {index}")]
-    with_broken = _read(driver, watch, lines)
-    lines = [f"gpus {len(CASES)}"]
-    for index, (_, _, whole, _) in enumerate(CASES):
-        lines += [f"{index} {value}" for value in (*whole, f"name case {index}")]
-    whole_gpus = _read(driver, watch, lines)
-    return [
-        (name, broken, whole, text)
-        for (name, _, _, text), broken, whole in zip(CASES, with_broken, whole_gpus, strict=True)
-    ]
-
-
-def _read(driver: Says, watch: Any, lines: list[str]) -> tuple[GpuReading, ...]:
-    """The first lines count: a GPU of the name that has all NVLinks is the last one."""
-    count = len(CASES)
-    driver(f"gpus {count + 1}", f"{count} nvlinks 111", f"{count} name {_linked()}", *lines[1:])
-    return watch().until_read(lambda _: True).gpus[:count]  # A busy machine may say first that it takes long.
-
-
-def _linked() -> str:
-    return f"case {[name for name, *_ in CASES].index('nvlink-inactive')}"
-
-
-def test_each_rule_fires_at_its_threshold_and_not_below(pairs: Pairs) -> None:
-    for name, broken, whole, text in pairs:
+def test_each_rule_fires_at_its_threshold_and_in_the_run_when_a_gpu_begins_to_break_it(
+    driver: Says, watch: Any
+) -> None:
+    in_run = {rule.name: rule.in_run for rule in RULES}
+    with_broken, with_whole = (_read(driver, watch, [case[which] for case in CASES]) for which in (1, 2))
+    for (name, _, _, text), broken, whole in zip(CASES, with_broken, with_whole, strict=True):
         (finding,) = gpu_rules.at_start(broken)
         assert (finding.rule, finding.gpu, finding.uuid) == (name, broken.index, broken.uuid)
         assert text in finding.text
         assert gpu_rules.at_start(whole) == (), name
+        for before in (whole, None):
+            assert [found.rule for found in gpu_rules.while_running(before, broken)] == [name] * in_run[name]
+        assert gpu_rules.while_running(broken, broken) == gpu_rules.while_running(broken, whole) == ()
 
 
-def test_in_the_run_a_rule_fires_once_when_a_gpu_begins_to_break_it(pairs: Pairs) -> None:
-    by_name = {rule.name: rule for rule in RULES}
-    for name, broken, whole, _ in pairs:
-        expected = [name] if by_name[name].in_run else []
-        assert [finding.rule for finding in gpu_rules.while_running(whole, broken)] == expected
-        assert [finding.rule for finding in gpu_rules.while_running(None, broken)] == expected
-        assert gpu_rules.while_running(broken, broken) == ()
-        assert gpu_rules.while_running(broken, whole) == ()
+def _read(driver: Says, watch: Any, values: list[list[str]]) -> tuple[GpuReading, ...]:
+    """All cases as GPUs of one machine, of a name each; one more GPU has all NVLinks, which count by name."""
+    names = [f"case {index}" for index in range(len(values))]
+    linked = names[[name for name, *_ in CASES].index("nvlink-inactive")]
+    gpus = [*zip(names, values, strict=True), (linked, ["nvlinks 111"])]
+    lines = [f"{index} {value}" for index, (name, own) in enumerate(gpus) for value in (*own, f"name {name}")]
+    driver(f"gpus {len(gpus)}", *lines)
+    return watch().until_read(lambda _: True).gpus[:-1]  # A busy machine may say first that it takes long.
 
 
 def test_every_rule_has_a_case() -> None:
