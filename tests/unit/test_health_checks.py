@@ -3,20 +3,13 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
-from ddplaunch.agent.watches import gpus_of_job, health_look
+from ddplaunch.agent.watches import health_look
 from ddplaunch.agent.watches.gpu_reader import read_once
-from ddplaunch.agent.watches.health_checks import HealthChecks
-from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.protocol.gpus import GpusRead, IbPort
-from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.files import folder_probe
 from ddplaunch.system.files.folder_probe import FolderState
 from ddplaunch.system.gpus import devices
@@ -102,21 +95,3 @@ def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: p
 def test_ports_are_judged_by_the_rules_of_a_start() -> None:
     port = IbPort(name="mlx5_0:1", link_layer="InfiniBand", state="INIT", phys_state="LinkUp", rate_gbps=400)
     assert rules("/dev/null", read=GpusRead(ports=(port,))) == [("ib-inactive", "warn")]
-
-
-def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "has_nvml", lambda: True)
-    monkeypatch.setattr(gpus_of_job.GpuReader, "start", lambda _: SimpleNamespace(ask=lambda _: None))
-    sent: list[object] = []
-    waits: list[bool] = []
-
-    def wait(done: Callable[[], bool], deadline: float) -> bool:
-        assert deadline - time.monotonic() < 4
-        waits.append(done())
-        return waits[-1]
-
-    spec = AgentSpec(run_id="run", host="gpu3", program=Program("script", "x.py", (), "python"), same_python=True)
-    placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), None, {})
-    rendezvous: Any = None
-    assert not HealthChecks(spec, sent.append, sent.append).check(placement, wait, lambda: True, rendezvous)
-    assert (waits, sent) == ([True, True], [])
