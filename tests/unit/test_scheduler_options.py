@@ -111,6 +111,13 @@ def test_who_says_where_to_meet_is_obeyed(config_of, argv: tuple[str, ...]):
     assert (found.server_addresses, found.port, found.max_nodes, found.other_ports) == (("a",), 1, 2, ())
 
 
+def test_a_step_that_has_lost_variables_is_told_so_only_if_they_are_needed(config_of, monkeypatch):
+    lost = step(node_id=0, tasks="1", SLURM_STEP_TASKS_PER_NODE="", SLURM_LOCALID="")
+    assert config_of(lost).max_nodes == 1
+    with pytest.raises(UsageError, match="SLURM_STEP_TASKS_PER_NODE is not"):
+        config_of(step(tasks="2(x4)", SLURM_STEP_TASKS_PER_NODE=""))
+
+
 @pytest.mark.parametrize("argv", [("--standalone",), ("--dry-run",), ("--cluster", "none"), ("--hosts", "b1")])
 def test_other_ways_to_start_switch_detection_off(config_of, argv: tuple[str, ...]):
     config = config_of(step(tasks="4(x3)"), *argv)
