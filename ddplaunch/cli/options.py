@@ -263,7 +263,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "auto",
             pet=False,
         ),
-        flag("--standalone", "One node, like --nnodes 1; ignore endpoint options."),
+        flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options."),
         Option("--rdzv-id", "ID", "Run id: the name of the run on all nodes. Default: a new one."),
         Option(
             "--rdzv-backend",
