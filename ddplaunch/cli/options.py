@@ -280,7 +280,11 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Settings of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval, is_host, ...",
             "",
         ),
-        Option("--node-rank", "N", "Number of this node. Default: 0; with c10d, by arrival."),
+        Option(
+            "--node-rank",
+            "N",
+            "Number of this node. Default: 0; with c10d, by arrival, as among nodes with an equal one.",
+        ),
         Option("--master-addr", "HOST", "With static: address of node rank 0."),
         Option(
             "--master-port",

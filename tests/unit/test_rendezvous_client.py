@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ddplaunch.agent.rendezvous.client import RendezvousClient
-from ddplaunch.protocol.rendezvous import MemberReady
+from ddplaunch.protocol.rendezvous import MemberReady, NodeTurnedAway
 from tests.support.configs import rendezvous_config
 
 
@@ -38,3 +40,14 @@ def test_the_remedy_for_missing_nodes_depends_on_who_starts_them(
     message, hint = client.too_few_error(launcher_starts_nodes=launcher_starts_nodes)
     assert "only these nodes have joined" in message
     assert remedy in hint
+
+
+def test_equal_node_ranks_are_explained(client: RendezvousClient) -> None:
+    client.config = replace(client.config, node_index=0)
+    assert client.equal_ranks_message("gpu0").startswith("warning: gpu1 and gpu0 have the same --node-rank, 0: ")
+
+
+@pytest.mark.parametrize(("differs", "what"), [("run_id", "--rdzv-id"), ("secret", "DDPLAUNCH_SECRET")])
+def test_the_node_that_serves_says_who_was_turned_away(client: RendezvousClient, differs: str, what: str) -> None:
+    text = client.turned_away_message(NodeTurnedAway("gpu9", differs))  # type: ignore[arg-type]
+    assert text == f"gpu9 cannot join at 127.0.0.1:29400: it has another {what} than this node"

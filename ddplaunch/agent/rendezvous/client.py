@@ -17,7 +17,16 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.rendezvous import FROM_MEMBER, MemberReady, MemberSpec, NodeLeft, RendezvousLost, WaitingNodes
+from ddplaunch.protocol.environment import SECRET
+from ddplaunch.protocol.rendezvous import (
+    FROM_MEMBER,
+    MemberReady,
+    MemberSpec,
+    NodeLeft,
+    NodeTurnedAway,
+    RendezvousLost,
+    WaitingNodes,
+)
 from ddplaunch.system import network
 from ddplaunch.text import plural
 
@@ -196,8 +205,23 @@ class RendezvousClient:
             f"{self._host} waits until a node is lost"
         )
 
-    def rejected_message(self) -> str:
-        """The message when the first record without a valid signature was ignored."""
+    def equal_ranks_message(self, rank_holder: str) -> str:
+        """The message when another node has this one's node rank."""
+        return (
+            f"warning: {self._host} and {rank_holder} have the same --node-rank, {self.config.node_index}: nodes with "
+            "an equal one are numbered in the order of arrival, after the others"
+        )
+
+    def turned_away_message(self, event: NodeTurnedAway) -> str:
+        """The message when a node that is not of this run came to its endpoint."""
+        what = "--rdzv-id" if event.differs == "run_id" else SECRET
+        return f"{event.host} cannot join at {self.endpoint}: it has another {what} than this node"
+
+    def on_rejected(self, count: int) -> str:
+        """The message when the first record without a valid signature was ignored; empty after that."""
+        is_first, self.rejected_count = not self.rejected_count, count
+        if not is_first:
+            return ""
         return (
             f"{self._host} ignores records that a process outside this run writes into the rendezvous at "
             f"{self.endpoint}; a firewall would keep it away"

@@ -39,6 +39,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeJoined,
     NodeRefused,
     NodeStops,
+    NodeTurnedAway,
     NoFreePlace,
     RecordsRejected,
     RendezvousLost,
@@ -350,6 +351,8 @@ class MultiNodeRendezvous:
         match record:
             case MemberReady():
                 client.on_ready(record)
+                if record.rank_holder:
+                    self._callbacks.send(Notice(client.equal_ranks_message(record.rank_holder)))
                 if not self._launcher_assigns_rendezvous:
                     self._callbacks.send(RunIdAgreed(record.run_id))
             case WaitingNodes():
@@ -377,15 +380,13 @@ class MultiNodeRendezvous:
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
+            case NodeTurnedAway():
+                self._callbacks.send(Notice(client.turned_away_message(record)))
             case RecordsRejected(count=count):
-                self._on_rejected(client, count)
+                if text := client.on_rejected(count):
+                    self._callbacks.send(Notice(text))
             case RendezvousLost():
                 self._on_lost(client, record)
-
-    def _on_rejected(self, client: RendezvousClient, count: int) -> None:
-        if not client.rejected_count:
-            self._callbacks.send(Notice(client.rejected_message()))
-        client.rejected_count = count
 
     def _on_lost(self, client: RendezvousClient, event: RendezvousLost) -> None:
         if client.lost_reason is None:
