@@ -298,6 +298,17 @@ def test_a_node_beyond_the_most_with_a_node_rank_of_another_keeps_nobody_waiting
     assert [each.finish().returncode for each in others] == [84, 84]
 
 
+@pytest.mark.slow
+def test_neither_an_import_nor_the_last_call_counts_as_time_to_join(port: int, script: Path, tmp_path: Path):
+    (tmp_path / "slow_module.py").write_text("import time; time.sleep(5)")
+    script.write_text(WAIT)
+    conf = ("--rdzv-conf", "join_timeout=4,last_call_timeout=5")
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--preload", "slow_module", *conf)
+    alone = node(port, script, *options, env={"PYTHONPATH": str(tmp_path), "QUICK": "1"}).finish()
+    assert alone.returncode == 0, alone.err
+    assert "runs 0 1 0" in alone.out
+
+
 def test_an_endpoint_that_nobody_serves_or_knows_is_named(script: Path):
     """torchrun: rendezvous 6."""
     script.write_text(WAIT)
