@@ -49,7 +49,7 @@ def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> Laun
 def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str, str]) -> LaunchConfig:
     options = completed.options
     hosts = host_options.select_hosts(options, environ, completed.hosts)
-    min_nodes, max_nodes = values.parse_nnodes(str(len(hosts) or 1) if options["nnodes"] is None else options["nnodes"])
+    min_nodes, max_nodes = _nnodes(options, hosts)
     launcher_starts_nodes = bool(hosts or options["dry_run"])
     meets = max_nodes > 1 and not launcher_starts_nodes
     _check_supported(options)
@@ -70,7 +70,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         chdir=options["chdir"] or None,
         min_nodes=min_nodes,
         max_nodes=max_nodes,
-        run_id=None if options["rdzv_id"] == "none" else options["rdzv_id"],
+        run_id=None if options["rdzv_id"] in ("", "none") else options["rdzv_id"],
         max_restarts=values.parse_whole(options["max_restarts"], "--max-restarts"),
         on_exit=options["on_exit"] or None,
         signals=(
@@ -161,8 +161,14 @@ def _seconds(options: Mapping[str, Any], name: str) -> float | None:
 
 
 def _without_effect(options: Mapping[str, Any], max_nodes: int) -> list[str]:
-    is_ignored = options["interface"] and max_nodes == 1 and not options["dry_run"]
-    return ["--interface has an effect only with several nodes"] if is_ignored else []
+    warnings, node_rank = [], options["node_rank"]
+    if options["interface"] and max_nodes == 1 and not options["dry_run"]:
+        warnings.append("--interface has an effect only with several nodes")
+    if node_rank and int(node_rank) >= max_nodes and not options["standalone"]:
+        last = f"the last of {max_nodes} nodes is {max_nodes - 1}, and this one is numbered by arrival"
+        reason = "the job has one node (--nnodes N makes it larger)" if max_nodes == 1 else last
+        warnings.append(f"--node-rank {node_rank} has no effect: {reason}")
+    return warnings
 
 
 def _keep_warm_s(text: str | None, environ: Mapping[str, str]) -> float | None:
@@ -236,6 +242,13 @@ def _check_supported(options: Mapping[str, Any]) -> None:
         )
 
 
+def _nnodes(options: Mapping[str, Any], hosts: tuple[Host, ...]) -> tuple[int, int]:
+    """MIN and MAX."""
+    text = str(len(hosts) or 1) if options["nnodes"] is None else options["nnodes"]
+    min_nodes, max_nodes = values.parse_nnodes(text)
+    return min_nodes, 1 if options["standalone"] and min_nodes == 1 and not hosts else max_nodes
+
+
 def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
     if options["standalone"]:
         if max_nodes > 1:
@@ -247,8 +260,8 @@ def _check_rendezvous(options: Mapping[str, Any], max_nodes: int) -> None:
         values.parse_host(options["master_addr"], "--master-addr")
     if options["rdzv_endpoint"]:
         values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
-    node_rank = values.parse_whole(options["node_rank"] or "0", "--node-rank")
-    if not 0 <= node_rank < max_nodes:
+    node_rank = values.parse_count(options["node_rank"] or "0", "--node-rank")
+    if options["rdzv_backend"] == "static" and node_rank >= max_nodes > 1:
         raise OptionError("--node-rank", node_rank, f"must be between 0 and {max_nodes - 1} with --nnodes {max_nodes}")
 
 
@@ -265,7 +278,9 @@ def _rendezvous(
     endpoint = _endpoint(options, 29500 if static else 29400)
     if endpoint is None:
         return None
-    node_rank = None if options["node_rank"] is None else int(options["node_rank"])
+    # Torchrun's c10d ignores the node rank, so it may be any number.
+    given = int(options["node_rank"] or max_nodes)
+    node_rank = given if given < max_nodes else None
     is_server = (node_rank or 0) == 0 if static else conf.is_host
     return RendezvousConfig(
         token=(scheduler.token if scheduler else None) or options["rdzv_id"] or "none",

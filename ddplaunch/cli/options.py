@@ -264,7 +264,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "auto",
             pet=False,
         ),
-        flag("--standalone", "One node, like --nnodes 1; ignore endpoint options."),
+        flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options."),
         Option("--rdzv-id", "ID", "Run id: the name of the run on all nodes. Default: a new one."),
         Option(
             "--rdzv-backend",
@@ -281,7 +281,11 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Settings of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval, is_host, ...",
             "",
         ),
-        Option("--node-rank", "N", "Number of this node. Default: 0; with c10d, by arrival."),
+        Option(
+            "--node-rank",
+            "N",
+            "Number of this node. Default: 0; with c10d, by arrival, as among nodes with an equal one.",
+        ),
         Option("--master-addr", "HOST", "With static: address of node rank 0."),
         Option(
             "--master-port",

@@ -125,14 +125,37 @@ def _complete(
 
         has_endpoint = any(options[name] for name in _ENDPOINT_OPTIONS)
         warnings = scheduler_checks.lint(scheduler, environ, has_endpoint=has_endpoint)
+        warnings = warnings if scheduler.kind == "allocation" else ()
         reason = "this is a dry run" if options["dry_run"] else "options or the environment select the nodes"
         text = f"{scheduler.description}; not used: {reason}"
-        return CompletedOptions(options, notices=_notices(text, warnings if scheduler.kind == "allocation" else ()))
+        if rank := _own_rank(scheduler, options):
+            options = {**options, "node_rank": str(rank)}
+            warnings += (scheduler_checks.own_rank_warning(scheduler),) if rank == 1 else ()
+        return CompletedOptions(options, notices=_notices(text, warnings))
     if scheduler.kind in ("hosts", "allocation"):
         return _with_hosts(scheduler, options, environ)
     if any(options[name] is not None for name in ("include", "exclude", "avoid")):
         return CompletedOptions(options)  # They name no hosts: ``host_filter`` refuses them.
     return _with_endpoint(scheduler, options, environ)
+
+
+def _own_rank(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> int | None:
+    """This node's rank of the scheduler, where the user's is the 0 that a batch script's shell makes of SLURM_NODEID.
+
+    Otherwise None: the 0 is this node's by the scheduler, too, or is meant, as this node has the endpoint's address.
+    """
+    rank, endpoint = scheduler.index, options["rdzv_endpoint"] or options["master_addr"]
+    if not (rank and options["node_rank"] == "0" and options["nnodes"] and endpoint):
+        return None
+    if (
+        options["standalone"]
+        or options["dry_run"]
+        or scheduler.agents not in (None, values.parse_nnodes(options["nnodes"])[1])
+    ):
+        return None
+    from ddplaunch.system import network
+
+    return None if network.is_local(values.parse_endpoint(endpoint, "--rdzv-endpoint")[0]) else rank
 
 
 def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:

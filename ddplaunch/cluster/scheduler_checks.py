@@ -83,6 +83,15 @@ def missing_endpoint_error(scheduler: SchedulerInfo) -> UsageError | None:
     )
 
 
+def own_rank_warning(scheduler: SchedulerInfo) -> str:
+    """The warning, for one node, where the nodes take their ranks from the scheduler though the user gives 0."""
+    why = ": the shell of a batch script makes 0 of $SLURM_NODEID" if scheduler.name == "SLURM" else ""
+    return (
+        f"--node-rank is 0 on a node that is {scheduler.index} by {scheduler.name}{why}; nodes without the "
+        f"endpoint's address take the number of {scheduler.name}"
+    )
+
+
 def lint(
     scheduler: SchedulerInfo,
     environ: Mapping[str, str],

@@ -92,14 +92,18 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
     Raises:
         UsageError: the variables are invalid or contradict each other.
     """
+    environ = {name: text for name, text in environ.items() if text}
     step_id = environ.get("SLURM_STEP_ID", "")
-    if not ("SLURM_STEP_NODELIST" in environ and "SLURM_PROCID" in environ and _is_srun_step(step_id)):
+    # slurmstepd sets both for every task; one of them may have been lost.
+    is_task = "SLURM_PROCID" in environ or "SLURMD_NODENAME" in environ
+    if not ("SLURM_STEP_NODELIST" in environ and is_task and _is_srun_step(step_id)):
         return None
     hosts = parse_node_list(environ["SLURM_STEP_NODELIST"], "SLURM_STEP_NODELIST")
     # sbatch copies its environment: a batch script can have the variables of a step that has ended. slurmstepd sets
     # SLURMD_NODENAME for every task and every batch script, so on a compute node it is always current.
     if environ.get("SLURMD_NODENAME", hosts[0]) not in hosts:
         return None
+    environ = _completed(environ, hosts)
     step = Step(
         job_id=_text(environ, "SLURM_JOB_ID"),
         step_id=step_id,
@@ -113,6 +117,31 @@ def read_step(environ: Mapping[str, str]) -> Step | None:
     )
     _check_consistent(step, _number(environ, "SLURM_STEP_NUM_NODES"), _number(environ, "SLURM_STEP_NUM_TASKS"))
     return step
+
+
+def _completed(environ: Mapping[str, str], hosts: tuple[str, ...]) -> dict[str, str]:
+    """``environ`` with those variables of the step that it has lost, and that follow from the others."""
+    found, nodes, tasks = dict(environ), len(hosts), environ.get("SLURM_STEP_NUM_TASKS")
+    found.setdefault("SLURM_STEP_NUM_NODES", str(nodes))
+    if nodes == 1 or "SLURMD_NODENAME" in found:
+        found.setdefault("SLURM_NODEID", str(hosts.index(found.get("SLURMD_NODENAME", hosts[0]))))
+    if tasks and (nodes == 1 or tasks == str(nodes)):
+        found.setdefault("SLURM_STEP_TASKS_PER_NODE", tasks if nodes == 1 else f"1(x{nodes})")
+    if "SLURM_STEP_TASKS_PER_NODE" in found:
+        counts = parse_counts(found["SLURM_STEP_TASKS_PER_NODE"], "SLURM_STEP_TASKS_PER_NODE")
+        found.setdefault("SLURM_STEP_NUM_TASKS", str(sum(counts)))
+        found = _implied_by_counts(found, counts) | found
+    return found
+
+
+def _implied_by_counts(environ: Mapping[str, str], tasks_per_node: tuple[int, ...]) -> dict[str, str]:
+    if tasks_per_node == (1,):
+        return {"SLURM_JOB_ID": "unknown", "SLURM_PROCID": "0", "SLURM_NODEID": "0", "SLURM_LOCALID": "0"}
+    if max(tasks_per_node) == 1:
+        rank = environ.get("SLURM_PROCID") or environ.get("SLURM_NODEID", "")
+        return {"SLURM_PROCID": rank, "SLURM_NODEID": rank, "SLURM_LOCALID": "0"}
+    rank = environ.get("SLURM_PROCID") or environ.get("SLURM_LOCALID", "")
+    return {"SLURM_PROCID": rank, "SLURM_LOCALID": rank} if len(tasks_per_node) == 1 else {}
 
 
 def _is_srun_step(step_id: str) -> bool:
@@ -140,11 +169,14 @@ def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
     """The allocation of this process; None outside of SLURM. Call ``read_step`` first: a step also has an allocation.
 
     Raises:
-        UsageError: the list of nodes cannot be read.
+        UsageError: the list of nodes cannot be read, or this is a step of several nodes that has lost its own list.
     """
     if not (environ.get("SLURM_JOB_ID") and environ.get("SLURM_JOB_NODELIST")):
         return None
     hosts = parse_node_list(environ["SLURM_JOB_NODELIST"], "SLURM_JOB_NODELIST")
+    # Without it each task of a step would start all nodes of the job.
+    if len(hosts) > 1 and _is_srun_step(environ.get("SLURM_STEP_ID", "")) and not environ.get("SLURM_STEP_NODELIST"):
+        raise UsageError("SLURM_STEP_ID is set and SLURM_STEP_NODELIST is not", f"srun sets both. {IGNORE}")
     return Allocation(environ["SLURM_JOB_ID"], hosts)
 
 

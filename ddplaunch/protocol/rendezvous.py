@@ -6,6 +6,8 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 
 from __future__ import annotations
 
+from typing import Literal
+
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
@@ -240,6 +242,8 @@ class MemberReady:
     Attributes:
         run_id: run id of all nodes.
         run_key: text that is equal on all nodes and differs between runs with one run id.
+        rank_holder: host of a node with the node rank of this one, which is therefore numbered by arrival; empty if
+            there is none, or if another node of the run has reported equal ranks.
     """
 
     node_index: int
@@ -247,6 +251,7 @@ class MemberReady:
     port: int
     run_id: RunId
     run_key: RunId
+    rank_holder: OneLine = ""
 
 
 @dataclass(frozen=True)
@@ -258,6 +263,17 @@ class RendezvousNotFound:
 
     reason: str
     limit_s: Seconds
+
+
+@dataclass(frozen=True)
+class NodeTurnedAway:
+    """Member of the node that serves the rendezvous to its agent, once: ``host`` cannot join: ``differs`` from here.
+
+    Nothing proves that this is true: such a node is no node of the run.
+    """
+
+    host: OneLine
+    differs: Literal["run_id", "secret"]
 
 
 @dataclass(frozen=True)
@@ -302,4 +318,12 @@ TO_NODE = (
     SampleCollectives,
     AbortHungAttempt,
 )
-FROM_MEMBER = (MemberReady, RendezvousNotFound, RecordsRejected, RendezvousLost, NodeLostRendezvous, *TO_NODE)
+FROM_MEMBER = (
+    MemberReady,
+    RendezvousNotFound,
+    NodeTurnedAway,
+    RecordsRejected,
+    RendezvousLost,
+    NodeLostRendezvous,
+    *TO_NODE,
+)

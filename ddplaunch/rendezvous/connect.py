@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.environment import SECRET
-from ddplaunch.protocol.rendezvous import RendezvousNotFound
+from ddplaunch.protocol.rendezvous import NodeTurnedAway, RendezvousNotFound
 from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
@@ -37,6 +37,10 @@ _REPORT_AFTER_S = 5.0
 _PROBE_S, _BETTER_HOST_S = 3.0, 0.3
 _STORE_ANSWER_S = 5.0
 _FIRST_PAUSE_S, _LAST_PAUSE_S = 0.1, 1.0
+_POLL_S = 0.1
+_MAX_HOST = 100
+_NOTE_KEY = "ddplaunch/turned_away"
+"""Outside the keys of a run: its nodes have none in common with a node that is turned away."""
 
 _Found = tuple["TCPStore", str, int]
 _AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, Any]
@@ -214,8 +218,27 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
     if not _key_appears(store, open_key):
         if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
             raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
+        _leave_note(spec, store, "run_id")
         raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
-    return _verified(spec, signer, store.get(open_key))
+    value = store.get(open_key)
+    try:
+        return _verified(spec, signer, value)
+    except Refused:
+        _leave_note(spec, store, "secret")
+        raise
+
+
+def _leave_note(spec: MemberSpec, store: TCPStore, differs: str) -> None:
+    """Tell the node that serves the rendezvous that this one is turned away: it may wait for this node."""
+    store.set(_NOTE_KEY, f"{differs} {spec.node_id.partition(' ')[0]}")
+
+
+def read_note(store: TCPStore) -> NodeTurnedAway | None:
+    """The last node that was turned away; None if there is none. Nothing proves that the note is true."""
+    if not store.check([_NOTE_KEY]):
+        return None
+    differs, _, host = store.get(_NOTE_KEY).decode("utf-8", "replace").partition(" ")
+    return NodeTurnedAway(quote(host, _MAX_HOST), "secret" if differs == "secret" else "run_id")
 
 
 def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
@@ -240,37 +263,48 @@ def agreed_id(signer: Signer) -> tuple[str, str]:
     return run_id, run_key
 
 
-def claim_node_index(spec: MemberSpec, store: TCPStore) -> int:
+def claim_node_index(spec: MemberSpec, store: TCPStore) -> tuple[int, str]:
     """Claim an index for this node: the one that the launcher assigned, its node rank, or the next free one.
 
     If the node with this node rank is lost, this node replaces it and gets another index, which no node has had: the
-    lost node may still run.
+    lost node may still run. If that node lives, this node gets an index after those of all node ranks, by arrival:
+    a node that is turned away would leave the others waiting for it.
+
+    Returns:
+        The index. The host with the same node rank, on the first node of the run that finds its rank taken; else empty.
 
     Raises:
-        Refused: the node rank is taken.
         RuntimeError: the store does not answer any more.
     """
     rank = spec.rendezvous.node_index
     if rank is None:
         arrivals = f"{key_prefix(spec)}/nodes"
-        return _claim_first(spec, store, (store.add(arrivals, 1) - 1 for _ in itertools.count()))
-    return rank if spec.launcher_assigns_rendezvous else _claim_rank(spec, store, rank)
+        return _claim_first(spec, store, (store.add(arrivals, 1) - 1 for _ in itertools.count())), ""
+    return (rank, "") if spec.launcher_assigns_rendezvous else _claim_rank(spec, store, rank)
 
 
-def _claim_rank(spec: MemberSpec, store: TCPStore, rank: int) -> int:
+def _claim_rank(spec: MemberSpec, store: TCPStore, rank: int) -> tuple[int, str]:
     holder = _claim(spec, store, rank, rank)
     if holder == _claim_text(spec, rank):
-        return rank
-    max_nodes, join_timeout_s = spec.rendezvous.max_nodes, spec.rendezvous.join_timeout_s
-    limit_s = min(spec.rendezvous.lost_after_s + _LOSS_REPORTED_S, join_timeout_s / 2)
-    if _key_appears(store, lost_key(spec, holder.rpartition(" ")[2]), limit_s):
-        # The further indices of all ranks are in the order of the ranks.
-        index = _claim_first(spec, store, itertools.count(rank + max_nodes, max_nodes))
-        holder = _claim(spec, store, rank, index, expected=holder)
-        if holder == _claim_text(spec, index):
-            return index
-    hint = "Give each node a different --node-rank, and each run a different --rdzv-id."
-    raise Refused(f"node rank {rank} is taken by {quote(holder.partition(' ')[0])}", hint)
+        return rank, ""
+    max_nodes, is_lost = spec.rendezvous.max_nodes, _gets_lost(spec, store, holder.rpartition(" ")[2])
+    # The further indices of all ranks are in the order of the ranks.
+    index = _claim_first(spec, store, itertools.count(rank + max_nodes, max_nodes))
+    if is_lost and _claim(spec, store, rank, index, expected=holder) == _claim_text(spec, index):
+        return index, ""
+    is_first = store.add(f"{key_prefix(spec)}/equal_ranks", 1) == 1
+    return index, quote(holder.partition(" ")[0]) if is_first else ""
+
+
+def _gets_lost(spec: MemberSpec, store: TCPStore, index: str) -> bool:
+    """Whether the node with this index leaves or is lost while this node waits. Ends with that node's heartbeat."""
+    limit_s = min(spec.rendezvous.lost_after_s + _LOSS_REPORTED_S, spec.rendezvous.join_timeout_s / 2)
+    deadline, beats = time.monotonic() + limit_s, store.add(beat_key(spec, index), 0)
+    while not store.check([lost_key(spec, index)]):
+        if store.add(beat_key(spec, index), 0) != beats or time.monotonic() >= deadline:
+            return False
+        time.sleep(_POLL_S)
+    return True
 
 
 def _claim_first(spec: MemberSpec, store: TCPStore, candidates: Iterable[int]) -> int:
@@ -288,13 +322,13 @@ def _claim_text(spec: MemberSpec, index: int) -> str:
     return f"{spec.node_id} {index}"
 
 
-def _key_appears(store: TCPStore, key: str, limit_s: float = _OPEN_KEY_S) -> bool:
+def _key_appears(store: TCPStore, key: str) -> bool:
     """Whether the store gets ``key`` in time.
 
     Raises:
         RuntimeError: the store does not answer any more.
     """
-    store.set_timeout(timedelta(seconds=limit_s))
+    store.set_timeout(timedelta(seconds=_OPEN_KEY_S))
     with contextlib.suppress(RuntimeError):
         store.get(key)
     return store.check([key])
@@ -307,6 +341,11 @@ def _open_key(spec: MemberSpec) -> str:
 def lost_key(spec: MemberSpec, index: int | str) -> str:
     """The key that the coordinator's member sets when the node with this index has left or is lost."""
     return f"{key_prefix(spec)}/lost/{index}"
+
+
+def beat_key(spec: MemberSpec, index: int | str) -> str:
+    """The key with the heartbeats of the node with this index: a counter."""
+    return f"{key_prefix(spec)}/beat/{index}"
 
 
 def key_prefix(spec: MemberSpec) -> str:

@@ -37,12 +37,14 @@ from ddplaunch.protocol.results import NodeLostRendezvous, SetParticipants
 from ddplaunch.rendezvous.connect import (
     Refused,
     agreed_id,
+    beat_key,
     claim_node_index,
     connect,
     enter,
     first_line,
     key_prefix,
     lost_key,
+    read_note,
 )
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
@@ -90,14 +92,15 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         spec = received[0]
         store, address, port = connect(spec, listen_fd, send)
         signer = enter(spec, store)
-        index = claim_node_index(spec, store)
+        index, rank_holder = claim_node_index(spec, store)
     except Refused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
         return
     except (RuntimeError, wire.ProtocolError) as error:
         send(RendezvousLost(first_line(error)))
         return
-    Member(spec, MemberReady(index, address, port, *agreed_id(signer)), store, signer, reader, send).run()
+    ready = MemberReady(index, address, port, *agreed_id(signer), rank_holder)
+    Member(spec, ready, store, signer, reader, send).run()
 
 
 class Member:
@@ -119,7 +122,8 @@ class Member:
         self._store, self._signer = store, signer
         self._reader = reader
         self._send_to_agent = send_to_agent
-        self._prefix, self._lost_key = key_prefix(spec), partial(lost_key, spec)
+        self._prefix = key_prefix(spec)
+        self._lost_key, self._beat_key = partial(lost_key, spec), partial(beat_key, spec)
         self._inbox_count_key, self._inbox_count = f"{self._prefix}/in/count", 0
         self._mailbox: Mailbox[_Closed | tuple[Callable[[Any], None], Any]] = Mailbox()
         self._coordinator: Coordinator | None = None
@@ -142,6 +146,7 @@ class Member:
         self._iterations = 0
         self._awaited, self._gap = 1, (0, 0.0)
         self._rejected_count = self._reported_count = 0
+        self._reports_turned_away = settings.is_server and not spec.launcher_assigns_rendezvous
         self._sent_counts: Counter[int] = Counter()
         self._last_waiting_nodes: list[Outgoing] = []
 
@@ -177,6 +182,7 @@ class Member:
                 self._exchange_heartbeats(now)
                 self._send_waiting_nodes()
                 self._report_rejected()
+                self._report_turned_away()
                 self._close_gap(now)
             if now >= self._last_call and self._coordinator:
                 self._last_call = _NEVER
@@ -232,9 +238,9 @@ class Member:
 
         A heartbeat is a counter. Its age is measured on this process's clock: clocks of hosts are never compared.
         """
-        self._store.add(f"{self._prefix}/beat/{self._index}", 1)
+        self._store.add(self._beat_key(self._index), 1)
         for index, (count, since) in list(self._heartbeats.items()):
-            current = self._store.add(f"{self._prefix}/beat/{index}", 0)
+            current = self._store.add(self._beat_key(index), 0)
             if current != count:
                 self._heartbeats[index] = (current, now)
             elif now - since > self._lost_after_s and self._coordinator and self._coordinator.may_take_part(index):
@@ -268,6 +274,12 @@ class Member:
         if self._rejected_count != self._reported_count:
             self._reported_count = self._rejected_count
             self._send_to_agent(RecordsRejected(self._rejected_count))
+
+    def _report_turned_away(self) -> None:
+        """Report the first node of another run or secret that came to this endpoint."""
+        if self._reports_turned_away and (turned_away := read_note(self._store)):
+            self._reports_turned_away = False
+            self._send_to_agent(turned_away)
 
     def _send_waiting_nodes(self) -> None:
         """Send the list of waiting nodes if it has changed since the last heartbeat."""

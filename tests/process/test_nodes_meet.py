@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.processes import wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, environment, run, start
 
 SUM = """
@@ -253,20 +254,59 @@ def test_two_runs_at_one_endpoint_never_mix(port: int, script: Path):
     theirs = node(port, script, *options, "--rdzv-id", "theirs").finish()
     assert theirs.returncode == 83
     assert "another run" in theirs.err
+    ours.wait_for(f"cannot join at 127.0.0.1:{port}: it has another --rdzv-id than this node")
     ours.signal(signal.SIGINT)
     assert ours.finish().returncode == 130
 
 
-def test_a_node_rank_can_be_taken_once_only(port: int, script: Path):
+SAME_RANK = "have the same --node-rank, 0: nodes with an equal one are numbered in the order of arrival"
+
+
+def test_nodes_with_one_node_rank_are_numbered_by_arrival_with_one_warning(port: int, script: Path):
+    """A batch script's shell makes 0 of $SLURM_NODEID on all nodes; torchrun's c10d ignores the rank."""
+    script.write_text(SUM)
+    options = ("--nnodes", "3", "--nproc-per-node", "1", "--node_rank=0")
+    finished = [each.finish() for each in [node(port, script, *options) for _ in range(3)]]
+    assert [done.returncode for done in finished] == [0, 0, 0], finished[0].err
+    assert [line.split()[:2] for line in sums(finished)] == [["3", "0"], ["3", "1"], ["3", "2"]]
+    assert sum(done.err.count(SAME_RANK) for done in finished) == 1
+
+
+def test_a_node_rank_that_only_one_node_has_is_kept_where_others_are_equal(port: int, script: Path):
     script.write_text(WAIT)
-    options = ("--nnodes", "2", "--nproc-per-node", "1", "--node-rank", "0", "--rdzv-conf", "keep_alive_interval=0.5")
-    first = node(port, script, *options)
-    first.wait_for("waiting at")
-    second = node(port, script, *options).finish()
-    assert second.returncode == 83
-    assert "node rank 0 is taken" in second.err
+    options = ("--nnodes", "3", "--nproc-per-node", "1")
+    first, equal = (node(port, script, *options, "--node-rank", "0") for _ in range(2))
+    for each in (first, equal):
+        each.wait_for("waiting at|have the same")
+    other = node(port, script, *options, "--node-rank", "1")
+    other.wait_for("runs 1 3")
+    assert {each.wait_for(r"runs (\d) 3")[0][1] for each in (first, equal)} == {"0", "2"}
+    other.signal(signal.SIGINT)
+    for each in (first, equal, other):
+        each.finish()
+
+
+def test_a_node_beyond_the_most_with_a_node_rank_of_another_keeps_nobody_waiting(port: int, script: Path):
+    script.write_text(WAIT)
+    options = ("--nnodes", "2", "--nproc-per-node", "1", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    first = start(*options, "--node-rank", "0", script)
+    others = [start(*options, "--node-rank", "1", script) for _ in range(2)]
+    first.wait_for(r"runs 0 2")
+    wait_until(lambda: any("waits until a node is lost" in line for each in others for line in each.error_lines))
     first.signal(signal.SIGINT)
-    first.finish()
+    assert first.finish().returncode == 130
+    assert [each.finish().returncode for each in others] == [84, 84]
+
+
+@pytest.mark.slow
+def test_neither_an_import_nor_the_last_call_counts_as_time_to_join(port: int, script: Path, tmp_path: Path):
+    (tmp_path / "slow_module.py").write_text("import time; time.sleep(5)")
+    script.write_text(WAIT)
+    conf = ("--rdzv-conf", "join_timeout=4,last_call_timeout=5")
+    options = ("--nnodes", "1:2", "--nproc-per-node", "1", "--preload", "slow_module", *conf)
+    alone = node(port, script, *options, env={"PYTHONPATH": str(tmp_path), "QUICK": "1"}).finish()
+    assert alone.returncode == 0, alone.err
+    assert "runs 0 1 0" in alone.out
 
 
 def test_an_endpoint_that_nobody_serves_or_knows_is_named(script: Path):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,37 @@ def test_a_task_per_node_is_a_node_of_one_job(slurm: Slurm, script: Path):
     assert re.search(r"SLURM job \d+, step 0: node 1 of 3 \(node\[01-03\]\)", done.err)
     assert "warning" not in done.err
     assert folders(done)[1] == ["node01", "node02", "node03"]
+
+
+BATCH = """
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head_node=${nodes[0]}
+head_node_ip=$(srun --nodes=1 --ntasks=1 -w "$head_node" hostname --ip-address)
+
+srun %s \\
+--nnodes $SLURM_NNODES \\
+--nproc_per_node 1 \\
+--node_rank=$SLURM_NODEID \\
+--rdzv_id $SLURM_JOB_ID \\
+--rdzv_backend c10d \\
+--rdzv_endpoint $head_node_ip:29500 \\
+%s
+"""
+"""As public scripts have it, with torchrun: the shell of the batch script makes 0 of $SLURM_NODEID on all nodes."""
+
+
+def test_a_node_rank_that_the_batch_scripts_shell_has_replaced_is_that_of_the_step(
+    slurm: Slurm, script: Path, tmp_path: Path
+):
+    script.write_text(SUM)
+    line = f"exec bash -c {shlex.quote(BATCH % (shlex.join(command()), script))}"
+    job = slurm.batch(line, tmp_path / "log", "-N3", "--ntasks-per-node=1")
+    job.wait_in("COMPLETED")
+    assert sums(job.text) == [(f"node0{n + 1}", f"3 {n} 0 3 1 {n} 3 0") for n in range(3)]
+    assert re.findall("warning: (.*)", job.text) == [
+        "--node-rank is 0 on a node that is 1 by SLURM: the shell of a batch script makes 0 of $SLURM_NODEID; nodes "
+        "without the endpoint's address take the number of SLURM"
+    ]
 
 
 def test_a_rank_that_fails_ends_the_step_with_its_code(slurm: Slurm):

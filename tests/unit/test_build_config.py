@@ -136,7 +136,37 @@ def test_several_nodes_without_a_place_to_meet_are_an_error_never_a_local_run(ar
         config(*argv)
 
 
-def test_a_node_rank_beyond_the_nodes_is_refused():
+def test_an_empty_run_id_is_none():
+    """As from ``--rdzv-id=$SLURM_JOB_ID`` outside of SLURM."""
+    assert config("--rdzv-id=") == config()
+    assert meeting(*C10D, "--rdzv-id=").token == meeting(*C10D).token
+
+
+def test_standalone_is_one_node_of_as_many_as_may_come():
+    assert config("--standalone", "--nnodes=1:4", "--rdzv-backend=c10d") == config()
+    with pytest.raises(UsageError, match="--standalone means one node, and --nnodes is 2:4"):
+        config("--standalone", "--nnodes=2:4")
+
+
+def test_a_node_rank_without_nodes_is_passed_over_with_a_warning():
+    [notice] = config("--node-rank=1").notices
+    assert (notice.kind, notice.text) == (
+        "warning",
+        "--node-rank 1 has no effect: the job has one node (--nnodes N makes it larger)",
+    )
+    assert config("--node-rank=0") == config("--node-rank=1", "--standalone") == config()
+
+
+def test_c10d_takes_any_node_rank():
+    found = config(*C10D, "--node-rank", "7")
+    assert found.rendezvous is not None
+    assert found.rendezvous.node_index is None
+    assert "--node-rank 7 has no effect" in found.notices[0].text
+    assert meeting(*C10D, "--node-rank", "1").node_index == 1
+    assert meeting(*C10D, "--node-rank=").node_index is None
+
+
+def test_a_static_node_rank_beyond_the_nodes_is_refused():
     with pytest.raises(UsageError, match="--node-rank 2"):
         config("--nnodes", "2", "--rdzv-endpoint", "a:1", "--node-rank", "2")
 

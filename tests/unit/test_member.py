@@ -64,7 +64,7 @@ class Node:
         self._channel = ours.makefile("wb")
         ours.close()
         signer = enter(spec, store)  # type: ignore[arg-type]
-        ready = MemberReady(claim_node_index(spec, store), "10.0.0.1", 1, "job7", "key")  # type: ignore[arg-type]
+        ready = MemberReady(claim_node_index(spec, store)[0], "10.0.0.1", 1, "job7", "key")  # type: ignore[arg-type]
         member = Member(spec, ready, store, signer, theirs.makefile("rb"), self.received.append)  # type: ignore[arg-type]
         theirs.close()
         self._thread = threading.Thread(target=member.run, daemon=True)
@@ -202,4 +202,4 @@ def test_a_node_that_leaves_may_be_replaced(make_nodes: Callable[..., list[Node]
     nodes[1].send(NodeLeft(1))
     settings = replace(CONFIG, node_index=1, is_server=False)
     again = MemberSpec(rendezvous=settings, node_id="node1 again", run_id="job7", max_restarts=0)
-    assert claim_node_index(again, store.clone()) == 3  # type: ignore[arg-type]
+    assert claim_node_index(again, store.clone()) == (3, "")  # type: ignore[arg-type]

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-from ddplaunch.protocol.launcher_agent import FirstRoundFormed, Notice
+from ddplaunch.errors import LaunchError
+from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
 from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed, RoundVerdict
 from ddplaunch.protocol.results import AttemptResult, Round
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.files import run_folder
+from tests.support.configs import rendezvous_config
 
 ROUND = Round(
     attempt=0,
@@ -94,3 +102,89 @@ def test_a_folder_that_cannot_be_moved_is_used_where_it_is(spec: AgentSpec, monk
 def test_one_launcher_of_all_nodes_has_named_the_folders_already(spec: AgentSpec) -> None:
     spec = replace(spec, launcher_assigns_rendezvous=True)
     assert joined(spec, []).complete(spec) is spec
+
+
+# Times.
+
+IMPORT_S = ENDPOINT_S = 3600.0
+
+
+class SlowNode:
+    """A node that imports torch for an hour, after an hour in which its launcher has not told it where to meet."""
+
+    def __init__(self, spec: AgentSpec, monkeypatch: pytest.MonkeyPatch, *, launcher_assigns: bool) -> None:
+        self.now = 0.0
+        self.limits_s: list[float] = []
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, join_timeout_s=5.0)
+        callbacks = AgentCallbacks(
+            self.wait, lambda: False, lambda: False, self.import_torch, lambda _: None, lambda _: None
+        )
+        given = None if launcher_assigns else self.config
+        spec = replace(spec, rendezvous=given, launcher_assigns_rendezvous=launcher_assigns, node_dir=None)
+        self.rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
+
+    @property
+    def client(self) -> RendezvousClient:
+        assert self.rendezvous._client
+        return self.rendezvous._client
+
+    def import_torch(self, fds: list[int]) -> None:
+        self.now += IMPORT_S
+        for fd in fds:
+            os.close(fd)
+
+    def wait(self, done: Any, deadline: Any = float("inf")) -> bool:
+        if done():
+            return True
+        limit_s = (deadline() if callable(deadline) else deadline) - self.now
+        if limit_s < float("inf"):
+            self.limits_s.append(limit_s)
+            return False
+        self.now += ENDPOINT_S
+        self.rendezvous.handle_event(JoinRendezvous(self.config))
+        return True
+
+
+@pytest.fixture
+def slow_node(spec: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[bool], SlowNode]]:
+    """``slow_node(launcher_assigns)``."""
+    with contextlib.ExitStack() as stack:
+
+        def make(launcher_assigns: bool) -> SlowNode:
+            node = SlowNode(spec, monkeypatch, launcher_assigns=launcher_assigns)
+            stack.callback(lambda: node.client.close())
+            return node
+
+        yield make
+
+
+@pytest.mark.parametrize("launcher_assigns", [False, True])
+def test_the_time_to_join_begins_when_torch_is_imported(
+    slow_node: Callable[[bool], SlowNode], launcher_assigns: bool
+) -> None:
+    node = slow_node(launcher_assigns)
+    with pytest.raises(LaunchError, match="cannot join the other nodes"):
+        node.rendezvous.next_round()
+    assert node.limits_s == [5.0]
+
+
+@pytest.mark.parametrize(("launcher_assigns", "limit_s"), [(False, 5.0), (True, float("inf"))])
+def test_nodes_of_one_launcher_wait_for_those_that_still_import(
+    slow_node: Callable[[bool], SlowNode], launcher_assigns: bool, limit_s: float
+) -> None:
+    node = slow_node(launcher_assigns)
+    with pytest.raises(LaunchError):
+        node.rendezvous.next_round()
+    node.client.index = 1
+    assert node.client.join_deadline() - node.now == limit_s
+    node.client.start_clock()
+    assert node.client.join_deadline() - node.now == 5.0
+
+
+def test_the_time_to_tell_the_others_of_a_refusal_begins_when_torch_is_imported(
+    slow_node: Callable[[bool], SlowNode],
+) -> None:
+    node = slow_node(False)
+    node.rendezvous.refuse("GPU 2 is broken")
+    assert node.limits_s == [5.0]

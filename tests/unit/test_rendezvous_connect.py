@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import socket
+import threading
 from dataclasses import replace
 
 import pytest
 
-from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
+from ddplaunch.protocol.rendezvous import MemberSpec, NodeTurnedAway, RendezvousNotFound
 from ddplaunch.rendezvous import connect
 from ddplaunch.rendezvous.connect import Refused, agreed_id, claim_node_index, enter
 from ddplaunch.rendezvous.signer import Signer
@@ -144,47 +144,94 @@ def test_a_node_with_another_secret_is_told_so(of_server: str, of_node: str, rea
         entered(with_secret(BY_LAUNCHER, of_node), store)
 
 
-def claimed(spec: MemberSpec, store: MemoryStore) -> int:
+def claimed(spec: MemberSpec, store: MemoryStore) -> tuple[int, str]:
     return claim_node_index(spec, store)  # type: ignore[arg-type]
 
 
-@pytest.fixture
-def loss_is_known_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connect, "_LOSS_REPORTED_S", 0.01 - CONFIG.lost_after_s)
+def ranked(rank: int | None, name: str, max_nodes: int = 4) -> MemberSpec:
+    """A node with this node rank, whose loss would be reported at once."""
+    config = replace(CONFIG, node_index=rank, max_nodes=max_nodes, lost_after_s=0.01 - connect._LOSS_REPORTED_S)
+    return replace(BY_HAND, rendezvous=config, node_id=name)
 
 
-@pytest.mark.usefixtures("loss_is_known_at_once")
-def test_a_node_rank_is_claimed_once():
+def test_nodes_with_one_node_rank_are_numbered_by_arrival_after_all_others_and_one_of_them_says_so():
     store = MemoryStore()
-    assert claimed(BY_HAND, store) == 1
-    with pytest.raises(Refused, match="node rank 1 is taken by node2"):
-        claimed(replace(BY_HAND, node_id="node3 y"), store)
+    arriving = [(0, "node1 a"), (0, "node2 b"), (1, "node3 c"), (0, "node4 d")]
+    assert [claimed(ranked(rank, name), store) for rank, name in arriving] == [
+        (0, ""),
+        (4, "node1"),
+        (1, ""),
+        (8, ""),
+    ]
 
 
-@pytest.mark.usefixtures("loss_is_known_at_once")
+def test_distinct_node_ranks_are_the_indices_in_any_order_of_arrival():
+    store = MemoryStore()
+    assert [claimed(ranked(rank, f"node{rank} x"), store)[0] for rank in (2, 0, 3, 1)] == [2, 0, 3, 1]
+
+
+def test_a_node_that_lives_is_not_waited_for():
+    """Its next heartbeat decides, not the time after which it would count as lost: an hour here."""
+    store = MemoryStore()
+    spec = replace(BY_HAND, rendezvous=replace(CONFIG, lost_after_s=3600.0, join_timeout_s=7200.0))
+    assert claimed(spec, store) == (1, "")
+    is_over = threading.Event()
+
+    def beat() -> None:
+        while not is_over.wait(0.01):
+            store.add(connect.beat_key(spec, 1), 1)
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        assert claimed(replace(spec, node_id="node3 y"), store) == (3, "node2")
+    finally:
+        is_over.set()
+        thread.join()
+
+
 def test_a_lost_node_is_replaced_under_another_index():
     """Its old index may still be in use: a node that was cut off can come back."""
     store = MemoryStore()
-    found = [claimed(BY_HAND, store)]
+    found = [claimed(ranked(1, "node2 x", 2), store)]
     for incarnation in "yz":
-        store.set(connect.lost_key(BY_HAND, found[-1]), "1")
-        found.append(claimed(replace(BY_HAND, node_id=f"node2 {incarnation}"), store))
-    assert found == [1, 3, 5]
-    with pytest.raises(Refused, match="node rank 1 is taken by node2"):
-        claimed(replace(BY_HAND, node_id="node3 y"), store)
+        store.set(connect.lost_key(BY_HAND, found[-1][0]), "1")
+        found.append(claimed(ranked(1, f"node2 {incarnation}", 2), store))
+    assert found == [(1, ""), (3, ""), (5, "")]
+    assert claimed(ranked(1, "node3 y", 2), store) == (7, "node2")
 
 
 def test_a_node_without_a_rank_skips_the_claimed_ones():
     store = MemoryStore()
-    claim_node_index(replace(BY_HAND, rendezvous=replace(CONFIG, node_index=0)), store)  # type: ignore[arg-type]
-    by_arrival = replace(CONFIG, node_index=None)
-    others = [MemberSpec(rendezvous=by_arrival, node_id=f"node{n} y", run_id="job7", max_restarts=0) for n in (3, 4)]
-    assert [claim_node_index(other, store) for other in others] == [1, 2]  # type: ignore[arg-type]
+    claimed(ranked(0, "node2 x"), store)
+    assert [claimed(ranked(None, f"node{n} y"), store) for n in (3, 4)] == [(1, ""), (2, "")]
 
 
-@pytest.mark.usefixtures("loss_is_known_at_once")
 def test_a_stranger_in_the_store_cannot_forge_a_line_of_a_message() -> None:
     store = MemoryStore()
     store.compare_set("ddplaunch/job7/claim/1", "", "gpu9\nddplaunch:\x1b[2J x")
-    with pytest.raises(Refused, match=re.escape(r"is taken by gpu9\nddplaunch:\x1b[2J")):
-        claim_node_index(BY_HAND, store)  # type: ignore[arg-type]
+    assert claimed(ranked(1, "node2 x"), store)[1] == r"gpu9\nddplaunch:\x1b[2J"
+
+
+# A node that is turned away.
+
+
+@pytest.mark.parametrize(
+    ("secret", "token", "differs"), [("s" * 16, "job8", "run_id"), ("t" * 16, "job7", "secret"), ("", "job7", "secret")]
+)
+def test_the_node_that_serves_reads_who_was_turned_away_and_why(secret: str, token: str, differs: str):
+    store = SlowStore()
+    entered(with_secret(BY_HAND, "s" * 16, is_server=True), store)
+    assert connect.read_note(store) is None  # type: ignore[arg-type]
+    spec = with_secret(replace(BY_HAND, node_id="gpu9\x1b x"), secret)
+    with pytest.raises(Refused):
+        entered(replace(spec, rendezvous=replace(spec.rendezvous, token=token)), store)
+    assert connect.read_note(store) == NodeTurnedAway(r"gpu9\x1b", differs)  # type: ignore[arg-type]
+
+
+def test_a_note_of_a_stranger_is_limited():
+    store = MemoryStore()
+    store.set("ddplaunch/turned_away", "anything " + "x" * 10_000)
+    note = connect.read_note(store)  # type: ignore[arg-type]
+    assert note is not None
+    assert (note.differs, len(note.host) <= 120) == ("run_id", True)

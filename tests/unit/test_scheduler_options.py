@@ -111,6 +111,46 @@ def test_who_says_where_to_meet_is_obeyed(config_of, argv: tuple[str, ...]):
     assert (found.server_addresses, found.port, found.max_nodes, found.other_ports) == (("a",), 1, 2, ())
 
 
+C10D = ("--nnodes", "4", "--rdzv-backend", "c10d", "--rdzv-endpoint", "gpu1.invalid:29500")
+
+
+def test_a_node_rank_that_the_shell_of_the_batch_script_has_replaced_is_that_of_the_step(config_of):
+    """``srun torchrun --node_rank=$SLURM_NODEID``: 0 on every node."""
+    configs = [config_of(step(node_id=node), *C10D, "--node_rank=0") for node in range(4)]
+    assert [meeting(config).node_index for config in configs] == [0, 1, 2, 3]
+    warned = [told(config, 0) for config in configs]
+    assert [bool(text) for text in warned] == [False, True, False, False]
+    assert "--node-rank is 0 on a node that is 1 by SLURM" in warned[1]
+
+
+def test_a_node_that_has_the_endpoints_address_is_node_0_if_the_user_says_so(config_of):
+    argv = ("--nnodes", "4", "--master-addr", "127.0.0.1", "--master-port", "29500", "--node-rank", "0")
+    found = meeting(config_of(step(node_id=2), *argv))
+    assert (found.node_index, found.is_server) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("argv", "node_index"),
+    [
+        ((*C10D, "--node-rank", "3"), 3),
+        (C10D, None),
+        ((*C10D, "--nnodes", "8", "--node-rank", "0"), 0),
+        ((*C10D, "--nnodes", "2:8", "--node-rank", "0"), 0),
+    ],
+)
+def test_a_node_rank_that_may_be_meant_is_the_users(config_of, argv: tuple[str, ...], node_index: int | None):
+    """Others than 0, and those of a job of which the step is a part."""
+    config = config_of(step(node_id=1), *argv)
+    assert (meeting(config).node_index, told(config, 0)) == (node_index, "")
+
+
+def test_a_step_that_has_lost_variables_is_told_so_only_if_they_are_needed(config_of, monkeypatch):
+    lost = step(node_id=0, tasks="1", SLURM_STEP_TASKS_PER_NODE="", SLURM_LOCALID="")
+    assert config_of(lost).max_nodes == 1
+    with pytest.raises(UsageError, match="SLURM_STEP_TASKS_PER_NODE is not"):
+        config_of(step(tasks="2(x4)", SLURM_STEP_TASKS_PER_NODE=""))
+
+
 @pytest.mark.parametrize("argv", [("--standalone",), ("--dry-run",), ("--cluster", "none"), ("--hosts", "b1")])
 def test_other_ways_to_start_switch_detection_off(config_of, argv: tuple[str, ...]):
     config = config_of(step(tasks="4(x3)"), *argv)

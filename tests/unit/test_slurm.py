@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 
 import pytest
 from hypothesis import example, given
@@ -83,10 +84,78 @@ def test_outside_of_a_step_there_is_none(environ: dict[str, str]):
     assert read_step(environ) is None
 
 
-@pytest.mark.parametrize("name", ["SLURM_JOB_ID", "SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID"])
-def test_a_variable_that_srun_always_sets_is_named_where_it_is_missing(name: str):
-    with pytest.raises(UsageError, match=f"{name} is not"):
-        read_step(without(STEP, name))
+WORKERS = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "2"}
+"""Two tasks on each node; this is the first of the second node."""
+
+ONE_NODE = {**STEP, "SLURM_STEP_NODELIST": "gpu3", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
+PLAIN = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
+TASKS = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        (STEP, ("SLURM_JOB_ID",)),
+        (STEP, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS")),
+        (WORKERS, ("SLURM_STEP_TASKS_PER_NODE",)),
+        (WORKERS, ("SLURM_PROCID",)),
+        (WORKERS, ("SLURM_LOCALID",)),
+        (TASKS, ("SLURM_PROCID", "SLURM_LOCALID")),
+    ],
+)
+def test_a_variable_that_is_lost_and_needed_is_named(environ: dict[str, str], names: tuple[str, ...]):
+    with pytest.raises(UsageError, match=f"({'|'.join(names)}) is not"):
+        read_step(without(environ, *names))
+
+
+@pytest.mark.parametrize(
+    ("environ", "names"),
+    [
+        (STEP, ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_NODEID")),
+        (STEP, ("SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_PROCID")),
+        (STEP, ("SLURM_NODEID", "SLURMD_NODENAME")),
+        (WORKERS, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")),
+        (TASKS, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_NODEID")),
+        (PLAIN, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID")),
+        (PLAIN, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID", "SLURMD_NODENAME")),
+    ],
+)
+def test_lost_variables_that_follow_from_the_others_are_not_needed(environ: dict[str, str], names: tuple[str, ...]):
+    assert read_step(without(environ, *names)) == read_step(environ)
+    assert read_step(environ | dict.fromkeys(names, "")) == read_step(environ)
+
+
+def test_one_task_needs_no_job_id():
+    step = read_step(without(PLAIN, "SLURM_JOB_ID"))
+    assert step is not None
+    assert (step.job_id, step.tasks_per_node) == ("unknown", (1,))
+
+
+def error_without(environ: dict[str, str], lost: tuple[str, ...]) -> str:
+    try:
+        found = read_step(without(environ, *lost))
+    except UsageError as error:
+        return error.message
+    return "" if found == read_step(environ) else f"another step: {found}"
+
+
+@pytest.mark.parametrize("environ", [STEP, WORKERS, PLAIN, TASKS])
+def test_whatever_is_lost_the_step_is_the_same_or_the_missing_variable_is_named(environ: dict[str, str]):
+    names = [name for name in environ if "STEP_NUM" in name or "TASKS_PER" in name or name.endswith("ID")]
+    names = [*sorted({*names, "SLURMD_NODENAME"} - {"SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_TASKS_PER_NODE"})]
+    for size in range(1, len(names) + 1):
+        for lost in itertools.combinations(names, size):
+            if {"SLURM_PROCID", "SLURMD_NODENAME"} <= set(lost):
+                continue
+            error = error_without(environ, lost)
+            assert not error or any(f"{name} is not" in error for name in lost), (lost, error)
+
+
+def test_a_step_that_has_lost_its_nodes_does_not_start_those_of_the_job():
+    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST is not"):
+        read_allocation(without(STEP, "SLURM_STEP_NODELIST"))
+    one_node = {**without(PLAIN, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST": "gpu3"}
+    assert read_allocation(one_node) is not None
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import contextlib
 import os
 import socket
 import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,7 +18,16 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import FromMember
 from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.rendezvous import FROM_MEMBER, MemberReady, MemberSpec, NodeLeft, RendezvousLost, WaitingNodes
+from ddplaunch.protocol.environment import SECRET
+from ddplaunch.protocol.rendezvous import (
+    FROM_MEMBER,
+    MemberReady,
+    MemberSpec,
+    NodeLeft,
+    NodeTurnedAway,
+    RendezvousLost,
+    WaitingNodes,
+)
 from ddplaunch.system import network
 from ddplaunch.text import plural
 
@@ -41,7 +51,10 @@ _NOT_STARTED = (
     "Is ddplaunch started on the node that serves the rendezvous, and is the port open? "
     "--rdzv-conf join_timeout=SECONDS waits longer."
 )
-_NOT_JOINED = "Start the others with the same --rdzv-endpoint and --rdzv-id."
+_NOT_JOINED = (
+    "Start the others with the same --rdzv-endpoint and --rdzv-id. A node joins when it has imported torch and "
+    "--preload; --rdzv-conf join_timeout=SECONDS waits longer."
+)
 _NOT_REACHED = (
     "Check that every node can reach every other at any port; --local-addr and --interface select the network."
 )
@@ -86,6 +99,7 @@ class RendezvousClient:
         self.server_address = self.address = ""
         if not self.is_server and len(self.addresses) == 1:
             self.route_address()  # Fails now, not after a wait, if the host name cannot be resolved.
+        self._join_until, self._others_import = float("inf"), False
         self._channel: BinaryIO | None = None
         self._socket: socket.socket | None = None
 
@@ -106,7 +120,7 @@ class RendezvousClient:
         return names
 
     def connect(self, spec: AgentSpec, callbacks: AgentCallbacks) -> None:
-        """Start the member's process; its output goes into the run folder."""
+        """Start the member's process, once torch is imported; its output goes into the run folder."""
         ours, theirs = socket.socketpair()
         self._channel, self._socket = ours.makefile("wb"), ours
         stream = ours.makefile("rb")
@@ -117,6 +131,8 @@ class RendezvousClient:
         file = Path(spec.node_dir, LOG) if spec.node_dir else None
         output = HelperOutput(f"the member of the rendezvous on {self._host}", file, callbacks.send)
         callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
+        self.start_clock()
+        self._others_import = spec.launcher_assigns_rendezvous and not self.config.attempt
         threading.Thread(target=self._read_all, args=(stream, callbacks.post), name="rendezvous", daemon=True).start()
 
     def on_ready(self, event: MemberReady) -> None:
@@ -162,9 +178,21 @@ class RendezvousClient:
                 with contextlib.suppress(OSError):
                     self._socket.shutdown(socket.SHUT_WR)
 
-    def join_deadline(self, deadline: float) -> float:
-        """Deadline of the wait for a round: ``deadline``, but none for a spare, which may wait for the whole run."""
-        return float("inf") if self.is_spare else deadline
+    def start_clock(self) -> None:
+        """The time for meeting the other nodes begins: this node has imported torch, or its attempt has ended."""
+        self._join_until, self._others_import = time.monotonic() + self.config.join_timeout_s, False
+
+    def join_deadline(self) -> float:
+        """Deadline of the wait for a round, as ``time.monotonic()``.
+
+        Once MIN nodes have come, they wait for more. A spare may wait for the whole run. Before the first attempt, a
+        launcher that leads all nodes watches those that still import torch.
+        """
+        has_joined = self.index is not None
+        if self.is_spare or (has_joined and self._others_import):
+            return float("inf")
+        has_last_call = has_joined and not self.waiting_nodes.missing
+        return self._join_until + (self.config.last_call_timeout_s if has_last_call else 0.0)
 
     # Messages to the user; those of errors have a hint.
 
@@ -196,8 +224,20 @@ class RendezvousClient:
             f"{self._host} waits until a node is lost"
         )
 
+    def equal_ranks_message(self, rank_holder: str) -> str:
+        """The message when another node has this one's node rank."""
+        return (
+            f"warning: {self._host} and {rank_holder} have the same --node-rank, {self.config.node_index}: nodes with "
+            "an equal one are numbered in the order of arrival, after the others"
+        )
+
+    def turned_away_message(self, event: NodeTurnedAway) -> str:
+        """The message when a node that is not of this run came to its endpoint."""
+        what = "--rdzv-id" if event.differs == "run_id" else SECRET
+        return f"{event.host} cannot join at {self.endpoint}: it has another {what} than this node"
+
     def on_rejected(self, count: int) -> str:
-        """The message when the first record without a valid signature was ignored; empty afterwards."""
+        """The message when the first record without a valid signature was ignored; empty after that."""
         is_first, self.rejected_count = not self.rejected_count, count
         if not is_first:
             return ""
@@ -234,10 +274,15 @@ class RendezvousClient:
         )
 
     def too_few_error(self, *, launcher_starts_nodes: bool) -> tuple[str, str]:
-        """The message and hint when other nodes have not joined in time, or this node has not found the rendezvous."""
+        """The message and hint when no round was formed in time, or this node has not found the rendezvous."""
         if self.index is None and not self.is_server:
             return self.unreachable_error()
         timeout_s, waiting = self.config.join_timeout_s, self.waiting_nodes
+        if self.index is None:
+            return f"{self._host} serves the rendezvous at {self.endpoint}, which did not open in {timeout_s:g} s", ""
+        if not waiting.missing:
+            timeout_s += self.config.last_call_timeout_s
+            return f"after {timeout_s:g} s no attempt has begun at {self.endpoint}: {waiting.hosts}", _NOT_REACHED
         return (
             f"after {timeout_s:g} s only these nodes have joined at {self.endpoint}: {waiting.hosts}; "
             f"{waiting.count + waiting.missing} are needed",

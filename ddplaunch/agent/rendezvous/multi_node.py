@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import time
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder
@@ -38,6 +37,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeJoined,
     NodeRefused,
     NodeStops,
+    NodeTurnedAway,
     NoFreePlace,
     RecordsRejected,
     RendezvousLost,
@@ -119,13 +119,15 @@ class MultiNodeRendezvous:
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         while not self._callbacks.is_stopping():
-            deadline = time.monotonic() + self._join_timeout_s()
-            client = self._client if self._client and not self._is_lost else self._connect(deadline)
+            if (client := self._client) and not self._is_lost:
+                client.start_clock()
+            else:
+                client = self._connect()
             if client is None or client.index is None:
                 continue
             self._round = self._verdict = None
             self._join(client)
-            self._wait_for(lambda: bool(self._round or self._verdict), partial(client.join_deadline, deadline))
+            self._wait_for(lambda: bool(self._round or self._verdict), client.join_deadline)
             if self._verdict and not self._round:
                 self._finish_as_spare(client, self._verdict)
                 return None
@@ -180,7 +182,7 @@ class MultiNodeRendezvous:
             return
         is_fixed = config.min_nodes == config.max_nodes
         with contextlib.suppress(LaunchError):  # Then there is nobody to tell.
-            client = self._connect(time.monotonic() + _TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
+            client = self._connect(_TELL_S, is_wanted=lambda client: client.is_server or is_fixed)
             if client and client.index is not None:
                 client.send(NodeRefused(client.index, reason))
                 self._await_others(client)
@@ -192,14 +194,13 @@ class MultiNodeRendezvous:
             is_over = lambda: self._all_left or self._is_lost or self._callbacks.is_stopping()  # noqa: E731
             self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
 
-    def _join_timeout_s(self) -> float:
-        config = self._next_config or (self._client.config if self._client else None)
-        return config.join_timeout_s if config else _NEVER
-
     def _connect(
-        self, deadline: float, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
+        self, limit_s: float = _NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
     ) -> RendezvousClient | None:
-        """Connect to the next rendezvous, once it is known. None if this node must stop before, or if not wanted."""
+        """Connect to the next rendezvous, once it is known. None if this node must stop before, or if not wanted.
+
+        ``limit_s`` and the limit of the rendezvous count from the moment at which torch is imported.
+        """
         if self._client:
             self._client.close()
             self._client = None
@@ -217,8 +218,7 @@ class MultiNodeRendezvous:
         if client.is_server and self._launcher_assigns_rendezvous:
             self._callbacks.send(EndpointOpen(config.token, client.addresses, client.port))
         client.connect(self._spec, self._callbacks)
-        deadline = min(deadline, time.monotonic() + config.join_timeout_s)
-        self._wait_for(lambda: client.index is not None, deadline)
+        self._wait_for(lambda: client.index is not None, min(client.join_deadline(), time.monotonic() + limit_s))
         return client
 
     def _wait_for(self, done: Callable[[], bool], deadline: float | Callable[[], float]) -> None:
@@ -352,6 +352,8 @@ class MultiNodeRendezvous:
         match record:
             case MemberReady():
                 client.on_ready(record)
+                if record.rank_holder:
+                    self._callbacks.send(Notice(client.equal_ranks_message(record.rank_holder)))
                 if not self._launcher_assigns_rendezvous:
                     self._callbacks.send(RunIdAgreed(record.run_id))
             case WaitingNodes():
@@ -380,6 +382,8 @@ class MultiNodeRendezvous:
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
+            case NodeTurnedAway():
+                self._callbacks.send(Notice(client.turned_away_message(record)))
             case RecordsRejected(count=count):
                 if text := client.on_rejected(count):
                     self._callbacks.send(Notice(text))
