@@ -156,8 +156,8 @@ class Run:
             case signals.SignalReceived(signum=signal.SIGTSTP):
                 departure.on_suspend(self._nodes)
                 self._pings.suspend(time.monotonic())
-            case signals.SignalReceived(signum=signum):
-                self._shutdown.on_signal(signum)
+            case signals.SignalReceived():
+                self._shutdown.on_signal(event)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
@@ -202,7 +202,7 @@ class Run:
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
             case AgentSignalled(signum=signum):
-                self._shutdown.on_signal(signum, node)
+                self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():
                 self._pings.on_pong(node, time.monotonic())
             case Notice(text=text, level=level):
@@ -370,7 +370,7 @@ class Run:
         if self._folder and (moved := run_folder.moved_to(self._folder)):  # By the user: the report belongs there.
             self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
-        error, lost, count = self._shutdown.error, self._nodes.lost, len(self._shutdown.signals)
+        error, lost, count = self._shutdown.error, self._nodes.lost, self._shutdown.requests.count
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,

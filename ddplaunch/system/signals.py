@@ -7,9 +7,12 @@ posts the same event.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -23,11 +26,41 @@ PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
 """Passed to the workers and without effect on the run, unless --signals-to-handle or --requeue-on names them."""
 
 
+_MOMENT_S = 0.5
+
+
 @dataclass(frozen=True)
 class SignalReceived:
-    """This process received a signal."""
+    """This process received a signal at ``received_at`` of ``time.monotonic()``."""
 
     signum: int
+    received_at: float = field(default_factory=time.monotonic, compare=False)
+
+
+class StopRequests:
+    """Counts how often a run, or a node of it, was asked to stop: signals and orders of one moment ask once.
+
+    SLURM sends SIGTERM twice at a time limit, a twentieth of a second apart, and one signal may reach several processes
+    of a run. A user who asks again has seen the answer first.
+
+    Attributes:
+        count: how often it was asked.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._asked_at = -math.inf
+
+    def is_new(self, received_at: float, moment_s: float = _MOMENT_S) -> bool:
+        """Count what was received at ``received_at`` of ``time.monotonic()``, unless it belongs to the request before.
+
+        It does for ``moment_s`` after the signal or order that was counted last; those that belong to it do not make
+        the moment longer.
+        """
+        if received_at - self._asked_at < moment_s:
+            return False
+        self.count, self._asked_at = self.count + 1, received_at
+        return True
 
 
 @contextlib.contextmanager
