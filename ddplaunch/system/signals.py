@@ -64,8 +64,14 @@ class StopRequests:
 
 
 @contextlib.contextmanager
-def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
+def post_signals(
+    names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False
+) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
+
+    ``ends_process``: this process ends after the block with an exit code that is known; SIGTERM and SIGHUP cannot
+    change it any more. A scheduler sends SIGTERM as soon as the first of several launchers has ended. The keys of a
+    terminal still end a process that hangs.
 
     A handler that a C library has set stays in place. Without effect outside the main thread, where Python allows no
     handlers.
@@ -86,7 +92,8 @@ def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterat
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            is_over = ends_process and number in (signal.SIGTERM, signal.SIGHUP)
+            signal.signal(number, signal.SIG_IGN if is_over else handler)
 
 
 def can_be_suspended() -> bool:

@@ -324,6 +324,15 @@ def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders
     assert running.finish(20).returncode == 143
 
 
+def test_a_signal_while_the_launcher_exits_does_not_change_its_exit_code() -> None:
+    """`srun --kill-on-bad-exit` sends it as soon as the launcher of another node has exited."""
+    running = start("--nproc-per-node", "1", PROGRAMS / "exit_with.py", "0=code:7")
+    running.wait_for("every process of this run has ended")
+    while running.process.poll() is None:
+        running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 7
+
+
 def test_a_signal_that_is_not_handled_leaves_the_agent_its_time_to_stop_the_workers() -> None:
     running = start("--signals-to-handle", "SIGTERM", "--shutdown-timeout", "6", "--nproc-per-node", "1", IGNORE)
     running.wait_for(r"(ready|child) \(pid", 2)

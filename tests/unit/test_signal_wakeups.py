@@ -80,6 +80,19 @@ def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytes
     assert mailbox.get(0.0) == "a"
 
 
+def test_once_the_exit_code_is_known_only_keys_end_the_process() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGCHLD)}
+    try:
+        with post_signals([number.name for number in numbers], print, ends_process=True):
+            pass
+        after = [signal.getsignal(number) for number in numbers]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert after == [signal.SIG_IGN, signal.SIG_IGN, before[signal.SIGINT], before[signal.SIGQUIT]]
+
+
 def test_an_agent_hears_once_of_a_moment_s_stops_but_of_each_signal_that_it_passes_on() -> None:
     """The second SIGTERM that SLURM sends would end the transfer of logs that the first one has begun."""
     mailbox: Mailbox[object] = Mailbox()
