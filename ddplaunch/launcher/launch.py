@@ -51,9 +51,7 @@ def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResul
     return _launch(config, run_id, 1, folder, ends_process=True)
 
 
-def _launch(
-    config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None, *, ends_process: bool
-) -> RunResult:
+def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None, *, ends_process: bool) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     early = agent_process.early_agent(config, run_tag, stdout_fd, _load_setup)
     with run_tags.launcher_memfd(run_tag), early as agent:

@@ -64,9 +64,7 @@ class StopRequests:
 
 
 @contextlib.contextmanager
-def post_signals(
-    names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False
-) -> Iterator[None]:
+def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
 
     ``ends_process``: this process ends after the block with an exit code that is known; SIGTERM and SIGHUP cannot
