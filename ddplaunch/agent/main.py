@@ -25,7 +25,7 @@ from ddplaunch.protocol.function_call import RETURN_FILE
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
-from ddplaunch.system.signals import SignalReceived
+from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -72,9 +72,17 @@ def _take_control_channel() -> tuple[int, int]:
 
 
 def _post_signals(mailbox: Mailbox[object]) -> None:
+    requests = StopRequests()
+
+    def post(number: int, _frame: object) -> None:
+        event, is_passed = SignalReceived(number), signal.Signals(number).name in PASSED_TO_WORKERS
+        # The second one that SLURM sends would end the transfer of the logs of workers that have ended at once.
+        if is_passed or requests.is_new(event.received_at):
+            mailbox.post(event)
+
     for signum in _HANDLED_SIGNALS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # Under nohup, SIGHUP stays ignored.
-            signal.signal(signum, lambda number, _frame: mailbox.post(SignalReceived(number)))
+            signal.signal(signum, post)
     # If SIGCHLD is ignored, the kernel reaps the children and their exit codes are lost.
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)
 

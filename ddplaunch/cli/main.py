@@ -338,7 +338,7 @@ def _run(argv: Sequence[str] | None) -> int:
     from ddplaunch.system import terminal
 
     terminal.is_own = True
-    return launch(config).exit_code
+    return launch(config, ends_process=True).exit_code
 
 
 def _program_on_stdin(config: LaunchConfig) -> str:

@@ -22,17 +22,17 @@ if TYPE_CHECKING:
     from ddplaunch.transport.agent_process import AgentProcess
 
 
-def launch(config: LaunchConfig, stdout_fd: int = 1) -> RunResult:
+def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = False) -> RunResult:
     """Run the job and return its result. Then all its processes have ended, except the result's ``unkillable_pids``.
 
     In the main thread, signals are handled as by the command until ``launch`` returns; in another thread they are not
-    handled. The workers' stdout goes to ``stdout_fd``.
+    handled. The workers' stdout goes to ``stdout_fd``. ``ends_process`` is as for ``post_signals``.
 
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
     check_files(config)
-    return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None)
+    return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None, ends_process=ends_process)
 
 
 def check_files(config: LaunchConfig) -> None:
@@ -44,17 +44,20 @@ def check_files(config: LaunchConfig) -> None:
 
 
 def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResult:
-    """As ``launch``, in a process whose stdout and stderr are console.log in the run ``folder``, made by ``setup``."""
-    return _launch(config, run_id, 1, folder)
+    """As ``launch``, in a process that ends afterwards.
+
+    Its stdout and stderr are console.log in the run ``folder``, which ``setup`` has made.
+    """
+    return _launch(config, run_id, 1, folder, ends_process=True)
 
 
-def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None) -> RunResult:
+def _launch(config: LaunchConfig, run_id: str, stdout_fd: int, folder: Path | None, *, ends_process: bool) -> RunResult:
     run_tag = run_tags.new_run_tag(run_id, is_unique=not config.run_id)
     early = agent_process.early_agent(config, run_tag, stdout_fd, _load_setup)
     with run_tags.launcher_memfd(run_tag), early as agent:
         if agent and agent.kept:
             config = replace(config, notices=(*config.notices, StartNotice("detail", agent.kept)))
-        return run(config, run_id, run_tag, agent, stdout_fd, folder)
+        return run(config, run_id, run_tag, agent, stdout_fd, folder, ends_process=ends_process)
 
 
 def _load_setup() -> None:
@@ -69,6 +72,8 @@ def run(
     early_agent: AgentProcess | None,
     stdout_fd: int,
     folder: Path | None = None,
+    *,
+    ends_process: bool = False,
 ) -> RunResult:
     """Run the job, with the run's folder, console and signal handlers; arguments and errors as for ``Run``.
 
@@ -85,7 +90,8 @@ def run(
         config = node_memory.prefer(config)
     setup.check_terminal(config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
-    with signals.post_signals((*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP"), mailbox.post):
+    posted = (*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP")
+    with signals.post_signals(posted, mailbox.post, ends_process=ends_process):
         is_detached, warning = folder is not None, None
         if folder is None:
             folder, warning = setup.create_run_folder(config, run_id)

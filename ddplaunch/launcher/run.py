@@ -156,8 +156,8 @@ class Run:
             case signals.SignalReceived(signum=signal.SIGTSTP):
                 departure.on_suspend(self._nodes)
                 self._pings.suspend(time.monotonic())
-            case signals.SignalReceived(signum=signum):
-                self._shutdown.on_signal(signum)
+            case signals.SignalReceived():
+                self._shutdown.on_signal(event)
             case FromNode(index=index, event=node_event):
                 self._on_node_event(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
@@ -202,7 +202,7 @@ class Run:
                 if not self._is_ending:
                     self._nodes.relocate_rendezvous(node, event)
             case AgentSignalled(signum=signum):
-                self._shutdown.on_signal(signum, node)
+                self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():
                 self._pings.on_pong(node, event, time.monotonic())
             case Notice(text=text, level=level):
@@ -371,7 +371,7 @@ class Run:
         self._report_attempts(self._attempts.close())
         self._logs.close()
         lost_values = after_run.lost_values(self._config, self._attempts.ended, self._folder, self._logs.incomplete)
-        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, len(self._shutdown.signals)
+        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, self._shutdown.requests.count
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,

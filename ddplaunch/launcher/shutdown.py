@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
-from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, suspend
+from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests, suspend
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _SECOND_GRACE_S = 5.0
 _QUIT_GRACE_S = 0.5
-_ONCE_S = 3.0
+_VIEWERS_MOMENT_S = 3.0
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
@@ -37,7 +37,8 @@ class Shutdown:
     """Whether and why the run is being shut down.
 
     Attributes:
-        signals: the signals that stopped the run, in order.
+        signals: the signals that stopped the run, in order; of one moment only the first.
+        requests: how often the user has asked to stop, also while logs are copied and after the run.
         error: the reason of a failure other than a worker's; of several errors the first.
         node_ended: the agent of a node has ended, so the other nodes are stopped.
         has_killed: agents that did not end in time have been killed.
@@ -50,7 +51,8 @@ class Shutdown:
         self.error: LaunchError | None = None
         self.node_ended = False
         self.has_killed = False
-        self._kill_at, self._requested_at = _NEVER, -_NEVER
+        self.requests = StopRequests()
+        self._kill_at = _NEVER
         self._config = config
         self._nodes = nodes
         self._injector = injector
@@ -62,33 +64,42 @@ class Shutdown:
         """Whether the run is being shut down."""
         return bool(self.signals or self.error or self.node_ended)
 
-    def on_signal(self, signum: int, node: Node | None = None) -> None:
+    def on_signal(self, event: SignalReceived, node: Node | None = None) -> None:
         """Stop the run, or pass a signal that does not stop it to the workers.
 
-        The second signal sends SIGTERM and shortens the grace period, the third ends it. A signal after which SLURM is
-        to requeue the job counts once: SLURM sends it to the batch script, to every step, or to both. ``node`` is the
-        node whose agent received the signal instead of this process; that agent stops its workers without an order.
+        The second request to stop sends SIGTERM and shortens the grace period, the third ends it. A signal after which
+        SLURM is to requeue the job counts once: SLURM sends it to the batch script, to every step, or to both.
+        ``node`` is the node whose agent received the signal instead of this process; that agent stops its workers
+        without an order.
         """
-        name, job = signal.Signals(signum).name, self._config.slurm_job
-        requeues = job is not None and name in job.requeue_on
-        if not requeues and (node or name not in self._config.signals):
-            if name in PASSED_TO_WORKERS:
+        signum = event.signum
+        requeues = self._requeues(signum)
+        if not self._stops(signum) or (node and not requeues):
+            if signal.Signals(signum).name in PASSED_TO_WORKERS:
                 (node.handle if node else self._nodes).send(PassSignal(signum))
-        elif not (requeues and signum in self.signals) and not self._logs.on_signal(signum):
-            self._stop_by_signal(signum, "; the job is requeued afterwards" if requeues else "")
+        elif not (requeues and signum in self.signals) and self.requests.is_new(event.received_at):
+            self._on_request(signum, "; the job is requeued afterwards" if requeues else "")
+
+    def _requeues(self, signum: int) -> bool:
+        job = self._config.slurm_job
+        return job is not None and signal.Signals(signum).name in job.requeue_on
+
+    def _stops(self, signum: int) -> bool:
+        return self._requeues(signum) or signal.Signals(signum).name in self._config.signals
 
     def on_stop_request(self) -> None:
         """Another process of the user stops the run: as SIGTERM, also where that does not stop it.
 
-        Requests of one moment are one: each of two viewers may have asked its user before the run was stopped.
+        Each of two viewers may have asked its user before the run was stopped: their moment is longer.
         """
-        since_s, self._requested_at = time.monotonic() - self._requested_at, time.monotonic()
-        if since_s > _ONCE_S and not self._logs.on_signal(signal.SIGTERM):
-            self._stop_by_signal(signal.SIGTERM, "")
+        if self.requests.is_new(time.monotonic(), _VIEWERS_MOMENT_S):
+            self._on_request(signal.SIGTERM, "")
 
-    def _stop_by_signal(self, signum: int, remark: str) -> None:
+    def _on_request(self, signum: int, remark: str) -> None:
+        if self._logs.on_signal(signum):
+            return
         self.signals.append(signum)
-        count = min(len(self.signals), 3)
+        count = min(self.requests.count, 3)
         graces_s = [
             min(grace_s, self._config.timeouts.shutdown_timeout_s) for grace_s in (math.inf, _SECOND_GRACE_S, 0.0)
         ]
@@ -102,6 +113,7 @@ class Shutdown:
 
     def on_quit(self, who: str) -> None:
         """The user has quit the debugger of rank ``who``: as Ctrl-C, but quickly."""
+        self.requests.is_new(time.monotonic())
         self.signals.append(signal.SIGINT)
         grace_s = min(_QUIT_GRACE_S, self._config.timeouts.shutdown_timeout_s)
         self._stop_workers(signal.SIGTERM, grace_s)
@@ -124,7 +136,7 @@ class Shutdown:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s + AGENT_OVERTIME_S)
         self._nodes.stop_connecting()
         self._injector.release()
-        if len(self.signals) > 1 or not self._config.hosts:  # Over SSH, each wake-up needs another session.
+        if self.requests.count > 1 or not self._config.hosts:  # Over SSH, each wake-up needs another session.
             for node in self._nodes.connected:
                 node.handle.wake()
         self._nodes.send(StopWorkers(signum, grace_s))
@@ -140,10 +152,10 @@ class Shutdown:
         return self._kill_at
 
     def collect_signals(self, mailbox: Mailbox[object]) -> int:
-        """At the end of the run: add the signals that have arrived meanwhile. Returns the number of all signals."""
+        """At the end of the run: count what has arrived meanwhile. Returns how often the run was asked to stop."""
         while (event := mailbox.get(0.0)) is not None:
             if isinstance(event, SignalReceived) and event.signum == signal.SIGTSTP:
                 suspend()
-            elif isinstance(event, SignalReceived):
-                self.signals.append(event.signum)
-        return len(self.signals)
+            elif isinstance(event, SignalReceived) and self._stops(event.signum):
+                self.requests.is_new(event.received_at)
+        return self.requests.count

@@ -7,9 +7,12 @@ posts the same event.
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
 import threading
+import time
+from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
@@ -23,16 +26,50 @@ PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
 """Passed to the workers and without effect on the run, unless --signals-to-handle or --requeue-on names them."""
 
 
+_MOMENT_S = 0.5
+
+
 @dataclass(frozen=True)
 class SignalReceived:
-    """This process received a signal."""
+    """This process received a signal at ``received_at`` of ``time.monotonic()``."""
 
     signum: int
+    received_at: float = field(default_factory=time.monotonic, compare=False)
+
+
+class StopRequests:
+    """Counts how often a run, or a node of it, was asked to stop: signals and orders of one moment ask once.
+
+    SLURM sends SIGTERM twice at a time limit, a twentieth of a second apart, and one signal may reach several processes
+    of a run. A user who asks again has seen the answer first.
+
+    Attributes:
+        count: how often it was asked.
+    """
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._asked_at = -math.inf
+
+    def is_new(self, received_at: float, moment_s: float = _MOMENT_S) -> bool:
+        """Count what was received at ``received_at`` of ``time.monotonic()``, unless it belongs to the request before.
+
+        It does for ``moment_s`` after the signal or order that was counted last; those that belong to it do not make
+        the moment longer.
+        """
+        if received_at - self._asked_at < moment_s:
+            return False
+        self.count, self._asked_at = self.count + 1, received_at
+        return True
 
 
 @contextlib.contextmanager
-def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterator[None]:
+def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_process: bool = False) -> Iterator[None]:
     """In the ``with`` block, post SignalReceived for the signals ``names``; ignored ones stay ignored (nohup, ``&``).
+
+    ``ends_process``: this process ends after the block with an exit code that is known; SIGTERM and SIGHUP cannot
+    change it any more. A scheduler sends SIGTERM as soon as the first of several launchers has ended. The keys of a
+    terminal still end a process that hangs.
 
     A handler that a C library has set stays in place. Without effect outside the main thread, where Python allows no
     handlers.
@@ -53,7 +90,8 @@ def post_signals(names: Iterable[str], post: Callable[[object], None]) -> Iterat
         yield
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            is_over = ends_process and number in (signal.SIGTERM, signal.SIGHUP)
+            signal.signal(number, signal.SIG_IGN if is_over else handler)
 
 
 def can_be_suspended() -> bool:

@@ -93,8 +93,8 @@ def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], Non
     running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "600", IGNORE)
     phase(running)
     for count in range(1, times + 1):
-        running.signal(signal.SIGTERM)
-        # Two of a kind that come at once are one to the kernel. Before any worker runs, the first may be the last.
+        running.signal_again(signal.SIGTERM)
+        # Before any worker runs, the first may be the last.
         with contextlib.suppress(TimeoutError):
             running.wait_for("stopping the workers", count)
     finished = running.finish(30)
@@ -131,11 +131,25 @@ def test_repeated_signals_reach_a_worker_that_tidies_up_only_once() -> None:
     running.wait_for(r"ready \(pid", 2)
     running.signal(signal.SIGINT)
     running.wait_for("got SIGINT", 2)
-    running.signal(signal.SIGINT)
+    running.signal_again(signal.SIGINT)
     finished = running.finish(20)
     assert_stopped(finished, "SIGINT")
     assert finished.out.count("got SIGINT") == 2
     assert finished.out.count("got SIGTERM") == 2, "the second signal asks with SIGTERM"
+
+
+def test_signals_of_one_moment_are_one() -> None:
+    """A scheduler may send several. The launcher is frozen meanwhile, so that it reads them together."""
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
+    running.wait_for(r"ready \(pid", 2)
+    for signum in (signal.SIGSTOP, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT):
+        running.signal(signum)
+    finished = running.finish()
+    assert finished.returncode in [128 + number(name) for name in STOPS], finished.err
+    assert re.findall("stopping the workers.*", finished.err) == [
+        "stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s"
+    ]
+    assert finished.out.count("bye") == 2
 
 
 def test_the_grace_holds_when_another_rank_has_failed_too() -> None:
@@ -308,6 +322,15 @@ def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders
     wait_until(lambda: catches(running.pid, signal.SIGTERM))
     running.signal(signal.SIGTERM)
     assert running.finish(20).returncode == 143
+
+
+def test_a_signal_while_the_launcher_exits_does_not_change_its_exit_code() -> None:
+    """`srun --kill-on-bad-exit` sends it as soon as the launcher of another node has exited."""
+    running = start("--nproc-per-node", "1", PROGRAMS / "exit_with.py", "0=code:7")
+    running.wait_for("every process of this run has ended")
+    while running.process.poll() is None:
+        running.signal(signal.SIGTERM)
+    assert running.finish().returncode == 7
 
 
 def test_a_signal_that_is_not_handled_leaves_the_agent_its_time_to_stop_the_workers() -> None:

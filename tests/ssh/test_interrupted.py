@@ -41,7 +41,7 @@ def test_more_of_them_shorten_the_grace_of_workers_that_do_not_end(make_lab, gra
     running = job(lab, "--nproc-per-node", "1", "--shutdown-timeout", "600", *IGNORES)
     running.wait_for(r"ready \(pid", 2)
     for grace in graces:
-        running.signal(signal.SIGINT)
+        running.signal_again(signal.SIGINT)
         running.wait_for(f"SIGINT: stopping the workers.*, SIGKILL {grace}")
     assert_interrupted(running.finish(30))
     assert not lab.leftovers()
@@ -53,7 +53,7 @@ def test_the_second_one_wakes_an_agent_that_is_stopped(make_lab):
     running.wait_for(r"ready \(pid", 2)
     os.kill(agent(lab, "node2"), signal.SIGSTOP)
     for grace in ("30", "5"):
-        running.signal(signal.SIGINT)
+        running.signal_again(signal.SIGINT)
         running.wait_for(f"stopping the workers.*, SIGKILL in {grace} s")
     finished = running.finish(30)
     assert_interrupted(finished)

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,6 +23,8 @@ ROOT = Path(__file__).parent.parent.parent
 PROGRAMS = Path(__file__).parent / "programs"
 
 TIMEOUT_S = 60.0
+
+MOMENT_S = 0.5
 
 SLOW_IMPORT = {"TORCH_STUB_IMPORT_S": "1.5"}
 """For the environment of a job in which something happens while torch is imported: the stub then takes so long."""
@@ -111,6 +114,12 @@ class Running:
 
     def signal(self, signum: int) -> None:
         self.process.send_signal(signum)
+
+    def signal_again(self, signum: int) -> None:
+        """As a user who has seen what the last signal did: signals of one moment are one."""
+        moment_ends_at = time.monotonic() + MOMENT_S
+        wait_until(lambda: time.monotonic() > moment_ends_at)
+        self.signal(signum)
 
     def agent_pid(self) -> int:
         """The launcher's only child."""

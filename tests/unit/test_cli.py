@@ -39,7 +39,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     """The configs that reached ``launch``, in an environment that sets no option."""
     configs: Launched = []
 
-    def launch(config: LaunchConfig) -> SimpleNamespace:
+    def launch(config: LaunchConfig, **_: object) -> SimpleNamespace:
         configs.append(config)
         return SimpleNamespace(exit_code=7)
 
@@ -666,7 +666,7 @@ def test_version_names_torch_without_importing_it(capsys: pytest.CaptureFixture[
 def test_an_error_of_ours_is_told_with_its_exit_code(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def launch(_config: LaunchConfig) -> None:
+    def launch(_config: LaunchConfig, **_: object) -> None:
         raise LaunchError("no node", "Plug it in.", 82)
 
     _launch_is(monkeypatch, launch)
@@ -677,7 +677,7 @@ def test_an_error_of_ours_is_told_with_its_exit_code(
 def test_a_bug_shows_its_traceback_and_asks_for_a_report(
     launched: Launched, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    _launch_is(monkeypatch, lambda _config: 1 / 0)
+    _launch_is(monkeypatch, lambda _config, **_: 1 / 0)
     assert run("x.py") == 80
     err = capsys.readouterr().err
     assert "ZeroDivisionError" in err

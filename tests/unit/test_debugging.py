@@ -30,6 +30,7 @@ from ddplaunch.protocol.debugging import (
     TypeKeys,
 )
 from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
 
 
@@ -82,8 +83,8 @@ class FakeShutdown:
     def in_progress(self) -> bool:
         return bool(self.signals or self.quit_by)
 
-    def on_signal(self, signum: int) -> None:
-        self.signals.append(signum)
+    def on_signal(self, event: SignalReceived) -> None:
+        self.signals.append(event.signum)
 
     def on_quit(self, who: str) -> None:
         self.quit_by = who

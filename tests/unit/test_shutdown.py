@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.cluster.hosts import Host
+from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import shutdown
 from ddplaunch.launcher.shutdown import Shutdown
+from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import StopWorkers
+from ddplaunch.system.signals import SignalReceived
 
 INJECTOR = SimpleNamespace(release=lambda: None)
 
@@ -31,13 +34,24 @@ class Nodes:
         self.sent.append(record)
 
 
-def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills():
-    nodes, shown = Nodes(), []
-    messages = SimpleNamespace(show=lambda text, *_: shown.append(text))
-    logs = SimpleNamespace(on_signal=lambda _signum: False)
-    stopping = Shutdown(LaunchConfig(script="train.py"), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
-    for _ in range(3):
-        stopping.on_signal(signal.SIGINT)
+@pytest.fixture
+def nodes() -> Nodes:
+    return Nodes()
+
+
+def stopping_of(nodes: Nodes, shown: list[str], **config: object) -> Shutdown:
+    logs, messages = (
+        SimpleNamespace(on_signal=lambda _signum: False),
+        SimpleNamespace(show=lambda text, *_: shown.append(text)),
+    )
+    return Shutdown(LaunchConfig(script="train.py", **config), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
+
+
+def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills(nodes: Nodes):
+    shown: list[str] = []
+    stopping = stopping_of(nodes, shown)
+    for received_at in (100.0, 100.5, 101.0):
+        stopping.on_signal(SignalReceived(signal.SIGINT, received_at))
     assert nodes.sent == [StopWorkers(2, 30.0), StopWorkers(15, 5.0), StopWorkers(15, 0.0)]
     assert shown == [
         "SIGINT: stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s",
@@ -46,16 +60,54 @@ def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills(
     ]
 
 
-def test_two_viewers_that_stop_the_run_at_once_do_not_shorten_its_grace_period(monkeypatch: pytest.MonkeyPatch):
-    nodes = Nodes()
-    logs, messages = SimpleNamespace(on_signal=lambda _signum: False), SimpleNamespace(show=lambda *_: None)
-    stopping = Shutdown(LaunchConfig(script="train.py"), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
-    for _ in range(2):
+@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
+def test_signals_of_one_moment_are_one_whatever_they_are(nodes: Nodes, second: int):
+    """SLURM sends SIGTERM twice at a time limit; a terminal that closes may bring SIGINT and SIGHUP."""
+    stopping = stopping_of(nodes, [])
+    for signum, received_at in ((signal.SIGTERM, 100.0), (second, 100.06), (second, 100.49)):
+        stopping.on_signal(SignalReceived(signum, received_at))
+    assert (nodes.sent, stopping.signals) == ([StopWorkers(15, 30.0)], [signal.SIGTERM])
+    stopping.on_signal(SignalReceived(signal.SIGINT, 100.5))
+    assert nodes.sent[1:] == [StopWorkers(15, 5.0)]
+
+
+def test_a_viewer_that_stops_the_run_belongs_to_a_signal_of_its_moment(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
+    """Two viewers may both have asked their users before the run was stopped, so their moment is longer."""
+    stopping = stopping_of(nodes, [])
+    for now in (100.0, 102.9):
+        monkeypatch.setattr("time.monotonic", lambda now=now: now)
         stopping.on_stop_request()
+    stopping.on_signal(SignalReceived(signal.SIGTERM, 100.1))
     assert nodes.sent == [StopWorkers(15, 30.0)]
-    monkeypatch.setattr(shutdown, "_ONCE_S", 0.0)
+    monkeypatch.setattr("time.monotonic", lambda: 103.0)
     stopping.on_stop_request()
     assert nodes.sent[1:] == [StopWorkers(15, 5.0)]
+
+
+def test_ctrl_c_after_a_debugger_was_quit_is_the_second(nodes: Nodes):
+    stopping = stopping_of(nodes, [])
+    stopping.on_quit("rank 0")
+    stopping.on_signal(SignalReceived(signal.SIGINT, time.monotonic() + 0.5))
+    assert nodes.sent == [StopWorkers(15, 0.5), StopWorkers(15, 5.0)]
+
+
+def test_after_the_run_only_another_request_to_stop_interrupts_what_follows(nodes: Nodes):
+    """Else the second signal of SLURM, or one that stops nothing, would end --on-exit."""
+    stopping, mailbox = stopping_of(nodes, []), Mailbox[object]()
+    stopping.on_signal(SignalReceived(signal.SIGTERM, 100.0))
+    for event in (SignalReceived(signal.SIGTERM, 100.06), SignalReceived(signal.SIGUSR1, 104.0)):
+        mailbox.post(event)
+    assert stopping.collect_signals(mailbox) == stopping.requests.count == 1
+    mailbox.post(SignalReceived(signal.SIGTERM, 104.0))
+    assert stopping.collect_signals(mailbox) == 2
+
+
+def test_a_signal_that_requeues_counts_once_however_late_it_comes_again(nodes: Nodes):
+    job = SlurmJob(id="7", requeue_on=("SIGTERM",))
+    stopping = stopping_of(nodes, [], slurm_job=job)
+    for received_at in (100.0, 109.0):
+        stopping.on_signal(SignalReceived(signal.SIGTERM, received_at))
+    assert nodes.sent == [StopWorkers(15, 30.0)]
 
 
 def test_nodes_that_fail_alike_are_told_to_stop_once_and_the_first_counts():

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from ddplaunch.agent import main
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.system.signals import post_signals
+from ddplaunch.system.signals import SignalReceived, post_signals
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -77,6 +78,34 @@ def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytes
     mailbox: Mailbox[str] = Mailbox()
     mailbox.post("a")
     assert mailbox.get(0.0) == "a"
+
+
+def test_once_the_exit_code_is_known_only_keys_end_the_process() -> None:
+    numbers = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGQUIT)
+    before = {number: signal.getsignal(number) for number in (*numbers, signal.SIGCHLD)}
+    try:
+        with post_signals([number.name for number in numbers], print, ends_process=True):
+            pass
+        after = [signal.getsignal(number) for number in numbers]
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    assert after == [signal.SIG_IGN, signal.SIG_IGN, before[signal.SIGINT], before[signal.SIGQUIT]]
+
+
+def test_an_agent_hears_once_of_a_moment_s_stops_but_of_each_signal_that_it_passes_on() -> None:
+    """The second SIGTERM that SLURM sends would end the transfer of logs that the first one has begun."""
+    mailbox: Mailbox[object] = Mailbox()
+    before = {number: signal.getsignal(number) for number in (*main._HANDLED_SIGNALS, signal.SIGCHLD)}
+    main._post_signals(mailbox)
+    try:
+        for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):
+            signal.raise_signal(number)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    heard = [event.signum for event in iter(lambda: mailbox.get(0.0), None) if isinstance(event, SignalReceived)]
+    assert heard == [signal.SIGUSR1, signal.SIGTERM, signal.SIGUSR1]
 
 
 def test_a_handler_that_a_c_library_has_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -27,6 +27,7 @@ from ddplaunch.protocol.debugging import (
     TypeKeys,
 )
 from ddplaunch.protocol.launcher_agent import AttemptStarted
+from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
@@ -230,7 +231,7 @@ class Debugging:
             self._interrupted_at = now
             if now - before < _TWICE_S or keys.count(_CTRL_C) > 1:
                 self._end()
-                self._shutdown.on_signal(signal.SIGINT)
+                self._shutdown.on_signal(SignalReceived(signal.SIGINT))
                 return
         text = base64.b64encode(keys).decode("ascii")
         self._nodes.send_to(session.index, TypeKeys(session.opened.session, text))
