@@ -253,19 +253,14 @@ class MultiNodeRendezvous:
             self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
-            return self._without_verdict(result, is_stopping)
+            lost_reason = None if is_stopping else self._lost_reason
+            if lost_reason is None:
+                return replace(result, reason=self.stop_reason or result.reason)
+            return verdicts.without_verdict(result, lost_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
         self._restart_count = result.restart_count + verdict.failed
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
-
-    def _without_verdict(self, result: AttemptResult, is_stopping: bool) -> AttemptResult:
-        lost_reason = self._lost_reason
-        if lost_reason is None or is_stopping:
-            return replace(result, reason=self.stop_reason or result.reason)
-        if self._launcher_assigns_rendezvous:
-            return replace(result, outcome="stopped", attempt_follows=True, reason=lost_reason)
-        return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
         """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""

@@ -36,3 +36,10 @@ def result_of_spare(verdict: RoundVerdict) -> AttemptResult:
 def outcome(verdict: RoundVerdict) -> Outcome:
     """The outcome of the round as a whole."""
     return "stopped" if verdict.stopped else "failed" if verdict.failed else "succeeded"
+
+
+def without_verdict(result: AttemptResult, lost_reason: str, *, goes_on: bool) -> AttemptResult:
+    """``result`` of a round whose rendezvous is lost; ``goes_on``: the launcher assigns another one."""
+    if goes_on:
+        return replace(result, outcome="stopped", attempt_follows=True, reason=lost_reason)
+    return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
