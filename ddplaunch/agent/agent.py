@@ -40,13 +40,13 @@ from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.debugging import SessionOrder
+from ddplaunch.protocol.fault_injection import InjectFault
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     AgentReady,
     AgentSignalled,
     AttemptEnded,
     ExamineWorkers,
-    InjectFault,
     Notice,
     PassSignal,
     Ping,

@@ -10,7 +10,18 @@ from dataclasses import field
 from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import (
+    Count,
+    Limit,
+    Nanoseconds,
+    OneLine,
+    Pid,
+    Quantity,
+    Seconds,
+    Size,
+    at_most,
+    between,
+)
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
@@ -25,7 +36,7 @@ MAX_UNANSWERED = 16
 MAX_RAS_CHARS = 1 << 20
 MAX_GPUS = 256
 
-Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
+Sizes = Annotated[tuple[Annotated[tuple[Size, ...], at_most(16)], ...], at_most(16)]
 """Shapes of the tensors of a call; longer lists are cut."""
 
 
@@ -63,7 +74,7 @@ class CollectiveCall:
     is_p2p: bool = False
     is_started: bool = False
     is_done: bool = False
-    created_ns: Annotated[int, between(0, 1 << 62)] = 0
+    created_ns: Nanoseconds = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,7 +133,7 @@ class RankEvidence:
     rank: Count
     local_rank: Count
     host: OneLine
-    pid: int
+    pid: Pid
     is_running: bool = True
     silent_s: Seconds = 0.0
     window_s: Seconds = 0.0
@@ -157,8 +168,8 @@ class Gpu:
     pci_address: OneLine = ""
     utilization: _Percent | None = None
     memory_utilization: _Percent | None = None
-    power_w: Seconds | None = None
-    power_limit_w: Seconds | None = None
+    power_w: Quantity | None = None
+    power_limit_w: Quantity | None = None
     throttled: OneLine = ""
     error: OneLine = ""
 
@@ -201,4 +212,4 @@ class CollectiveTimes:
     host: OneLine
     group: OneLine
     first_number: Count
-    created_ns: Annotated[tuple[int, ...], at_most(MAX_TIMES)]
+    created_ns: Annotated[tuple[Nanoseconds, ...], at_most(MAX_TIMES)]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
+from ddplaunch.protocol.field_types import Count, OneLine, Quantity, Seconds, Size, at_most
 
 MAX_FINDINGS = 256
 MAX_GPUS = 256
@@ -54,7 +54,7 @@ class GpuIdentity:
     driver: OneLine = ""
     vbios: OneLine = ""
     is_mig: bool = False
-    power_limit_w: Seconds = 0.0
+    power_limit_w: Quantity = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)

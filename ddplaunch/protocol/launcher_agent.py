@@ -11,15 +11,29 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import debugging, health, log_transfer, wire
+from ddplaunch.protocol import debugging, fault_injection, health, log_transfer, wire
 from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
+from ddplaunch.protocol.field_types import (
+    Count,
+    Failure,
+    OneLine,
+    Pids,
+    Port,
+    RunId,
+    Seconds,
+    SignalNumber,
+    Size,
+    at_most,
+)
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, StreamName, Workers
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
+_MAX_ADDRESSES = 1024
+
+_Participants = Annotated[tuple[Count, ...], at_most(1 << 16)]
 
 
 # Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
@@ -31,7 +45,7 @@ class SweepRun:
     """
 
     node_tag: str
-    excluded_pids: tuple[int, ...]
+    excluded_pids: Pids
 
 
 @dataclass(frozen=True)
@@ -51,7 +65,7 @@ class Ping:
     After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s``: its wall clock.
     """
 
-    lost_after_s: float
+    lost_after_s: Seconds
     time_s: Seconds = 0.0
 
 
@@ -62,15 +76,15 @@ class StopWorkers:
     The agent sends ``signum`` to every worker's process group, and SIGKILL after ``grace_s`` seconds.
     """
 
-    signum: int
-    grace_s: float
+    signum: SignalNumber
+    grace_s: Seconds
 
 
 @dataclass(frozen=True)
 class PassSignal:
     """Launcher to agent: send ``signum`` (SIGUSR1 or SIGUSR2) to every worker, without stopping it."""
 
-    signum: int
+    signum: SignalNumber
 
 
 @dataclass(frozen=True)
@@ -84,8 +98,8 @@ class ExamineWorkers:
             only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
     """
 
-    attempt: int
-    number: int
+    attempt: Count
+    number: Count
     is_requested: bool = False
     all_nodes_at: OneLine = ""
 
@@ -97,8 +111,8 @@ class SampleCollectives:
     Answered by CollectivesSampled ``number``. ``suspects`` are ranks whose GPUs are asked whether they are throttled.
     """
 
-    attempt: int
-    number: int
+    attempt: Count
+    number: Count
     suspects: tuple[Count, ...] = ()
 
 
@@ -109,7 +123,7 @@ class AbortHungAttempt:
     The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
     """
 
-    attempt: int
+    attempt: Count
     reason: str
 
 
@@ -123,24 +137,6 @@ class OrderToNodes:
     order: ExamineWorkers | SampleCollectives | AbortHungAttempt
 
 
-@dataclass(frozen=True)
-class InjectFault:
-    """Launcher to agent: inject fault ``number`` into one worker of ``attempt``; answered by FaultInjected.
-
-    Attributes:
-        signum: SIGKILL is sent to the worker alone, any other signal to its process group.
-        code: exit code to report in place of the SIGKILL; None: report the SIGKILL.
-        factor: slow the worker down by this factor, in place of a signal.
-    """
-
-    number: int
-    attempt: int
-    local_rank: int
-    signum: int = 0
-    code: int | None = None
-    factor: float | None = None
-
-
 # Agent to launcher. The last record is AgentEnded, followed by the log files if AgentSpec.sends_logs.
 
 
@@ -148,7 +144,7 @@ class InjectFault:
 class AgentReady:
     """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
 
-    local_world_size: Count
+    local_world_size: Workers
 
 
 @dataclass(frozen=True)
@@ -176,7 +172,7 @@ class EndpointOpen:
     """
 
     token: str
-    addresses: tuple[OneLine, ...]
+    addresses: Annotated[tuple[OneLine, ...], at_most(_MAX_ADDRESSES)]
     port: Port
 
 
@@ -215,7 +211,7 @@ class AttemptStarted:
 
     attempt: Count
     world_size: Count
-    pids: tuple[int, ...]
+    pids: Annotated[Pids, at_most(MAX_SLOTS_PER_HOST)]
     node_rank: Count
     nnodes: Count
     first_rank: Count
@@ -231,12 +227,12 @@ class Output(wire.Chunk):
     """
 
     host: OneLine
-    rank: int
-    local_rank: int
+    rank: Count
+    local_rank: Count
     stream: StreamName
-    nbytes: int
-    lost_lines: int = 0
-    attempt: int = 0
+    nbytes: wire.ChunkSize
+    lost_lines: Size = 0
+    attempt: Count = 0
     goes_on: bool = False
 
 
@@ -290,16 +286,8 @@ class ReportOfNode:
     """
 
     node_index: Count
-    participants: tuple[Count, ...]
+    participants: _Participants
     report: Report
-
-
-@dataclass(frozen=True)
-class FaultInjected:
-    """Agent to launcher, in answer to InjectFault ``number``. ``happened`` is false if the worker had already ended."""
-
-    number: int
-    happened: bool
 
 
 @dataclass(frozen=True)
@@ -354,7 +342,7 @@ class AgentFailed:
 class AgentEnded:
     """Agent to launcher, last except for log files. SIGKILL has not ended ``unkillable_pids``."""
 
-    unkillable_pids: tuple[int, ...] = ()
+    unkillable_pids: Pids = ()
 
 
 TO_AGENT = (
@@ -370,7 +358,7 @@ TO_AGENT = (
     SampleCollectives,
     AbortHungAttempt,
     OrderToNodes,
-    InjectFault,
+    *fault_injection.TO_AGENT,
     log_transfer.GrantLogBytes,
     *debugging.TO_AGENT,
 )
@@ -383,7 +371,7 @@ FROM_AGENT = (
     AttemptStarted,
     AttemptEnded,
     NodeLostRendezvous,
-    FaultInjected,
+    *fault_injection.FROM_AGENT,
     Output,
     Pong,
     Notice,

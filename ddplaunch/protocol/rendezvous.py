@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
+from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
@@ -17,7 +17,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import Round, SetParticipants, WorkerExit, Workers
 
 # Node to coordinator.
 
@@ -35,7 +35,7 @@ class NodeJoined:
 
     node_index: Count
     host: OneLine
-    local_world_size: Count
+    local_world_size: Workers
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
@@ -222,7 +222,7 @@ class MemberSpec:
     rendezvous: RendezvousConfig
     node_id: str
     run_id: str
-    max_restarts: int
+    max_restarts: Limitless
     launcher_assigns_rendezvous: bool = False
 
 
@@ -235,9 +235,9 @@ class MemberReady:
         run_key: text that is equal on all nodes and differs between runs with one run id.
     """
 
-    node_index: int
-    server_address: str
-    port: int
+    node_index: Count
+    server_address: OneLine
+    port: Port
     run_id: RunId
     run_key: RunId
 
@@ -257,7 +257,7 @@ class RendezvousNotFound:
 class RecordsRejected:
     """Member to agent, at most once per heartbeat: ``count`` records so far had no valid signature and were ignored."""
 
-    count: int
+    count: Size
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,14 @@ from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
 Outcome = Literal["succeeded", "failed", "stopped"]
+Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
+"""A number of workers of one node."""
 
 _MAX_SENTENCES = 100
 
@@ -40,7 +42,7 @@ class Round:
     node_rank: Count
     nnodes: Count
     first_rank: Count
-    local_world_size: Count
+    local_world_size: Workers
     world_size: Count
     master_addr: OneLine
     master_port: Port
@@ -56,8 +58,8 @@ class SetParticipants:
             SetParticipants.
     """
 
-    participants: tuple[int, ...]
-    departing: tuple[int, ...] = ()
+    participants: tuple[Count, ...]
+    departing: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,7 +106,7 @@ class WorkerExit:
     rank: Count
     local_rank: Count
     host: OneLine
-    pid: int
+    pid: Pid
     returncode: ReturnCode
     stopped: bool
     time_s: Seconds
@@ -115,7 +117,7 @@ class WorkerExit:
     tail: tuple[str, ...] = ()
     log_file: str | None = None
     whereabouts: str = ""
-    node_rank: int = 0
+    node_rank: Count = 0
     stacks: str = ""
     hardware: OneLine = ""
     give_up: OneLine = ""
@@ -149,7 +151,7 @@ class AttemptResult:
     cause: WorkerExit | None = None
     hung: bool = False
     lost_rendezvous: bool = False
-    restart_count: int = 0
+    restart_count: Count = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
     node_leaves: OneLine = ""
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_error_file
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.protocol.results import WorkerError
 
 NATIVE = f"""Fatal Python error: Segmentation fault
 
@@ -61,6 +65,17 @@ def test_both_forms_are_read_whatever_their_time_is(time: object, tmp_path: Path
     assert read(tmp_path, {"message": "no luck", "timestamp": time}) == ("no luck", "")
     assert read(tmp_path, {"message": {"message": "no", "extraInfo": details}}) == ("no", "Traceback: here")
     assert read(tmp_path, {"message": {"message": "no", "errorCode": 7, "extraInfo": details}})[0] == "no"
+
+
+@pytest.mark.parametrize("mtime", [-1e9, 4e12])
+def test_a_file_with_an_impossible_time_can_be_told(mtime: float, tmp_path: Path):
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": "no"}))
+    os.utime(path, (mtime, mtime))
+    error = read_error_file(path)
+    assert error
+    assert 0.0 <= error.time_s <= time.time()
+    assert wire.from_json(WorkerError, wire.to_json(error)) == error
 
 
 def read(folder: Path, body: dict[str, Any]) -> tuple[str, str]:

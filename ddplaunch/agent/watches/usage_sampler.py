@@ -13,7 +13,8 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.usage import MAX_AMOUNT, GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.protocol.field_types import MAX_QUANTITY
+from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage
 from ddplaunch.system.gpus import nvml
 from ddplaunch.system.usage_counters import MachineCounters, MachineFiles, OwnCounters, ProcessFiles, TreeCounters
 
@@ -158,7 +159,7 @@ def _rate(new: float | None, old: float | None, span_s: float) -> float | None:
 
 def _float(value: float | None) -> float | None:
     """None also for what a driver may say and a record must not have, as -1 degree."""
-    return None if value is None or not 0 <= value <= MAX_AMOUNT else float(value)
+    return None if value is None or not 0 <= value <= MAX_QUANTITY else float(value)
 
 
 def _lines(worker: Worker) -> int | None:

@@ -10,6 +10,7 @@ import json
 import os
 import re
 import stat
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -127,9 +128,10 @@ def _read_error(fd: int) -> WorkerError:
     if not stat.S_ISREG(status.st_mode):
         return WorkerError("(its error file is not a regular file)", "", 0.0)
     if status.st_size > _MAX_FILE_BYTES:
-        return WorkerError(f"(its error file has {status.st_size} bytes, which is too many)", "", status.st_mtime)
+        return WorkerError(f"(its error file has {status.st_size} bytes, which is too many)", "", 0.0)
     with os.fdopen(fd, "rb", closefd=False) as file:
-        return _parse_error(file.read(_MAX_FILE_BYTES), status.st_mtime)
+        # A script may set the time of its file to any.
+        return _parse_error(file.read(_MAX_FILE_BYTES), min(max(status.st_mtime, 0.0), time.time()))
 
 
 def _parse_error(text: bytes, time_s: float) -> WorkerError:

@@ -18,7 +18,8 @@ from ddplaunch.agent.workers.exit_details import last_lines, main_log, read_erro
 from ddplaunch.agent.workers.output import LogFile, Pump, Stream, output_pipe
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
-from ddplaunch.protocol.launcher_agent import AttemptStarted, FaultInjected, InjectFault, Notice, Output
+from ddplaunch.protocol.fault_injection import FaultInjected, InjectFault
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Notice, Output
 from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.protocol.script_request import Request
 from ddplaunch.system import processes
