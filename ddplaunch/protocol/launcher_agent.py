@@ -16,6 +16,7 @@ from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.field_types import (
     Count,
     Failure,
+    FolderName,
     OneLine,
     Pids,
     Port,
@@ -195,10 +196,11 @@ class RunIdAgreed:
 class FirstRoundFormed:
     """Agent to launcher, where every node has one, before its first attempt: the node takes part in the run.
 
-    ``run_dir`` is the new path of the launcher's run folder, which the agent has moved; None: no files are kept.
+    ``moved_to``: the agent has moved the launcher's run folder, into a folder beside it: the name of that folder, and
+    the new name. Empty: it is where it was, or no files are kept.
     """
 
-    run_dir: str | None
+    moved_to: Annotated[tuple[FolderName, ...], at_most(2)] = ()
 
 
 @dataclass(frozen=True)
@@ -366,8 +368,6 @@ FROM_AGENT = (
     AgentReady,
     NodeDetails,
     EndpointOpen,
-    RunIdAgreed,
-    FirstRoundFormed,
     AttemptStarted,
     AttemptEnded,
     NodeLostRendezvous,
@@ -379,10 +379,13 @@ FROM_AGENT = (
     WorkersExamined,
     CollectivesSampled,
     *health.FROM_AGENT,
-    ReportOfNode,
     AgentSignalled,
     AgentFailed,
     AgentEnded,
     *log_transfer.FROM_AGENT,
     *debugging.FROM_AGENT,
 )
+"""What any agent may send."""
+
+FROM_OWN_AGENT = (*FROM_AGENT, RunIdAgreed, FirstRoundFormed, ReportOfNode)
+"""What an agent on the launcher's machine may send: it speaks for the launcher's run folder, and for all nodes."""

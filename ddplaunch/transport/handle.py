@@ -17,6 +17,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
 from ddplaunch.protocol.log_transfer import LogChunk
+from ddplaunch.protocol.sender import of_host
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
 
@@ -41,7 +42,10 @@ class AgentHandle(abc.ABC):
     Attributes:
         inherited_fds: descriptors that the agent has inherited from the launcher, by stream name; empty on other
             machines.
+        accepted: the records that the agent may send; others are invalid.
     """
+
+    accepted: tuple[type, ...] = FROM_AGENT
 
     def __init__(
         self, name: str, post: Post, output: WriteOutput, inherited_fds: Mapping[str, int] | None = None
@@ -86,12 +90,8 @@ class AgentHandle(abc.ABC):
             input is reported in a Notice; an incomplete last record is not, since its writer was killed.
         """
         try:
-            while (received := wire.read_record(stream, FROM_AGENT, _rare_records)) is not None:
-                record, data = received
-                if isinstance(record, Output):
-                    self._output(record, data)
-                else:
-                    self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
+            while (received := wire.read_record(stream, self.accepted, _rare_records)) is not None:
+                self._deliver(*received)
         except wire.CutOff:
             return False
         except wire.ProtocolError as error:
@@ -100,6 +100,16 @@ class AgentHandle(abc.ABC):
         except (OSError, EOFError):
             return False
         return True
+
+    def _deliver(self, record: object, data: bytes) -> None:
+        """Raises ProtocolError for output that cannot be shown: nobody else waits for an error of this thread."""
+        if isinstance(record, Output):
+            try:
+                self._output(record, data)
+            except Exception as error:
+                raise wire.ProtocolError(f"its Output cannot be shown: {type(error).__name__}: {error}") from error
+        else:
+            self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
 
 
 class NoAgent(AgentHandle):
@@ -147,7 +157,13 @@ class Transport(abc.ABC):
             LaunchError: this machine cannot start it.
         """
         try:
-            return self._start_agent(index, post_as(FromNode, index, self._post), self._output, for_sweep=False)
+            host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
+            return self._start_agent(
+                index,
+                lambda event: post(of_host(host, event)),
+                lambda header, data: output(of_host(host, header), data),
+                for_sweep=False,
+            )
         except (OSError, RuntimeError) as error:
             raise LaunchError(
                 f"the agent on {self.node_names[index]} cannot be started: {error}", NO_ROOM_HINT
