@@ -15,6 +15,9 @@ if TYPE_CHECKING:
 _UNITS = ((30, "GB"), (20, "MB"), (10, "kB"))
 
 _MAX_CELL = 1000
+_MAX_NAME_BYTES = 255
+"""Of a name in a folder, on Linux (NAME_MAX)."""
+
 _TIME = re.compile(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)(ms|s|min|m|h|d)")
 _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -36,6 +39,12 @@ KEEPER_ID = "warm"
 def is_run_id(text: str) -> bool:
     """Whether ``text`` can be a run id: it names a folder, and is a part of the run tag."""
     return bool(re.fullmatch(r"(?!\.)[\w.:@+-]{1,128}", text, re.ASCII))
+
+
+def is_folder_name(text: str) -> bool:
+    """Whether ``text`` is one component of a path, of a length that file systems take: no slash, not ``..``."""
+    is_short = 0 < len(text.encode("utf-8", "surrogateescape")) <= _MAX_NAME_BYTES
+    return is_short and text.isprintable() and "/" not in text and text not in (".", "..")
 
 
 def quote(text: str, limit: int = 80) -> str:

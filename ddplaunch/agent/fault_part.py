@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.protocol.launcher_agent import FaultInjected, InjectFault
+from ddplaunch.protocol.fault_injection import FaultInjected, InjectFault
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker_group import WorkerGroup

@@ -16,15 +16,21 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.specs import AgentSpec
 
 
-def moved(spec: AgentSpec, ready: MemberReady, names: Sequence[str], send: Callable[[object], None]) -> AgentSpec:
+def moved(
+    spec: AgentSpec, ready: MemberReady, names: Sequence[str], send: Callable[[object], None]
+) -> tuple[AgentSpec, tuple[str, ...]]:
     """``spec`` with its folder moved to the first of ``names`` that is free, in the folder of the run.
 
-    The launchers of all nodes of a shared disk meet there. If it cannot be moved, ``send`` tells that.
+    The launchers of all nodes of a shared disk meet there. The second value is that of ``FirstRoundFormed``. If the
+    folder cannot be moved, ``send`` tells that.
     """
-    folder = Path(spec.node_dir or "")
+    if not spec.node_dir:
+        return spec, ()
+    folder = Path(spec.node_dir)
     try:
-        return replace(spec, node_dir=str(run_folder.move_into_run(folder, ready.run_id, ready.run_key, names)))
+        path = run_folder.move_into_run(folder, ready.run_id, ready.run_key, names)
+        return replace(spec, node_dir=str(path)), (path.parent.name, path.name)
     except OSError as error:
         text = f"the logs of {spec.host} are in {folder}, not in the folder of {ready.run_id}: {error.strerror}"
         send(Notice(text, -1))
-        return spec
+        return spec, ()

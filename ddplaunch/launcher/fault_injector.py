@@ -18,7 +18,8 @@ from ddplaunch import fault_spec
 from ddplaunch.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.nodes import Node
-from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, FaultInjected, InjectFault
+from ddplaunch.protocol.fault_injection import FaultInjected, InjectFault
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import Injected
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.local import LineSeen
@@ -97,7 +98,9 @@ class Injector:
             case LineSeen(number=number):
                 self._on_line_seen(self._faults[number], node)
             case FaultInjected(number=number, happened=True):
-                self._faults[number].set_injected()
+                for fault in self._faults[number : number + 1]:
+                    if fault.node is node and fault.tried_at is not None:  # Otherwise it was not asked to.
+                        fault.set_injected()
             case ChannelClosed():
                 self._disarm(node, None)
 

@@ -76,9 +76,9 @@ class RendezvousManager:
             config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)
         return JoinRendezvous(config)
 
-    def on_endpoint_open(self, event: EndpointOpen) -> None:
-        """The serving node has opened its endpoint."""
-        if event.token == self.token:
+    def on_endpoint_open(self, index: int, event: EndpointOpen) -> None:
+        """Node ``index`` has opened an endpoint; it counts if that node serves the rendezvous."""
+        if index == self._server and event.token == self.token:
             self._endpoint = event
 
     def on_round_formed(self) -> None:

@@ -13,7 +13,6 @@ import contextlib
 import signal
 import time
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
@@ -22,6 +21,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.fault_injector import Injector
+from ddplaunch.launcher.given_up import GivenUp
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.run_files import run_facts
@@ -56,6 +56,7 @@ from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
+    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.display.console import Console
@@ -108,6 +109,8 @@ class Run:
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
+        on_event, on_lost = self._on_node_event, self._on_node_lost
+        self._given_up = GivenUp(config, self._nodes, self._shutdown, on_event, on_lost, self._show)
         watched = (self._nodes, self._shutdown, self._messages, self._events)
         self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
@@ -159,7 +162,7 @@ class Run:
             case signals.SignalReceived():
                 self._shutdown.on_signal(event)
             case FromNode(index=index, event=node_event):
-                self._on_node_event(self._nodes.all[index], node_event)
+                self._given_up.handle(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case _:
@@ -188,12 +191,13 @@ class Run:
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():
                 node.details = event
-            case EndpointOpen():
-                self._on_endpoint_open(event)
+            case EndpointOpen() if self._nodes.rendezvous:
+                self._nodes.rendezvous.on_endpoint_open(node.index, event)
+                self._nodes.on_changed()
             case RunIdAgreed(run_id=run_id):
                 self._on_run_id_agreed(run_id)
-            case FirstRoundFormed(run_dir=run_dir):
-                self._on_first_round_formed(run_dir)
+            case FirstRoundFormed(moved_to=names):
+                self._on_first_round_formed(names)
             case AttemptStarted():
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result, evidence=evidence):
@@ -252,19 +256,15 @@ class Run:
             if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
                 self._show_ready()
 
-    def _on_endpoint_open(self, event: EndpointOpen) -> None:
-        if self._nodes.rendezvous:
-            self._nodes.rendezvous.on_endpoint_open(event)
-            self._nodes.on_changed()
-
     def _on_run_id_agreed(self, run_id: str) -> None:
         """Another launcher's run id, unless the user gave one: take it, and let --ps and --kill find it here."""
         if run_id != self._run_id:
             self._marks.enter_context(run_tags.launcher_memfd(self._run_tag, run_id))
             self._run_id = self._messages.run_id = run_id
 
-    def _on_first_round_formed(self, run_dir: str | None) -> None:
-        self._on_folder_moved(Path(run_dir) if run_dir else None)
+    def _on_first_round_formed(self, moved_to: tuple[str, ...]) -> None:
+        if self._folder and moved_to:
+            self._on_folder_moved(self._folder.parent.joinpath(*moved_to))
         self._facts = run_facts.with_run_id(self._facts, self._run_id, self._folder)
         self._show_ready()
 

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
 from ddplaunch.protocol.hang_evidence import MAX_GROUPS
 
 MAX_SENT = 1000
@@ -38,7 +38,7 @@ class PackedTimes:
     rank: Count
     group: OneLine
     first_number: Count
-    first_ns: Annotated[int, between(0, 1 << 62)]
+    first_ns: Nanoseconds
     gaps_us: Gaps
 
 
@@ -80,5 +80,5 @@ class CollectivesSampled:
     times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
     loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
     cost_s: Seconds = 0.0
-    clock_ns: Annotated[int, between(0, 1 << 62)] = 0
+    clock_ns: Nanoseconds = 0
     is_debugged: bool = False

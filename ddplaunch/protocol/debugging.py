@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Limit, OneLine, between
+from ddplaunch.protocol.field_types import Count, Limit, OneLine, Pid, between
 
 ADDRESS = "ddplaunch.debugger."
 """Begin of the address of a worker's connection, in the abstract namespace; a random text follows."""
@@ -42,7 +42,7 @@ class SessionRequest:
         place: where, as in ``at breakpoint() (train.py:7)``, or the exception of a post-mortem.
     """
 
-    worker: int
+    worker: Pid
     place: OneLine
     is_post_mortem: bool = False
 

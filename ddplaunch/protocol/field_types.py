@@ -5,13 +5,12 @@ Used in annotations only. Another process may be broken or hostile: what it send
 
 from __future__ import annotations
 
-import math
 import signal
 from collections.abc import Callable
 from typing import Annotated, Any
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.text import is_run_id
+from ddplaunch.text import is_folder_name, is_run_id
 
 
 @dataclass(frozen=True)
@@ -39,9 +38,20 @@ def at_most(count: int) -> Limit:
 Count = Annotated[int, between(0, 1 << 24)]
 """A rank, or a number of workers, nodes or attempts: the reader may make a list of so many."""
 
+Pid = Annotated[int, between(0, 1 << 22)]
+"""Up to Linux's PID_MAX_LIMIT (proc_pid_max(5)); 0: no process."""
+
+Pids = Annotated[tuple[Pid, ...], at_most(1 << 16)]
+Descriptor = Annotated[int, between(0, 1 << 30)]
 Port = Annotated[int, between(0, 65535)]
 Size = Annotated[int, between(0, 1 << 60)]
-"""A number of bytes."""
+"""A number of bytes, or another number that is only shown."""
+
+Limitless = Annotated[int, between(0, (1 << 63) - 1)]
+"""A number with which others are compared, as ``sys.maxsize``."""
+
+Nanoseconds = Annotated[int, between(0, 1 << 62)]
+"""A time since the epoch."""
 
 ReturnCode = Annotated[int, between(-64, 255)]
 """As in ``subprocess``: an exit code, or minus the number of a signal."""
@@ -51,11 +61,18 @@ Failure = Annotated[int, between(1, 255)]
 
 SignalNumber = Annotated[int, Limit("the number of a signal", set(signal.Signals).__contains__)]
 
-Seconds = Annotated[float, Limit("a finite number", math.isfinite)]
-"""A time or duration that is shown, or written to report.json."""
+Seconds = Annotated[float, between(-(1 << 40), 1 << 40)]
+"""A time or duration: finite, and a date that Python can format (up to the year 36812)."""
+
+MAX_QUANTITY = 1 << 60
+Quantity = Annotated[float, between(0, MAX_QUANTITY)]
+"""A measured value, such as a rate; finite."""
 
 RunId = Annotated[str, Limit("a run id", is_run_id)]
 """Names a folder: it has no slash, and no dot at its begin."""
 
 OneLine = Annotated[str, Limit("one line of printable text", str.isprintable)]
 """A name, address or sentence that is shown: it cannot steer the terminal or forge a line."""
+
+FolderName = Annotated[str, Limit("the name of a folder", is_folder_name)]
+"""One component of a path: it names nothing outside of the folder that it is in."""

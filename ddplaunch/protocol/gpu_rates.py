@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Seconds, at_most
+from ddplaunch.protocol.field_types import Count, OneLine, Quantity, at_most
 
 MAX_GPUS = 256
 
@@ -26,9 +26,9 @@ class GpuRates:
     index: Count
     name: OneLine = ""
     uuid: OneLine = ""
-    matmul_flops: Seconds = 0.0
-    memory_bytes_per_s: Seconds = 0.0
-    peer_bytes_per_s: Seconds = 0.0
+    matmul_flops: Quantity = 0.0
+    memory_bytes_per_s: Quantity = 0.0
+    peer_bytes_per_s: Quantity = 0.0
     problem: OneLine = ""
 
 

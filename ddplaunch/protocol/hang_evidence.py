@@ -11,7 +11,16 @@ from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import rank_list
-from ddplaunch.protocol.field_types import Count, Limit, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import (
+    Count,
+    Limit,
+    Nanoseconds,
+    OneLine,
+    Pid,
+    Seconds,
+    Size,
+    at_most,
+)
 from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
 from ddplaunch.protocol.rank_list import RankList
 
@@ -27,7 +36,7 @@ MAX_STACK_CHARS = 32 << 10
 MAX_UNANSWERED = 16
 MAX_RAS_CHARS = 1 << 20
 
-Sizes = Annotated[tuple[Annotated[tuple[int, ...], at_most(16)], ...], at_most(16)]
+Sizes = Annotated[tuple[Annotated[tuple[Size, ...], at_most(16)], ...], at_most(16)]
 """Shapes of the tensors of a call; longer lists are cut."""
 
 
@@ -70,7 +79,7 @@ class CollectiveCall:
     is_p2p: bool = False
     is_started: bool = False
     is_done: bool = False
-    created_ns: Annotated[int, between(0, 1 << 62)] = 0
+    created_ns: Nanoseconds = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +138,7 @@ class RankEvidence:
     rank: Count
     local_rank: Count
     host: OneLine
-    pid: int
+    pid: Pid
     is_running: bool = True
     silent_s: Seconds = 0.0
     window_s: Seconds = 0.0
@@ -191,4 +200,4 @@ class CollectiveTimes:
     host: OneLine
     group: OneLine
     first_number: Count
-    created_ns: Annotated[tuple[int, ...], at_most(MAX_TIMES)]
+    created_ns: Annotated[tuple[Nanoseconds, ...], at_most(MAX_TIMES)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import OneLine, between
+from ddplaunch.protocol.field_types import OneLine, Pid, ReturnCode, between
 
 KeptSeconds = Annotated[float, between(0, 7 * 86400)]
 """How long a keeper waits for the next run."""
@@ -37,7 +37,7 @@ class KeepWarm:
     """
 
     seconds: KeptSeconds
-    session_leader: int = 0
+    session_leader: Pid = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class KeeperSpec:
     """
 
     seconds: KeptSeconds
-    watched: tuple[int, ...]
+    watched: tuple[Pid, ...]
     preload: tuple[str, ...]
     script: str
     base: str
@@ -126,7 +126,7 @@ class TakenOver:
 class AgentGone:
     """Keeper, after TakenOver: the agent has ended. ``returncode`` as in ``subprocess``."""
 
-    returncode: Annotated[int, between(-64, 255)]
+    returncode: ReturnCode
 
 
 @dataclass(frozen=True)

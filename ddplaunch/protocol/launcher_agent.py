@@ -11,15 +11,37 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import debugging, health, log_transfer, wire
+from ddplaunch.protocol import debugging, fault_injection, health, log_transfer, wire
 from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.field_types import Count, Failure, OneLine, Port, RunId, Seconds, SignalNumber, at_most
+from ddplaunch.protocol.field_types import (
+    Count,
+    Failure,
+    FolderName,
+    OneLine,
+    Pids,
+    Port,
+    RunId,
+    Seconds,
+    SignalNumber,
+    Size,
+    at_most,
+)
 from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.health import HardwareOfNode
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, StreamName
+from ddplaunch.protocol.results import (
+    AttemptResult,
+    NodeDeparts,
+    NodeLostRendezvous,
+    SetParticipants,
+    StreamName,
+    Workers,
+)
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
+_MAX_ADDRESSES = 1024
+
+_Participants = Annotated[tuple[Count, ...], at_most(1 << 16)]
 
 
 # Launcher to agent. The first record is an AgentSpec, a SweepRun or one of ``queries``.
@@ -31,7 +53,7 @@ class SweepRun:
     """
 
     node_tag: str
-    excluded_pids: tuple[int, ...]
+    excluded_pids: Pids
 
 
 @dataclass(frozen=True)
@@ -51,7 +73,7 @@ class Ping:
     After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s``: its wall clock.
     """
 
-    lost_after_s: float
+    lost_after_s: Seconds
     time_s: Seconds = 0.0
 
 
@@ -62,15 +84,15 @@ class StopWorkers:
     The agent sends ``signum`` to every worker's process group, and SIGKILL after ``grace_s`` seconds.
     """
 
-    signum: int
-    grace_s: float
+    signum: SignalNumber
+    grace_s: Seconds
 
 
 @dataclass(frozen=True)
 class PassSignal:
     """Launcher to agent: send ``signum`` (SIGUSR1 or SIGUSR2) to every worker, without stopping it."""
 
-    signum: int
+    signum: SignalNumber
 
 
 @dataclass(frozen=True)
@@ -84,8 +106,8 @@ class ExamineWorkers:
             only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
     """
 
-    attempt: int
-    number: int
+    attempt: Count
+    number: Count
     is_requested: bool = False
     all_nodes_at: OneLine = ""
 
@@ -97,8 +119,8 @@ class SampleCollectives:
     Answered by CollectivesSampled ``number``. ``suspects`` are ranks whose GPUs are asked whether they are throttled.
     """
 
-    attempt: int
-    number: int
+    attempt: Count
+    number: Count
     suspects: tuple[Count, ...] = ()
 
 
@@ -109,7 +131,7 @@ class AbortHungAttempt:
     The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
     """
 
-    attempt: int
+    attempt: Count
     reason: str
 
 
@@ -123,24 +145,6 @@ class OrderToNodes:
     order: ExamineWorkers | SampleCollectives | AbortHungAttempt
 
 
-@dataclass(frozen=True)
-class InjectFault:
-    """Launcher to agent: inject fault ``number`` into one worker of ``attempt``; answered by FaultInjected.
-
-    Attributes:
-        signum: SIGKILL is sent to the worker alone, any other signal to its process group.
-        code: exit code to report in place of the SIGKILL; None: report the SIGKILL.
-        factor: slow the worker down by this factor, in place of a signal.
-    """
-
-    number: int
-    attempt: int
-    local_rank: int
-    signum: int = 0
-    code: int | None = None
-    factor: float | None = None
-
-
 # Agent to launcher. The last record is AgentEnded, followed by the log files if AgentSpec.sends_logs.
 
 
@@ -148,7 +152,7 @@ class InjectFault:
 class AgentReady:
     """Agent to launcher, once: the agent has read its spec and can start ``local_world_size`` workers."""
 
-    local_world_size: Count
+    local_world_size: Workers
 
 
 @dataclass(frozen=True)
@@ -176,7 +180,7 @@ class EndpointOpen:
     """
 
     token: str
-    addresses: tuple[OneLine, ...]
+    addresses: Annotated[tuple[OneLine, ...], at_most(_MAX_ADDRESSES)]
     port: Port
 
 
@@ -191,10 +195,11 @@ class RunIdAgreed:
 class FirstRoundFormed:
     """Agent to launcher, where every node has one, before its first attempt: the node takes part in the run.
 
-    ``run_dir`` is the new path of the launcher's run folder, which the agent has moved; None: no files are kept.
+    ``moved_to``: the agent has moved the launcher's run folder, into a folder beside it: the name of that folder, and
+    the new name. Empty: it is where it was, or no files are kept.
     """
 
-    run_dir: str | None
+    moved_to: Annotated[tuple[FolderName, ...], at_most(2)] = ()
 
 
 @dataclass(frozen=True)
@@ -207,7 +212,7 @@ class AttemptStarted:
 
     attempt: Count
     world_size: Count
-    pids: tuple[int, ...]
+    pids: Annotated[Pids, at_most(MAX_SLOTS_PER_HOST)]
     node_rank: Count
     nnodes: Count
     first_rank: Count
@@ -223,12 +228,12 @@ class Output(wire.Chunk):
     """
 
     host: OneLine
-    rank: int
-    local_rank: int
+    rank: Count
+    local_rank: Count
     stream: StreamName
-    nbytes: int
-    lost_lines: int = 0
-    attempt: int = 0
+    nbytes: wire.ChunkSize
+    lost_lines: Size = 0
+    attempt: Count = 0
     goes_on: bool = False
 
 
@@ -282,16 +287,8 @@ class ReportOfNode:
     """
 
     node_index: Count
-    participants: tuple[Count, ...]
+    participants: _Participants
     report: Report
-
-
-@dataclass(frozen=True)
-class FaultInjected:
-    """Agent to launcher, in answer to InjectFault ``number``. ``happened`` is false if the worker had already ended."""
-
-    number: int
-    happened: bool
 
 
 @dataclass(frozen=True)
@@ -346,7 +343,7 @@ class AgentFailed:
 class AgentEnded:
     """Agent to launcher, last except for log files. SIGKILL has not ended ``unkillable_pids``."""
 
-    unkillable_pids: tuple[int, ...] = ()
+    unkillable_pids: Pids = ()
 
 
 TO_AGENT = (
@@ -362,7 +359,7 @@ TO_AGENT = (
     SampleCollectives,
     AbortHungAttempt,
     OrderToNodes,
-    InjectFault,
+    *fault_injection.TO_AGENT,
     log_transfer.GrantLogBytes,
     *debugging.TO_AGENT,
 )
@@ -370,12 +367,10 @@ FROM_AGENT = (
     AgentReady,
     NodeDetails,
     EndpointOpen,
-    RunIdAgreed,
-    FirstRoundFormed,
     AttemptStarted,
     AttemptEnded,
     NodeLostRendezvous,
-    FaultInjected,
+    *fault_injection.FROM_AGENT,
     Output,
     Pong,
     Notice,
@@ -383,10 +378,13 @@ FROM_AGENT = (
     WorkersExamined,
     CollectivesSampled,
     *health.FROM_AGENT,
-    ReportOfNode,
     AgentSignalled,
     AgentFailed,
     AgentEnded,
     *log_transfer.FROM_AGENT,
     *debugging.FROM_AGENT,
 )
+"""What any agent may send."""
+
+FROM_OWN_AGENT = (*FROM_AGENT, RunIdAgreed, FirstRoundFormed, ReportOfNode)
+"""What an agent on the launcher's machine may send: it speaks for the launcher's run folder, and for all nodes."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import re
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.wire import Chunk
+from ddplaunch.protocol.field_types import Count, Size
+from ddplaunch.protocol.wire import Chunk, ChunkSize
 
 CHUNK_BYTES = 64 << 10
 WINDOW_BYTES = 256 << 10
@@ -26,14 +27,14 @@ _NAME = re.compile(r"attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)
 class LogsFound:
     """Agent to launcher, after AgentEnded: total size of the node's log files."""
 
-    nbytes: int
+    nbytes: Size
 
 
 @dataclass(frozen=True)
 class GrantLogBytes:
     """Launcher to agent: send up to ``nbytes`` more, counted by ``cost``; 0: send no more files."""
 
-    nbytes: int
+    nbytes: Size
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class LogChunk(Chunk):
     """Agent to launcher: header of the next ``nbytes`` raw bytes of file ``path``. Files are not interleaved."""
 
     path: str
-    nbytes: int
+    nbytes: ChunkSize
     is_last: bool
 
 
@@ -52,7 +53,7 @@ class LogsSent:
     ``skipped_files`` is the number of those that are unreadable, too many, or have a name that is not ``is_safe``.
     """
 
-    skipped_files: int
+    skipped_files: Count
 
 
 FROM_AGENT = (LogsFound, LogChunk, LogsSent)

@@ -5,11 +5,11 @@ The launcher sends InspectNode or ListRuns in place of an AgentSpec. No behaviou
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import RunExamined
-from ddplaunch.protocol.field_types import Count, OneLine, Port, Seconds, Size
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Port, Seconds, Size, between
 from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import Program
 
@@ -38,7 +38,7 @@ class EndRun:
     """
 
     run_id: str
-    grace_s: float
+    grace_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class ExamineRuns:
 class LauncherAnswer:
     """What the launcher ``pid`` has answered to ExamineRun; ``problem`` says why there is no answer."""
 
-    pid: Count
+    pid: Pid
     examined: RunExamined | None = None
     problem: OneLine = ""
 
@@ -99,12 +99,15 @@ class RunsFound:
         hidden_pids: processes of this user that this user may not inspect.
     """
 
-    machine: str
+    machine: OneLine
     runs: tuple[RunOnHost, ...]
-    hidden_pids: tuple[int, ...] = ()
+    hidden_pids: Pids = ()
 
 
 # --check.
+
+
+_FileLimit = Annotated[int, between(-1, 1 << 60)]
 
 
 @dataclass(frozen=True)
@@ -134,9 +137,9 @@ class InspectNode:
 class GpuUser:
     """A process that has GPUs open; ``gpus`` are their indices."""
 
-    pid: int
+    pid: Pid
     name: OneLine
-    gpus: tuple[int, ...]
+    gpus: tuple[Count, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -161,7 +164,7 @@ class NodeReport:
     gpus: tuple[OneLine, ...]
     gpu_users: tuple[GpuUser, ...]
     shm_free_bytes: Size | None
-    open_files: tuple[int, int]
+    open_files: tuple[_FileLimit, _FileLimit]
     address: OneLine
     name: OneLine
     name_s: Seconds
@@ -188,7 +191,7 @@ class ListeningNode:
 
     host: str
     addresses: tuple[str, ...]
-    port: int
+    port: Port
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Port, RunId, Seconds
+from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,
@@ -19,7 +19,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
 
 # Node to coordinator.
 
@@ -39,7 +39,7 @@ class NodeJoined:
 
     node_index: Count
     host: OneLine
-    local_world_size: Count
+    local_world_size: Workers
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
@@ -231,7 +231,7 @@ class MemberSpec:
     rendezvous: RendezvousConfig
     node_id: str
     run_id: str
-    max_restarts: int
+    max_restarts: Limitless
     launcher_assigns_rendezvous: bool = False
 
 
@@ -246,9 +246,9 @@ class MemberReady:
             there is none, or if another node of the run has reported equal ranks.
     """
 
-    node_index: int
-    server_address: str
-    port: int
+    node_index: Count
+    server_address: OneLine
+    port: Port
     run_id: RunId
     run_key: RunId
     rank_holder: OneLine = ""
@@ -280,7 +280,7 @@ class NodeTurnedAway:
 class RecordsRejected:
     """Member to agent, at most once per heartbeat: ``count`` records so far had no valid signature and were ignored."""
 
-    count: int
+    count: Size
 
 
 @dataclass(frozen=True)

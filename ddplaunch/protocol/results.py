@@ -14,13 +14,15 @@ from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Port, ReturnCode, Seconds, at_most
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
 from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
 Certainty = Literal["no", "perhaps", "yes"]
 Outcome = Literal["succeeded", "failed", "stopped"]
+Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
+"""A number of workers of one node."""
 
 _MAX_SENTENCES = 100
 
@@ -41,7 +43,7 @@ class Round:
     node_rank: Count
     nnodes: Count
     first_rank: Count
-    local_world_size: Count
+    local_world_size: Workers
     world_size: Count
     master_addr: OneLine
     master_port: Port
@@ -59,8 +61,8 @@ class SetParticipants:
     """
 
     token: str
-    participants: tuple[int, ...]
-    departing: tuple[int, ...] = ()
+    participants: tuple[Count, ...]
+    departing: tuple[Count, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class WorkerExit:
     rank: Count
     local_rank: Count
     host: OneLine
-    pid: int
+    pid: Pid
     returncode: ReturnCode
     stopped: bool
     time_s: Seconds
@@ -131,7 +133,7 @@ class WorkerExit:
     tail: tuple[str, ...] = ()
     log_file: str | None = None
     whereabouts: str = ""
-    node_rank: int = 0
+    node_rank: Count = 0
     stacks: str = ""
     hardware: OneLine = ""
     give_up: OneLine = ""
@@ -166,7 +168,7 @@ class AttemptResult:
     cause: WorkerExit | None = None
     hung: bool = False
     lost_rendezvous: bool = False
-    restart_count: int = 0
+    restart_count: Count = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
     node_leaves: OneLine = ""
     world_size: Count = 0

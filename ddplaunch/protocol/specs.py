@@ -11,6 +11,7 @@ from typing import Literal
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.field_types import Count, Descriptor, Limitless, Pid, Port
 from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.timeouts import TimeoutConfig
 
@@ -71,16 +72,16 @@ class AgentSpec:
     workers: WorkerConfig = field(default_factory=WorkerConfig)
     output: OutputConfig = field(default_factory=OutputConfig)
     timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
-    max_restarts: int = 0
+    max_restarts: Limitless = 0
     signals: tuple[str, ...] = ()
     node_dir: str | None = None
     run_dir_name: str = ""
     sends_logs: bool = False
     master_addr: str | None = None
-    master_port: int | None = None
-    stdin_fd: int | None = None
-    stdout_fd: int | None = None
-    stderr_fd: int | None = None
+    master_port: Port | None = None
+    stdin_fd: Descriptor | None = None
+    stdout_fd: Descriptor | None = None
+    stderr_fd: Descriptor | None = None
     rendezvous: RendezvousConfig | None = None
     launcher_assigns_rendezvous: bool = False
     fake_gpus: FakeGpuConfig | None = None
@@ -106,7 +107,7 @@ class ForkserverSpec:
     """
 
     run_id: str
-    agent_pid: int
+    agent_pid: Pid
     imports: bool
     preload: tuple[str, ...]
     script: str
@@ -134,7 +135,7 @@ class ProcessSpec:
     how: Literal["script", "module", "function", "exec", "store", "member"]
     argv: tuple[str, ...] = ()
     env: dict[str, str] | None = None
-    cpus: frozenset[int] | None = None
+    cpus: frozenset[Count] | None = None
     cgroup: str = ""
     fake_gpus: FakeGpuConfig | None = None
 
@@ -176,7 +177,7 @@ class ProcessStarted:
     """
 
     tag: str
-    pid: int = 0
+    pid: Pid = 0
     error: str = ""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import Count, OneLine, Quantity, Seconds, Size, at_most, between
 from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
 from ddplaunch.protocol.specs import UsageRecord
 
@@ -25,10 +25,8 @@ RECORD_S = 10.0
 MAX_SAMPLES = 64
 """In one record."""
 
-MAX_AMOUNT = 1 << 60
-Amount = Annotated[float, between(0, MAX_AMOUNT)]
 Span = Annotated[float, between(0, 1 << 32)]
-Amounts = Annotated[tuple[Amount | None, ...], at_most(MAX_SLOTS_PER_HOST)]
+Amounts = Annotated[tuple[Quantity | None, ...], at_most(MAX_SLOTS_PER_HOST)]
 Reasons = Annotated[tuple[OneLine | None, ...], at_most(MAX_GPUS)]
 
 
@@ -65,11 +63,11 @@ class NodeUsage:
         rx: bytes per second received by network adapters, and ``tx`` sent; RDMA is not counted.
     """
 
-    cpu: Amount | None = None
-    mem: Amount | None = None
-    disk: Amount | None = None
-    rx: Amount | None = None
-    tx: Amount | None = None
+    cpu: Quantity | None = None
+    mem: Quantity | None = None
+    disk: Quantity | None = None
+    rx: Quantity | None = None
+    tx: Quantity | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,11 +13,12 @@ import json
 import re
 import types
 import typing
-from typing import TYPE_CHECKING, Any, BinaryIO, TypeVar, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
+
+from ddplaunch.protocol.field_types import between
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from ddplaunch.protocol.field_types import Limit
 
 MAX_LINE_BYTES = 32 << 20
@@ -27,6 +28,7 @@ MAX_CHUNK_BYTES = 8 << 20
 """Limit of the raw bytes after a record, and so of a line of output that is sent whole."""
 
 T = TypeVar("T")
+_Reader = Callable[[Any], Any]
 
 _NO_CHARACTER = re.compile("[\ud800-\udbff](?![\udc00-\udfff])|(?<![\ud800-\udbff])[\udc00-\udc7f\udd00-\udfff]")
 """Surrogates that are neither a pair, which JSON reads as one character, nor the escape of a byte (PEP 383)."""
@@ -43,10 +45,13 @@ class CutOff(ProtocolError):
     """The stream ended within a record, for example because its writer was killed."""
 
 
+ChunkSize = Annotated[int, between(0, MAX_CHUNK_BYTES)]
+
+
 class Chunk:
     """Base of the records that raw bytes follow, ``nbytes`` of them."""
 
-    nbytes: int
+    nbytes: ChunkSize
 
 
 def encode(record: object) -> bytes:
@@ -72,9 +77,8 @@ def decode(line: bytes, allowed: tuple[type, ...], rare: Callable[[], tuple[type
     """
     try:
         body = json.loads(line)
-        name, types_by_name = body.pop("record"), {cls.__name__: cls for cls in allowed}
-        record_type = types_by_name.get(name) or {cls.__name__: cls for cls in rare()}[name]
-        return _build(record_type, body)
+        name = body.pop("record")
+        return _build(_by_name(allowed).get(name) or _by_name(rare())[name], body)
     except ProtocolError:
         raise
     except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
@@ -121,8 +125,6 @@ def read_record(
 
 
 def _payload(stream: BinaryIO, nbytes: int) -> bytes:
-    if not 0 <= nbytes <= MAX_CHUNK_BYTES:
-        raise ProtocolError(f"an output chunk of {nbytes} bytes")
     data = stream.read(nbytes)
     if len(data) < nbytes:
         raise CutOff("the stream ended within an output chunk")
@@ -149,6 +151,7 @@ def to_json(value: Any) -> Any:
 def prepare(kind: Any) -> None:
     """Do now what the first record of type ``kind`` would do, in a process whose forks read such records."""
     if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        _readers(kind)
         for field_type in _field_types(kind).values():
             prepare(field_type)
     else:
@@ -157,69 +160,107 @@ def prepare(kind: Any) -> None:
 
 
 @functools.cache
+def _by_name(record_types: tuple[type, ...]) -> dict[str, type]:
+    return {cls.__name__: cls for cls in record_types}
+
+
+@functools.cache
 def _field_types(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-def _build(kind: Any, value: Any) -> Any:
-    """``value``, read from JSON, as the annotated type ``kind``; raises ProtocolError if it does not fit."""
+@functools.cache
+def _readers(cls: type) -> dict[str, _Reader]:
+    return {name: _reader(kind) for name, kind in _field_types(cls).items()}
+
+
+def _reader(kind: Any) -> _Reader:
+    """A function that makes the annotated type ``kind`` of what JSON has read; a ProtocolError if it does not fit."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _build_dataclass(kind, value)
+        return functools.partial(_build, kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return _within(args[1], _build(args[0], value))
+        return functools.reduce(_reader_within, args[1:], _reader(args[0]))
     if origin in (typing.Union, types.UnionType):
-        return _build_union(args, value)
+        return functools.partial(_first_fit, kind, [_reader(arg) for arg in args])
     if origin is tuple:
-        return _build_tuple(args, _expect(list, value))
+        return _tuple_reader(args)
     if origin is frozenset:
-        return frozenset(_build(args[0], item) for item in _expect(list, value))
+        items = _tuple_reader((args[0], ...))
+        return lambda value: frozenset(items(value))
     if origin is dict:
-        return {_build(args[0], k): _build(args[1], v) for k, v in _expect(dict, value).items()}
+        read_key, read_value = map(_reader, args)
+        return lambda value: {read_key(k): read_value(v) for k, v in _expect(dict, value).items()}
     if origin is typing.Literal:
-        if value not in args:
-            raise ProtocolError(f"{_excerpt(value)} is not one of {args}")
-        return value
-    return float(value) if kind is float and type(value) is int else _expect(kind, value)
+        return functools.partial(_one_of, args)
+    return {float: _float, str: _text}.get(kind) or functools.partial(_expect, kind)
 
 
-def _build_dataclass(cls: type, body: Any) -> Any:
-    hints = _field_types(cls)
-    unknown = _expect(dict, body).keys() - hints.keys()
+def _build(cls: type, body: Any) -> Any:
+    readers = _readers(cls)
+    unknown = _expect(dict, body).keys() - readers.keys()
     if unknown:
         raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(unknown))}")
-    return cls(**{name: _build(hints[name], value) for name, value in body.items()})
+    return cls(**{name: readers[name](value) for name, value in body.items()})
 
 
-def _build_union(kinds: tuple[Any, ...], value: Any) -> Any:
-    for kind in kinds:
+def _reader_within(read: _Reader, limit: Limit) -> _Reader:
+    accepts = limit.accepts
+
+    def read_within(value: Any) -> Any:
+        value = read(value)
+        if not accepts(value):
+            raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
+        return value
+
+    return read_within
+
+
+def _first_fit(kind: Any, readers: list[_Reader], value: Any) -> Any:
+    for read in readers:
         try:
-            return _build(kind, value)
+            return read(value)
         except ProtocolError:
             continue
-    raise ProtocolError(f"{_excerpt(value)} fits none of {kinds}")
+    raise ProtocolError(f"{_excerpt(value)} fits none of {typing.get_args(kind)}")
 
 
-def _build_tuple(args: tuple[Any, ...], items: list[Any]) -> tuple[Any, ...]:
-    kinds = [args[0]] * len(items) if args[-1] is Ellipsis else args
-    if len(kinds) != len(items):
-        raise ProtocolError(f"{len(items)} items instead of {len(kinds)}")
-    return tuple(_build(kind, item) for kind, item in zip(kinds, items, strict=True))
+def _tuple_reader(args: tuple[Any, ...]) -> _Reader:
+    if args[-1] is Ellipsis:
+        read_item = _reader(args[0])
+        return lambda value: tuple(map(read_item, _expect(list, value)))
+    return functools.partial(_fixed, [_reader(arg) for arg in args])
 
 
-def _within(limit: Limit, value: Any) -> Any:
-    if not limit.accepts(value):
-        raise ProtocolError(f"{_excerpt(value)} is not {limit.description}")
+def _fixed(readers: list[_Reader], value: Any) -> Any:
+    items = _expect(list, value)
+    if len(items) != len(readers):
+        raise ProtocolError(f"{len(items)} items instead of {len(readers)}")
+    return tuple(read(item) for read, item in zip(readers, items, strict=True))
+
+
+def _one_of(values: tuple[Any, ...], value: Any) -> Any:
+    if type(value) not in (str, int) or value not in values:  # True is equal to 1.
+        raise ProtocolError(f"{_excerpt(value)} is not one of {values}")
     return value
+
+
+def _float(value: Any) -> float:
+    return float(value) if type(value) is int else _expect(float, value)
+
+
+def _text(value: Any) -> str:
+    text: str = _expect(str, value)
+    if not text.isascii():
+        # Raises a ValueError for surrogates that stand for no byte and cannot be printed.
+        text.encode("utf-8", "surrogateescape")
+    return text
 
 
 def _expect(kind: Any, value: Any) -> Any:
     # isinstance would accept a bool as an int.
     if type(value) is not kind:
         raise ProtocolError(f"{_excerpt(value)} is not {getattr(kind, '__name__', kind)}")
-    if kind is str and not value.isascii():
-        # Raises a ValueError for surrogates that stand for no byte and cannot be printed.
-        value.encode("utf-8", "surrogateescape")
     return value
 
 

@@ -31,6 +31,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
 from ddplaunch.protocol.results import SetParticipants, WorkerExit
+from ddplaunch.protocol.sender import of_host
 from ddplaunch.rendezvous import rank_assignment
 from ddplaunch.rendezvous.round_reports import RoundReports
 from ddplaunch.text import quote
@@ -116,7 +117,8 @@ class Coordinator:
             case SetParticipants():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
-                return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), report))]
+                own = of_host(self._hosts[index], report)
+                return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
                 return [Outgoing(index, order) for index in self.participants if index in self._running]
         return []
@@ -274,7 +276,8 @@ class Coordinator:
 
     def _on_ended(self, record: WorkersEnded) -> list[Outgoing]:
         self._running.discard(record.node_index)
-        self._reports.ended_nodes.append(record)
+        cause = record.cause and of_host(self._hosts[record.node_index], record.cause)
+        self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.stop_reason:
             self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
         sent = self._stop("") if record.failed or record.stopped else []

@@ -21,6 +21,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
 from ddplaunch.protocol.log_transfer import LogChunk
+from ddplaunch.protocol.sender import of_host
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport.remote_start import NodeFacts
 
@@ -53,7 +54,10 @@ class AgentHandle(abc.ABC):
             machines.
         delayed_until: ``time.monotonic()`` until which records of the agent had to wait here for others; infinite while
             they do. A slow answer before that is no sign of a slow agent.
+        accepted: the records that the agent may send; others are invalid.
     """
+
+    accepted: tuple[type, ...] = FROM_AGENT
 
     def __init__(
         self, name: str, post: Post, output: WriteOutput, inherited_fds: Mapping[str, int] | None = None
@@ -99,12 +103,8 @@ class AgentHandle(abc.ABC):
             input is reported in a Notice; an incomplete last record is not, since its writer was killed.
         """
         try:
-            while (received := wire.read_record(stream, FROM_AGENT, _rare_records, self._decoding)) is not None:
-                record, data = received
-                if isinstance(record, Output):
-                    self._output(record, data)
-                else:
-                    self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
+            while (received := wire.read_record(stream, self.accepted, _rare_records, self._decoding)) is not None:
+                self._deliver(*received)
         except wire.CutOff:
             return False
         except wire.ProtocolError as error:
@@ -125,6 +125,16 @@ class AgentHandle(abc.ABC):
                 yield
         finally:
             self.delayed_until = time.monotonic()
+
+    def _deliver(self, record: object, data: bytes) -> None:
+        """Raises ProtocolError for output that cannot be shown: nobody else waits for an error of this thread."""
+        if isinstance(record, Output):
+            try:
+                self._output(record, data)
+            except Exception as error:
+                raise wire.ProtocolError(f"its Output cannot be shown: {type(error).__name__}: {error}") from error
+        else:
+            self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
 
 
 class NoAgent(AgentHandle):
@@ -172,7 +182,13 @@ class Transport(abc.ABC):
             LaunchError: this machine cannot start it.
         """
         try:
-            return self._start_agent(index, post_as(FromNode, index, self._post), self._output, for_sweep=False)
+            host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
+            return self._start_agent(
+                index,
+                lambda event: post(of_host(host, event)),
+                lambda header, data: output(of_host(host, header), data),
+                for_sweep=False,
+            )
         except (OSError, RuntimeError) as error:
             raise LaunchError(
                 f"the agent on {self.node_names[index]} cannot be started: {error}", NO_ROOM_HINT

@@ -12,6 +12,7 @@ from ddplaunch import errors
 from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
+from ddplaunch.protocol.launcher_agent import FROM_OWN_AGENT
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import linux, procfs
 from ddplaunch.transport import agent_process
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 class LocalHandle(PopenHandle):
     """An agent process on this machine."""
+
+    accepted = FROM_OWN_AGENT
 
     def __init__(self, agent: AgentProcess, post: Post, output: WriteOutput) -> None:
         """Take over ``agent``.

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import Notice, Output, Pong, StopWorkers
+from ddplaunch.protocol.launcher_agent import FirstRoundFormed, Notice, Output, Pong, RunIdAgreed, StopWorkers
 from tests.support.connecting import ChannelClosed, connecting
 from tests.support.processes import wait_until
 
@@ -18,6 +18,8 @@ NONSENSE = {
     "bytes": os.urandom(10_000) + b"\n",
     "deep": b"[" * 20_000 + b"\n",
     "order": wire.encode(StopWorkers(15, 1.0)),
+    "folder": wire.encode(FirstRoundFormed(("runs", "others"))),
+    "name": wire.encode(RunIdAgreed("others")),
     "lie": wire.encode(Output("node1", 0, 0, "stdout", 1 << 40)),
     "surrogate": b'{"record":"Notice","text":"\\ud800"}\n',
 }

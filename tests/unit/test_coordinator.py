@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import ReportOfNode, WorkerActivity
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -15,6 +16,7 @@ from ddplaunch.protocol.rendezvous import (
     NodeRefused,
     NodeStops,
     NoFreePlace,
+    ReportToServer,
     RoundFormed,
     RoundVerdict,
     StopRound,
@@ -34,7 +36,7 @@ def join(index: int, size: int = 2) -> NodeJoined:
 
 def exit_(rank: int, message: str = "ValueError: no") -> WorkerExit:
     error = WorkerError(message, "", 0.0)
-    return WorkerExit(rank, 0, "host", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
+    return WorkerExit(rank, 0, f"host{rank}", 1, 1, stopped=False, time_s=0.0, duration_s=1.0, error=error)
 
 
 def records(sent: list[Outgoing], kind: type) -> dict[int, object]:
@@ -95,7 +97,7 @@ def test_who_waits_hears_who_else_does():
 def test_only_the_node_that_serves_tells_one_launcher_of_all_the_cause():
     coordinator = with_launcher(5, 2)
     started(coordinator, 5, 2)
-    cause = exit_(0)
+    cause = replace(exit_(0), host="host2")
     over = records(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0, failed=True, cause=cause)), RoundVerdict)
     assert {index: verdict.cause for index, verdict in over.items()} == {5: cause, 2: None}
 
@@ -131,7 +133,7 @@ def test_a_failure_stops_every_node_at_once_and_ends_the_run():
     coordinator = Coordinator(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert set(records(coordinator.receive(NodeStops(1, 0)), StopRound)) == {0, 1}
-    cause = exit_(2)
+    cause = replace(exit_(2), host="host1")
     over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
     assert over == {i: RoundVerdict(0, attempt_follows=False, failed=True, cause=cause) for i in (0, 1)}
 
@@ -163,6 +165,17 @@ def test_no_attempt_follows_where_processes_cannot_be_killed(nodes: tuple[int, i
     over = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=exit_(0)), left), RoundVerdict)
     verdict = RoundVerdict(0, attempt_follows=False, failed=True, reason=left.reason, cause=exit_(0))
     assert over == {0: verdict, 1: verdict}
+
+
+def test_a_node_speaks_for_its_own_host():
+    coordinator = Coordinator(0, 2, 2, 0)
+    started(coordinator, 0, 1)
+    said = WorkerActivity(0, quiet_s=1.0, host="host0")
+    (sent,) = coordinator.receive(ReportToServer(1, said))
+    assert sent == Outgoing(0, ReportOfNode(1, (0, 1), replace(said, host="host1")))
+    lie = replace(exit_(1), host="host0")
+    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=lie)), RoundVerdict)
+    assert {record.cause.host for record in over.values() if record.cause} == {"host1"}
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
@@ -654,11 +667,11 @@ def test_a_rank_that_gives_up_ends_the_run_whoever_has_failed_before_it():
     coordinator = Coordinator(0, 2, 2, 5)
     started(coordinator, 0, 1)
     coordinator.receive(NodeStops(0, 0))
-    asked = replace(exit_(2, "RuntimeError: Connection closed by peer"), give_up="no data")
+    asked = replace(exit_(2, "RuntimeError: Connection closed by peer"), host="host1", give_up="no data")
     ends = (WorkersEnded(0, 0, failed=True, cause=exit_(0)), WorkersEnded(1, 0, failed=True, cause=asked))
     verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
     assert (verdict.attempt_follows, verdict.cause) == (False, asked)
-    assert verdict.reason == "not restarted: rank 2 on host gave up: no data"
+    assert verdict.reason == "not restarted: rank 2 on host1 gave up: no data"
 
 
 def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
@@ -668,7 +681,7 @@ def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
     coordinator.receive(NodeLeft(1))
     asked = replace(exit_(0), give_up="no data")
     verdict = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=asked)), RoundVerdict)[0]
-    assert (verdict.attempt_follows, verdict.reason) == (False, "not restarted: rank 0 on host gave up: no data")
+    assert (verdict.attempt_follows, verdict.reason) == (False, "not restarted: rank 0 on host0 gave up: no data")
 
 
 # Nodes that depart: the launcher of all nodes decides between two rounds.

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddplaunch.agent.workers.exit_details import error_in, last_lines, main_log, read_error_file
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.protocol.results import WorkerError
 
 NATIVE = f"""Fatal Python error: Segmentation fault
 
@@ -84,6 +87,17 @@ def test_an_error_file_of_another_kind_is_told_and_blocks_nobody(tmp_path: Path)
     found = read_error_file(tmp_path / "error.json")
     assert found
     assert found.message == "(its error file is not a regular file)"
+
+
+@pytest.mark.parametrize("mtime", [-1e9, 4e12])
+def test_a_file_with_an_impossible_time_can_be_told(mtime: float, tmp_path: Path):
+    path = tmp_path / "error.json"
+    path.write_text(json.dumps({"message": "no"}))
+    os.utime(path, (mtime, mtime))
+    error = read_error_file(path)
+    assert error
+    assert 0.0 <= error.time_s <= time.time()
+    assert wire.from_json(WorkerError, wire.to_json(error)) == error
 
 
 def read(folder: Path, body: dict[str, Any]) -> tuple[str, str]:

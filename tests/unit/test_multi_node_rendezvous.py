@@ -66,7 +66,7 @@ def test_the_folder_is_moved_once_and_named_after_the_host(
     completed = rendezvous.complete(spec)
     assert completed == replace(spec, run_id="theirs", node_dir=folder)
     assert rendezvous.complete(completed) is completed
-    assert sent == [FirstRoundFormed(folder)]
+    assert sent == [FirstRoundFormed(("theirs", name))]
     assert [path.name for path in tmp_path.iterdir()] == ["theirs"]
 
 
@@ -85,7 +85,7 @@ def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> No
     sent: list[object] = []
     without = replace(spec, node_dir=None)
     assert joined(without, sent).complete(without) == replace(without, run_id="theirs")
-    assert sent == [FirstRoundFormed(None)]
+    assert sent == [FirstRoundFormed()]
 
 
 def test_a_folder_that_cannot_be_moved_is_used_where_it_is(spec: AgentSpec, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -96,7 +96,7 @@ def test_a_folder_that_cannot_be_moved_is_used_where_it_is(spec: AgentSpec, monk
     monkeypatch.setattr(run_folder, "move_into_run", fail)
     assert joined(spec, sent).complete(spec) == replace(spec, run_id="theirs")
     text = f"the logs of gpu1 are in {spec.node_dir}, not in the folder of theirs: No space left on device"
-    assert sent == [Notice(text, -1), FirstRoundFormed(spec.node_dir)]
+    assert sent == [Notice(text, -1), FirstRoundFormed()]
 
 
 def test_one_launcher_of_all_nodes_has_named_the_folders_already(spec: AgentSpec) -> None:

@@ -44,7 +44,7 @@ def opened(place: RendezvousManager, sent: Sent, seats: list[int]) -> dict[int, 
     """The place is open, and all were invited; what they were told."""
     place.announce(seats, Attempts(), sent)
     server = meetings(sent.take())
-    place.on_endpoint_open(EndpointOpen(place.token, ("10.0.0.1", "10.1.0.1"), 4321))
+    place.on_endpoint_open(seats[0], EndpointOpen(place.token, ("10.0.0.1", "10.1.0.1"), 4321))
     place.announce(seats, Attempts(), sent)
     return {**server, **meetings(sent.take())}
 
@@ -94,7 +94,7 @@ def test_what_is_said_of_a_place_that_was_left_counts_no_more(sent: Sent):
     place.relocate("node1", "gone")
     place.announce([0, 1], Attempts(), sent)
     sent.take()
-    place.on_endpoint_open(EndpointOpen(old, ("10.0.0.9",), 1))
+    place.on_endpoint_open(0, EndpointOpen(old, ("10.0.0.9",), 1))
     place.announce([0, 1], Attempts(), sent)
     assert sent.take() == []
 
@@ -109,6 +109,14 @@ def test_a_rendezvous_that_moves_knows_which_nodes_depart(sent: Sent):
     assert (told[0].departing, told[1].departing) == ((2,), ())
     place.remove_node(1, [0, 2], sent)
     assert sent.take() == [(0, SetParticipants("run#2", (0, 2), (2,)))]
+
+
+def test_only_the_node_that_serves_says_where(sent: Sent):
+    place = RendezvousManager(COMMON)
+    place.announce([0, 1], Attempts(), sent)
+    place.on_endpoint_open(1, EndpointOpen(place.token, ("10.6.6.6",), 1))
+    place.announce([0, 1], Attempts(), sent)
+    assert list(meetings(sent.take())) == [0]
 
 
 def test_nodes_that_cannot_meet_are_not_invited_for_ever(sent: Sent):

@@ -111,7 +111,7 @@ def test_a_launcher_takes_the_run_id_and_the_folder_on_which_the_nodes_have_agre
     with contextlib.closing(Console(style, null, null)) as console:
         run = Run(config, own, own, None, Mailbox(), tmp_path / own, console)
         run._start_nodes()
-        for record in (RunIdAgreed(agreed), FirstRoundFormed(str(tmp_path / agreed / "gpu1"))):
+        for record in (RunIdAgreed(agreed), FirstRoundFormed((agreed, "gpu1"))):
             run._on_node_event(run._nodes.all[0], record)
         assert console.logs == f"logs in {tmp_path}/{agreed}/gpu1"
         hint = console._stdout.style.log_hint(Output("gpu1", 3, 0, "stdout", 0))

@@ -26,6 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
     Notice,
     Output,
     PassSignal,
+    Pong,
     RunIdAgreed,
     StopWorkers,
 )
@@ -71,7 +72,12 @@ LIMITED: dict[Limit, st.SearchStrategy[Any]] = {
     limit_of(field_types.Failure): st.integers(1, 255),
     limit_of(field_types.SignalNumber): st.sampled_from([int(signum) for signum in signal.Signals]),
     limit_of(collectives.Gaps): st.lists(GAP, min_size=1, max_size=3).map(",".join),
-    limit_of(field_types.Seconds): st.floats(allow_nan=False, allow_infinity=False),
+    limit_of(field_types.Seconds): st.floats(-(1 << 40), 1 << 40),
+    limit_of(field_types.Quantity): st.floats(0, 1 << 60),
+    limit_of(field_types.Pid): st.integers(0, 1 << 22),
+    limit_of(field_types.Nanoseconds): st.integers(0, 1 << 62),
+    limit_of(field_types.Limitless): st.integers(0, (1 << 63) - 1),
+    limit_of(field_types.FolderName): st.sampled_from(["gpu1", "a b", "..x", "x" * 255]),
 }
 """Values within each limit of a field."""
 
@@ -214,9 +220,12 @@ def test_a_surrogate_that_stands_for_nothing_becomes_its_escape(text: str, arriv
     assert decode(encode(Notice(text)), (Notice,)) == Notice(arrives)
 
 
-def test_a_number_that_is_none_survives() -> None:
-    for number in (float("nan"), float("inf"), -float("inf")):
-        assert repr(decode(encode(StopWorkers(15, number)), (StopWorkers,)).grace_s) == repr(number)
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1 << 62])
+def test_a_number_with_which_nobody_can_calculate_is_refused(number: float) -> None:
+    with pytest.raises(ProtocolError, match="is not a number from"):
+        decode(encode(StopWorkers(15, number)), (StopWorkers,))
+    with pytest.raises(ProtocolError, match="is not a number from"):
+        decode(encode(Pong(number)), FROM_AGENT)
 
 
 # Garbage.
@@ -348,7 +357,7 @@ def test_output_comes_with_its_bytes_whatever_they_are() -> None:
 
 @pytest.mark.parametrize("nbytes", [-1, 5, MAX_CHUNK_BYTES + 1, 1 << 62])
 def test_output_of_an_impossible_length_is_refused_before_it_is_read(nbytes: int) -> None:
-    with pytest.raises(ProtocolError, match="output chunk"):
+    with pytest.raises(ProtocolError, match=r"is not a number from 0 to|output chunk"):
         read_record(io.BytesIO(encode(Output("node", 0, 0, "stdout", nbytes)) + b"four"), RECORDS)
 
 

@@ -142,11 +142,10 @@ class MultiNodeRendezvous:
         if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
             return spec
         self._is_complete = True
-        if spec.node_dir:
-            place = f"{spec.host}.{self._round.node_rank}"
-            names = (place,) if self._shares_host else (spec.host, place)
-            spec = node_folder.moved(spec, ready, names, self._callbacks.send)
-        self._callbacks.send(FirstRoundFormed(spec.node_dir))
+        place = f"{spec.host}.{self._round.node_rank}"
+        names = (place,) if self._shares_host else (spec.host, place)
+        spec, moved_to = node_folder.moved(spec, ready, names, self._callbacks.send)
+        self._callbacks.send(FirstRoundFormed(moved_to))
         if report := self._hardware.of(self._round.attempt, spec.host):
             self.report_activity(report)
         return replace(spec, run_id=ready.run_id)

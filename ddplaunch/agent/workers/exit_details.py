@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -118,9 +119,9 @@ def read_error_file(path: Path) -> WorkerError | None:
         with kept_files.open_regular(path, os.O_NOFOLLOW) as file:
             status = os.fstat(file.fileno())
             if status.st_size > _MAX_FILE_BYTES:
-                text = f"(its error file has {status.st_size} bytes, which is too many)"
-                return WorkerError(text, "", status.st_mtime)
-            return _parse_error(file.read(_MAX_FILE_BYTES), status.st_mtime)
+                return WorkerError(f"(its error file has {status.st_size} bytes, which is too many)", "", 0.0)
+            # A script may set the time of its file to any.
+            return _parse_error(file.read(_MAX_FILE_BYTES), min(max(status.st_mtime, 0.0), time.time()))
     except FileNotFoundError:
         return None
     except kept_files.NotRegular as error:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.protocol.results import RunResult
+    from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.system.files.nodes_file import Entries
 
 _MAX_REASONS = 3
@@ -129,6 +129,8 @@ def remember(
     if config.dry_run:
         return
     result = replace(result, run_id=_unique_name(config, result))
+    if not config.rendezvous:
+        result = replace(result, attempts=tuple(map(_in_own_words, result.attempts)))
     events = node_history.of_run(result, _of_single_nodes(lost, result), time.time())
     if not (config.hosts or config.rendezvous):  # Nothing to compare with: the program may fail on any machine.
         events = [event for event in events if event.kind == "hardware"]
@@ -139,6 +141,12 @@ def remember(
         _add(events, show)
     except OSError as error:
         show(f"nodes.json cannot be written: {error.strerror or error}; later runs do not know of this", Level.VERBOSE)
+
+
+def _in_own_words(attempt: AttemptResult) -> AttemptResult:
+    """``attempt`` of several nodes, each of which names a cause: it counts as the node that it is about has told it."""
+    cause = attempt.cause
+    return replace(attempt, cause=next((exit_ for exit_ in attempt.exits if cause and exit_.rank == cause.rank), None))
 
 
 def _add(events: Sequence[NodeEvent], show: Callable[[str, int], None]) -> None:

@@ -1,0 +1,166 @@
+"""What another process may write into a record: no number without limits, and no word for others than itself."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+import typing
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+import ddplaunch.protocol
+from ddplaunch.health.node_history import NodeEvent
+from ddplaunch.protocol import results, script_request, start_method, wire
+from ddplaunch.protocol.collectives import CollectivesSampled
+from ddplaunch.protocol.debugging import SessionOpened
+from ddplaunch.protocol.fault_injection import FaultInjected
+from ddplaunch.protocol.field_types import Limit
+from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
+from ddplaunch.protocol.launcher_agent import (
+    FROM_AGENT,
+    FROM_OWN_AGENT,
+    AttemptEnded,
+    FirstRoundFormed,
+    Output,
+    Pong,
+    ReportOfNode,
+    RunIdAgreed,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.sender import of_host
+from ddplaunch.transport.handle import AgentHandle
+from ddplaunch.transport.local import LocalHandle
+from ddplaunch.transport.srun import SrunHandle
+from ddplaunch.transport.ssh.handle import SshHandle
+
+NOT_RECEIVED = {
+    results.Injected,
+    results.Versions,
+    results.NodeOfRun,
+    results.RankLateness,
+    results.HealthFinding,
+    results.RunResult,
+    results.FunctionResult,
+    script_request.Request,
+    start_method.StartPlan,
+}
+"""Dataclasses of ``protocol`` that no process decodes: this process makes them."""
+
+SETTINGS = ("ddplaunch.config", "ddplaunch.timeouts", "ddplaunch.cluster.")
+"""Modules of the user's settings, which are checked where they are made."""
+
+
+def records() -> Iterator[type]:
+    for module in pkgutil.iter_modules(ddplaunch.protocol.__path__, "ddplaunch.protocol."):
+        for value in vars(importlib.import_module(module.name)).values():
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.name:
+                yield value
+    yield NodeEvent
+
+
+RECEIVED = [record for record in records() if record not in NOT_RECEIVED and record is not Limit]
+
+
+def numbers(kind: Any, limits: tuple[Limit, ...] = ()) -> Iterator[tuple[type, tuple[Limit, ...]]]:
+    """The numbers in an annotation, each with its limits; those of other records are looked at with these."""
+    if typing.get_origin(kind) is typing.Annotated:
+        inner, *own = typing.get_args(kind)
+        yield from numbers(inner, tuple(own))
+    elif kind in (int, float):
+        yield kind, limits
+    elif typing.get_origin(kind) is not typing.Literal:
+        for part in typing.get_args(kind):
+            yield from numbers(part)
+
+
+def is_limited(kind: type, limits: tuple[Limit, ...]) -> bool:
+    too_much = (1 << 63, -(1 << 63)) if kind is int else (float("inf"), -float("inf"), float("nan"), 1e300, -1e300)
+    return all(any(not limit.accepts(value) for limit in limits) for value in too_much)
+
+
+@pytest.mark.parametrize("record", RECEIVED, ids=lambda record: record.__name__)
+def test_every_number_of_a_record_has_limits(record: type) -> None:
+    hints = typing.get_type_hints(record, include_extras=True)
+    assert [name for name, kind in hints.items() if not all(is_limited(*each) for each in numbers(kind))] == []
+
+
+def dataclasses_in(kind: Any) -> set[type]:
+    if isinstance(kind, type) and dataclasses.is_dataclass(kind):
+        hints = typing.get_type_hints(kind, include_extras=True)
+        return {kind}.union(*map(dataclasses_in, hints.values()))
+    return set().union(*map(dataclasses_in, typing.get_args(kind)))
+
+
+def test_all_that_records_consist_of_was_looked_at() -> None:
+    parts = set().union(*map(dataclasses_in, RECEIVED))
+    assert {part for part in parts - set(RECEIVED) if not part.__module__.startswith(SETTINGS)} == set()
+
+
+# What only an agent on this machine may say.
+
+OWN = (RunIdAgreed("a"), FirstRoundFormed(("a", "b")), ReportOfNode(0, (0,), WorkerActivity(0)))
+
+
+@pytest.mark.parametrize("record", OWN, ids=lambda record: type(record).__name__)
+def test_an_agent_on_another_machine_cannot_speak_for_the_run(record: object) -> None:
+    for handle in (AgentHandle, SrunHandle, SshHandle):
+        with pytest.raises(wire.ProtocolError, match="not a record"):
+            wire.decode(wire.encode(record), handle.accepted)
+    assert wire.decode(wire.encode(record), LocalHandle.accepted) == record
+
+
+def test_nothing_else_is_reserved_for_this_machine() -> None:
+    assert set(FROM_OWN_AGENT) - set(FROM_AGENT) == set(map(type, OWN))
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "a/b", "/", "/etc", "a\0b", "a\nb", "x" * 256, "é" * 128])
+def test_a_folder_is_a_name(name: str) -> None:
+    for names in ((name,), ("run", name), (name, "host")):
+        with pytest.raises(wire.ProtocolError):
+            wire.decode(wire.encode(FirstRoundFormed(names)), FROM_OWN_AGENT)
+
+
+def test_a_folder_that_was_moved_has_two_names() -> None:
+    with pytest.raises(wire.ProtocolError, match="at most 2 items"):
+        wire.decode(wire.encode(FirstRoundFormed(("a", "b", "c"))), FROM_OWN_AGENT)
+
+
+# Whose words they are.
+
+
+def exit_on(host: str) -> WorkerExit:
+    return WorkerExit(0, 0, host, 7, 1, stopped=False, time_s=0.0, duration_s=0.0)
+
+
+def of(host: str) -> list[object]:
+    """A record of each kind that names its host."""
+    evidence, first = RankEvidence(rank=0, local_rank=0, host=host, pid=7), exit_on("first")
+    return [
+        Output(host, 0, 0, "stdout", 0),
+        WorkerActivity(0, host=host),
+        WorkersExamined(0, 0, (evidence,), NodeEvidence(host=host)),
+        WorkersExamined(0, 0, (evidence,)),
+        CollectivesSampled(0, 0, host),
+        SessionOpened(0, 0, 0, host, "here"),
+        AttemptEnded(AttemptResult(0, "failed", (exit_on(host),), 1.0, cause=first), (evidence,)),
+    ]
+
+
+@pytest.mark.parametrize(("said", "known"), [*zip(of("others"), of("gpu1"), strict=True)], ids=range(7))
+def test_a_node_speaks_for_its_own_host(said: object, known: object) -> None:
+    assert of_host("gpu1", said) == known
+
+
+def test_what_names_no_host_stays_as_it_is() -> None:
+    for record in (Pong(), FaultInjected(0, happened=True), object()):
+        assert of_host("gpu1", record) is record
+
+
+def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
+    named = {part for part in set().union(*map(dataclasses_in, FROM_AGENT)) if "host" in part.__dataclass_fields__}
+    assert named == {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}

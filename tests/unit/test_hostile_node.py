@@ -1,0 +1,306 @@
+"""A node on another machine that says anything: the launcher goes on without it, and writes only its own files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.errors import INTERNAL, LaunchError
+from ddplaunch.launcher import pings, setup
+from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.nodes import Node
+from ddplaunch.launcher.run import Run
+from ddplaunch.mailbox import Mailbox
+from ddplaunch.protocol import queries, usage, wire
+from ddplaunch.protocol.fault_injection import FaultInjected
+from ddplaunch.protocol.launcher_agent import (
+    FROM_OWN_AGENT,
+    AgentEnded,
+    AgentFailed,
+    AgentReady,
+    AttemptEnded,
+    AttemptStarted,
+    FirstRoundFormed,
+    JoinRendezvous,
+    NodeDetails,
+    Output,
+    Ping,
+    Pong,
+    StopWorkers,
+)
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec
+from ddplaunch.system.files import run_folder
+from tests.support.configs import launch_config
+from tests.support.spoken_agents import Answer, Mutator, SpokenHandle, SpokenTransport, honest
+
+HOSTS = ("node0", "node1")
+RARE = (*usage.FROM_AGENT, *queries.FROM_AGENT)
+
+
+class Session:
+    """A run of two nodes, of which ``bad`` says ``said`` in parts: when it starts, when it joins, and later.
+
+    The other one succeeds once all is said.
+    """
+
+    def __init__(self, tmp_path: Path, bad: int, said: list[bytes]) -> None:
+        self.bad = bad
+        self.agent: SpokenHandle | None = None
+        self._parts = iter(said)
+        hosts = tuple(map(Host, HOSTS))
+        self.config = launch_config(
+            script="x.py", hosts=hosts, min_nodes=1, max_nodes=2, collect_logs=True, log_dir=str(tmp_path / "runs")
+        )
+        self.folder = run_folder.create(tmp_path / "runs", "r1")
+        self.shown = tmp_path / "shown"
+
+    def answers(self) -> list[Answer]:
+        answers = [honest(index, HOSTS[index], (1 - index,), self._is_over) for index in range(2)]
+        answers[self.bad] = self._speak
+        return answers
+
+    def _is_over(self) -> bool:
+        """Whether the bad node has said everything: then the other one comes to its end."""
+        return self.agent is not None and self.agent.is_closed
+
+    def _speak(self, agent: SpokenHandle, record: object) -> None:
+        self.agent = agent
+        if isinstance(record, Ping):
+            agent.say(Pong())
+        if isinstance(record, StopWorkers):
+            agent.end()
+        if isinstance(record, (AgentSpec, JoinRendezvous, Ping)):
+            part = next(self._parts, None)
+            if part is None:
+                agent.end()
+            else:
+                agent.hear(part)
+
+    def run(self, monkeypatch: pytest.MonkeyPatch) -> tuple[RunResult | None, LaunchError | None]:
+        monkeypatch.setattr(pings, "INTERVAL_S", 0.02)
+        started: list[SpokenTransport] = []
+
+        def transport_for(config: Any, _tag: str, output: Any, post: Any, *_: object) -> SpokenTransport:
+            started.append(SpokenTransport(config, HOSTS, output, post, self.answers()))
+            return started[0]
+
+        monkeypatch.setattr(setup, "transport_for", transport_for)
+        fd = os.open(self.shown, os.O_WRONLY | os.O_CREAT)
+        with contextlib.closing(Console(setup.console_style(self.config, None), fd, fd)) as console:
+            console.keep_log(self.folder, reports_full_disk=False)
+            run = Run(self.config, "r1", "r1", None, Mailbox(), self.folder, console)
+            with run_folder.released(self.folder):
+                try:
+                    return run.run(), None
+                except LaunchError as error:
+                    return None, error
+                finally:
+                    console.close()
+                    os.close(fd)
+
+
+@pytest.fixture
+def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A home with the launcher's memory of nodes, and a working directory that is none of its business."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    (tmp_path / "others").mkdir()
+    monkeypatch.chdir(tmp_path / "others")
+    return tmp_path
+
+
+def files_besides(root: Path) -> list[str]:
+    """What is in ``root`` that a run must not write."""
+    own = ("runs/r1/", "state/ddplaunch/nodes.json", "state/ddplaunch/.nodes.lock", "shown")
+    paths = (str(path.relative_to(root)) for path in root.rglob("*") if not path.is_dir())
+    return [path for path in paths if not path.startswith(own)]
+
+
+def shown(session: Session) -> str:
+    return session.shown.read_text()
+
+
+def started(bad: int) -> bytes:
+    return wire.encode(AttemptStarted(0, 2, (11,), bad, 2, bad))
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_a_node_says_the_launcher_survives(seed: int, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutator = Mutator(seed, share=(0.0, 0.02, 0.1)[seed % 3])
+    kinds = [kind for kind in (*FROM_OWN_AGENT, *RARE) if kind is not AgentFailed]  # That names an exit code.
+    bad = seed % 2
+    # Usually it begins as it should, since little happens to a node that has not.
+    begin = [wire.encode(AgentReady(1)) if seed % 4 else b"", started(bad) if seed % 5 else b"", b"", b""]
+    rest = [[mutator.line(mutator.random.choice(kinds)) for _ in range(mutator.random.randrange(6))] for _ in begin]
+    session = Session(state, bad, [first + b"".join(more) for first, more in zip(begin, rest, strict=True)])
+    result, error = session.run(monkeypatch)
+    assert (error.exit_code if error else result and result.exit_code) != INTERNAL, error
+    assert files_besides(state) == []
+    assert (session.folder / "report.json").exists()
+
+
+@pytest.mark.parametrize("names", [("..", "..", "others"), ("others", "x"), ("x" * 5000,)])
+def test_a_node_does_not_choose_the_run_folder(
+    names: tuple[str, ...], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(state, 1, [wire.encode(AgentReady(1)), wire.encode(FirstRoundFormed(names))])
+    result, error = session.run(monkeypatch)
+    assert error is None
+    assert result
+    assert (result.exit_code, result.run_dir) == (0, str(session.folder))
+    assert "ddplaunch: the agent on node1 sent an invalid record and was given up: not a record: " in shown(session)
+    assert "ddplaunch: the connection to node1 has ended; the job goes on\n" in shown(session)
+    assert files_besides(state) == []
+
+
+def test_a_fault_that_nobody_asked_for_is_none(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    said = [AgentReady(1), FaultInjected(5, happened=True), FaultInjected(0, happened=True)]
+    session = Session(state, 1, [b"".join(map(wire.encode, said))])
+    result, error = session.run(monkeypatch)
+    assert error is None
+    assert result
+    assert result.exit_code == 0
+    assert "given up" not in shown(session)
+    assert "the connection to node1 has ended; the job goes on" in shown(session)
+
+
+EXIT = WorkerExit(1, 0, "node1", 12, 1, stopped=False, time_s=1.0, duration_s=1.0)
+HARDWARE = "Xid 79, GPU 0 has fallen off the bus"
+
+
+def ended(*exits: WorkerExit, **facts: Any) -> bytes:
+    return wire.encode(AttemptEnded(AttemptResult(0, "failed", exits, 1.0, **facts)))
+
+
+def test_a_node_cannot_blame_another_host(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lie = replace(EXIT, host="node0", hardware=HARDWARE)
+    session = Session(state, 1, [wire.encode(AgentReady(1)), started(1), ended(lie), wire.encode(AgentEnded())])
+    session.run(monkeypatch)
+    known = json.loads((state / "state/ddplaunch/nodes.json").read_text())["nodes"]
+    assert {event["host"] for event in known} == {"node1"}
+    report = json.loads((session.folder / "report.json").read_text())
+    assert [exit_["host"] for attempt in report["attempts"] for exit_ in attempt["exits"] if exit_["rank"]] == ["node1"]
+
+
+def test_a_node_cannot_blame_another_host_as_the_cause_either(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cause = replace(EXIT, rank=0, host="node0", hardware=HARDWARE)
+    said = [wire.encode(AgentReady(1)), started(1), ended(EXIT, cause=cause), wire.encode(AgentEnded())]
+    Session(state, 1, said).run(monkeypatch)
+    assert not (state / "state/ddplaunch/nodes.json").exists()
+
+
+@pytest.mark.parametrize("said", [ended(replace(EXIT, rank=0)), ended(EXIT, EXIT)], ids=["of others", "twice"])
+def test_a_node_has_no_ranks_but_its_own(said: bytes, state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    session = Session(state, 1, [wire.encode(AgentReady(1)), started(1), said])
+    result, _ = session.run(monkeypatch)
+    assert result
+    assert result.exit_code == 0
+    assert "the agent on node1 was given up: its AttemptEnded is invalid: rank " in shown(session)
+    assert shown(session).count("node1 was given up") == 1
+
+
+@pytest.mark.parametrize(
+    "record",
+    [
+        AttemptStarted(0, 1 << 20, (11,), 1, 2, 1),
+        AttemptStarted(0, 2, (11, 12), 1, 2, 0),
+        AttemptStarted(0, 2, (11,), 1, 2, 2),
+        AttemptStarted(0, 2, (11,), 2, 2, 1),
+    ],
+    ids=["a huge world", "more than it has", "beyond the last", "a node too many"],
+)
+def test_a_place_that_does_not_exist_is_not_taken(
+    record: AttemptStarted, state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = Session(state, 1, [wire.encode(AgentReady(1)), wire.encode(record)])
+    result, _ = session.run(monkeypatch)
+    assert result
+    assert result.exit_code == 0
+    assert "the agent on node1 was given up: its AttemptStarted is invalid: " in shown(session)
+
+
+# Errors of the launcher.
+
+
+@pytest.fixture
+def broken(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Makes NodeDetails of one node an error."""
+    on_node_event = Run._on_node_event
+
+    def of_node(index: int) -> None:
+        def fail(self: Run, node: Node, event: object) -> None:
+            if node.index == index and isinstance(event, NodeDetails):
+                raise KeyError("a\x1bb")
+            on_node_event(self, node, event)
+
+        monkeypatch.setattr(Run, "_on_node_event", fail)
+
+    return of_node
+
+
+DETAILS = wire.encode(NodeDetails(1, (), "3.11", "2.13"))
+
+
+def test_an_error_of_the_launcher_costs_the_node_whose_record_it_is(
+    broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(1)
+    session = Session(state, 1, [wire.encode(AgentReady(1)) + DETAILS + DETAILS])
+    result, error = session.run(monkeypatch)
+    assert error is None
+    assert result
+    assert result.exit_code == 0
+    told = r"the agent on node1 was given up: its NodeDetails cannot be handled: KeyError: 'a\x1bb'; the job goes on"
+    assert shown(session).count(f"ddplaunch: {told}\n") == 1
+
+
+def test_output_that_cannot_be_shown_costs_the_node(state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise KeyError("colour")
+
+    monkeypatch.setattr(Console, "output", fail)
+    session = Session(state, 1, [wire.encode(AgentReady(1)), wire.encode(Output("node1", 1, 0, "stdout", 0))])
+    result, error = session.run(monkeypatch)
+    assert error is None
+    assert result
+    assert result.exit_code == 0
+    assert "its Output cannot be shown: KeyError: 'colour'" in shown(session)
+
+
+def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
+    broken: Callable[[int], None], state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken(0)
+    session = Session(state, 1, [])
+    session.config = launch_config(script="x.py", log_dir=str(state / "runs"))
+    said = [AgentReady(1), AttemptStarted(0, 1, (11,), 0, 1, 0)]
+    stopped = ended(replace(EXIT, rank=0, returncode=-15, stopped=True), attempt_follows=False)
+
+    def local(agent: SpokenHandle, record: object) -> None:
+        if isinstance(record, AgentSpec):
+            agent.say(*said)
+            agent.hear(DETAILS + DETAILS)
+        elif isinstance(record, StopWorkers):
+            agent.hear(stopped + wire.encode(AgentEnded()))
+            agent.end()
+
+    monkeypatch.setattr(Session, "answers", lambda _: [local, local])
+    monkeypatch.setattr(SpokenTransport, "is_remote", False)
+    result, error = session.run(monkeypatch)
+    assert result is None
+    assert error
+    assert error.exit_code == INTERNAL
+    begin, *rest = error.message.split("\n")
+    assert begin == r"a bug in ddplaunch: on node0: its NodeDetails cannot be handled: KeyError: 'a\x1bb'"
+    assert rest[0] == "Traceback (most recent call last):"
+    report = json.loads((session.folder / "report.json").read_text())
+    assert (report["exit_code"], report["reason"]) == (INTERNAL, error.message)
+    assert [exit_["returncode"] for exit_ in report["attempts"][0]["exits"]] == [-15]
