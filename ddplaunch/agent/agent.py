@@ -360,5 +360,7 @@ class Agent:
         # SLURM signals both agent and launcher: only an order with less time is the user's second signal.
         is_urgent = earlier is not None and order.grace_s < earlier.grace_s
         is_examined_first = not is_urgent and any(part.delays_stop for part in self._parts)
+        if self._group:
+            self._group.on_stop_ordered()
         if self._group and not self._forkserver.is_starting and not is_examined_first:
             self._group.stop(order.signum)

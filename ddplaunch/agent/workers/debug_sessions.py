@@ -70,14 +70,17 @@ class DebugPart(Part):
             opened = self._opened(connection, group) if group else None
             if group is None or opened is None:
                 return
+            worker = next(each for each in group.workers if each.rank == opened.rank)
             session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], send)
             with self._lock:
                 self._sessions[session.number] = session
             self._mark(group, is_debugged=True)
+            worker.in_post_mortem = opened.is_post_mortem
             send(opened)
             try:
                 session.run()
             finally:
+                worker.in_post_mortem = False
                 with self._lock:
                     del self._sessions[session.number]
                     session.close()

@@ -64,6 +64,8 @@ class Worker:
         pid: 0 until the process has started.
         returncode: None until the process is reaped.
         stop_signals: the stop signals that were sent to it.
+        in_post_mortem: it has raised an exception, and the user debugs that, or is about to.
+        stopped_in_post_mortem: it was when the run was stopped.
         simulated_exit_code: reported in place of a SIGKILL, for an injected fault.
         throttle: slows the worker down, for an injected fault.
         blocked_state: why the process was blocked when its stacks were requested; empty if it was not.
@@ -83,6 +85,8 @@ class Worker:
     ended_time_s: float = 0.0
     returncode: int | None = None
     stop_signals: set[int] = field(default_factory=set)
+    in_post_mortem: bool = False
+    stopped_in_post_mortem: bool = False
     simulated_exit_code: int | None = None
     throttle: Throttle | None = None
     blocked_state: str = ""

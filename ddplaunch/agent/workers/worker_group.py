@@ -174,6 +174,11 @@ class WorkerGroup:
 
     # Stopping and exits.
 
+    def on_stop_ordered(self) -> None:
+        """The run is stopped; a worker whose exception the user debugs would not have ended yet."""
+        for worker in self.workers:
+            worker.stopped_in_post_mortem |= worker.in_post_mortem
+
     def on_exited(self, local_rank: int) -> None:
         """Kill the rest of the worker's process group, then reap the worker: until then its pid cannot be reused."""
         worker = self.workers[local_rank]
@@ -305,9 +310,14 @@ class WorkerGroup:
             self._warn_once(f"{error.filename or self.attempt_dir}: {error.strerror}")
 
     def _was_stopped(self, worker: Worker, error: WorkerError | None, stop_requested: bool, *, has_asked: bool) -> bool:
-        """Whether the worker ran until it was stopped, had recorded no exception by then, and has asked for nothing."""
+        """Whether the worker ran until it was stopped, had recorded no exception by then, and has asked for nothing.
+
+        An exception that was debugged then does not count: it would end the worker only when the user leaves it.
+        """
         if has_asked and not stop_requested:
             return False
+        if worker.stopped_in_post_mortem:
+            return True
         if self._stopped_at is None or (worker.ended_at or self._stopped_at) < self._stopped_at:
             return False
         # The kernel closes a dying process's sockets before its end is visible, so a peer's failure can come first.
