@@ -14,6 +14,7 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.protocol.field_types import MAX_QUANTITY
 from ddplaunch.protocol.gpus import GpuReading
 from ddplaunch.protocol.usage import (
     MAX_SAMPLES,
@@ -231,7 +232,8 @@ def _rate(new: float | None, old: float | None, span_s: float) -> float | None:
 
 
 def _float(value: float | None) -> float | None:
-    return None if value is None else float(value)
+    """None also for what a driver may say and a record must not have, as -1 degree."""
+    return None if value is None or not 0 <= value <= MAX_QUANTITY else float(value)
 
 
 def _lines(worker: Worker) -> int | None:
