@@ -11,11 +11,12 @@ import functools
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ddplaunch.system import signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -103,8 +104,7 @@ class _Watch:
         self._histories: dict[int, History] = {}
 
     def run(self) -> None:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)  # A scheduler's stop is for the agent, which closes stdin at its end.
+        signals.leave_to_agent()  # It closes stdin at its end.
         threading.Thread(target=self._answer, daemon=True).start()
         for line in sys.stdin:
             self._questions.put(line.strip())
