@@ -25,7 +25,7 @@ from ddplaunch.protocol.function_call import RETURN_FILE
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
-from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests
+from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -35,9 +35,6 @@ if TYPE_CHECKING:
 
 _LAST_RECORD_S = 3.0
 """Time limit of the last write to a launcher that does not read."""
-
-_HANDLED_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
-"""SLURM sends these signals to the tasks of a step; an agent that srun has started is such a task."""
 
 
 def main(warm: Forked | None = None) -> None:
@@ -80,7 +77,7 @@ def _post_signals(mailbox: Mailbox[object]) -> None:
         if is_passed or requests.is_new(event.received_at):
             mailbox.post(event)
 
-    for signum in _HANDLED_SIGNALS:
+    for signum in SENT_TO_RUNS:
         if signal.getsignal(signum) != signal.SIG_IGN:  # Under nohup, SIGHUP stays ignored.
             signal.signal(signum, post)
     # If SIGCHLD is ignored, the kernel reaps the children and their exit codes are lost.

@@ -10,7 +10,6 @@ kills the process at the end.
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 from collections import Counter
@@ -47,6 +46,7 @@ from ddplaunch.rendezvous.connect import (
     read_note,
 )
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.system import signals
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,7 +78,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         channel_fd: socket to the agent, which first sends a ``MemberSpec``.
         listen_fd: listening socket for the rendezvous store; not used unless this node serves it.
     """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.leave_to_agent()
     reader, writer = os.fdopen(channel_fd, "rb"), os.fdopen(os.dup(channel_fd), "wb")
 
     def send(record: object) -> None:

@@ -11,7 +11,7 @@ import sys
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from ddplaunch.system import linux
+from ddplaunch.system import linux, signals
 from ddplaunch.system.limits import raise_open_files
 
 if TYPE_CHECKING:
@@ -24,8 +24,7 @@ def serve(listen_fd: int) -> None:
     The socket listens before any worker starts: a worker that connects while this process imports torch waits in the
     kernel's queue.
     """
-    # Ctrl-C must not interrupt the store before the workers have exited.
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signals.leave_to_agent()
     try:
         store = open_store(listen_fd)
     except RuntimeError as error:  # No thread can be started: the limit of processes is reached.

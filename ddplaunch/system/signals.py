@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 PASSED_TO_WORKERS = ("SIGUSR1", "SIGUSR2")
 """Passed to the workers and without effect on the run, unless --signals-to-handle or --requeue-on names them."""
 
+SENT_TO_RUNS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+"""Schedulers and terminals send them, some to the tasks of a step, such as agents, and some to every process."""
+
 
 _MOMENT_S = 0.5
 
@@ -92,6 +95,12 @@ def post_signals(names: Iterable[str], post: Callable[[object], None], *, ends_p
         for number, handler in before.items():
             is_over = ends_process and number in (signal.SIGTERM, signal.SIGHUP)
             signal.signal(number, signal.SIG_IGN if is_over else handler)
+
+
+def leave_to_agent() -> None:
+    """Ignore the signals that may be sent to every process of a run: the agent ends this one, after the workers."""
+    for signum in SENT_TO_RUNS:
+        signal.signal(signum, signal.SIG_IGN)
 
 
 def can_be_suspended() -> bool:

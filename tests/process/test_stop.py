@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.system.processes import ignores
 from tests.support.processes import catches, command_line, wait_until
 from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, start
 from tests.support.screen import Screen
@@ -150,6 +151,16 @@ def test_signals_of_one_moment_are_one() -> None:
         "stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s"
     ]
     assert finished.out.count("bye") == 2
+
+
+def test_signals_to_every_process_of_a_run_leave_the_workers_their_store() -> None:
+    """They may need it to save. Some configurations of SLURM, and systemd, signal each process."""
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS, "0.2")
+    running.wait_for(r"ready \(pid", 2)
+    store = running.store_pid()
+    wait_until(lambda: all(ignores(store, number(name)) for name in (*STOPS, "SIGUSR1", "SIGUSR2")))
+    running.signal(signal.SIGTERM)
+    assert_stopped(running.finish(), "SIGTERM")
 
 
 def test_the_grace_holds_when_another_rank_has_failed_too() -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from ddplaunch.agent import main
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.system.signals import SignalReceived, post_signals
+from ddplaunch.system.signals import SENT_TO_RUNS, SignalReceived, post_signals
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def test_once_the_exit_code_is_known_only_keys_end_the_process() -> None:
 def test_an_agent_hears_once_of_a_moment_s_stops_but_of_each_signal_that_it_passes_on() -> None:
     """The second SIGTERM that SLURM sends would end the transfer of logs that the first one has begun."""
     mailbox: Mailbox[object] = Mailbox()
-    before = {number: signal.getsignal(number) for number in (*main._HANDLED_SIGNALS, signal.SIGCHLD)}
+    before = {number: signal.getsignal(number) for number in (*SENT_TO_RUNS, signal.SIGCHLD)}
     main._post_signals(mailbox)
     try:
         for number in (signal.SIGUSR1, signal.SIGTERM, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT):

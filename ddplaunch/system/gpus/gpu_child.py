@@ -11,7 +11,6 @@ import functools
 import json
 import os
 import queue
-import signal
 import sys
 import threading
 import time
@@ -37,8 +36,9 @@ def main() -> None:
     what, interval_s, sys.path[:] = sys.argv[1], float(sys.argv[2]), sys.argv[3:]
     # The parent may find this package by other means than its path.
     sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))))
-    for number in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(number, signal.SIG_IGN)  # A scheduler's stop is for the agent, which closes stdin at its end.
+    from ddplaunch.system import signals
+
+    signals.leave_to_agent()  # It closes stdin at its end.
     questions: queue.Queue[str] = queue.Queue()
     threading.Thread(target=_answer, args=(what, interval_s, questions), daemon=True).start()
     for line in sys.stdin:
