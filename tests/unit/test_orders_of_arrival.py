@@ -47,6 +47,9 @@ class FakeClient:
         self.coordinator = Coordinator(0, 1, 4, 0, config.participants, departing=config.departing)
         callbacks.start_member([])
 
+    def join_deadline(self) -> float:
+        return float("inf")
+
     def send(self, record: object) -> None:
         assert isinstance(record, SetParticipants)
         assert record.token == self.config.token, "a coordinator gets what concerns its own rendezvous"
