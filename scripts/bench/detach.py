@@ -18,11 +18,11 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import DDPLAUNCH, PROGRAMS, REPEATS
+from common import DDPLAUNCH, PROGRAMS, REPEATS, size
 
-ROUNDS = int(os.environ.get("BENCH_ROUNDS", "20"))
-LINES = int(os.environ.get("BENCH_LINES", "200000"))
-WORKERS, VIEWERS, CODE = 4, 10, 7
+ROUNDS = size("BENCH_ROUNDS", 20, 1)
+LINES = size("BENCH_LINES", 200_000, 100)
+WORKERS, VIEWERS, CODE = 4, size("BENCH_VIEWERS", 10, 2), 7
 LIMIT_S = 120.0
 
 UNTIL = f'echo begins; while [ ! -e "$0" ]; do sleep 0.05; done; exit {CODE}'

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from functools import partial
 
-from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds
+from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds, size
 
+WORKERS = size("BENCH_WORKERS", 8, 1)
+NODES = size("BENCH_NODES", (2, 4), (1,))
 SCRIPT = str(PROGRAMS / "all_reduce.py")
 
 
 def main() -> None:
     check_hosts()
-    one_node = partial(seconds, (*TORCHRUN, "--nproc-per-node", "16", SCRIPT))
-    two_nodes = partial(seconds, (*DDPLAUNCH, "--dry-run", "--nnodes", "2", "--nproc-per-node", "8", SCRIPT))
-    four_nodes = partial(seconds, (*DDPLAUNCH, "--dry-run", "--nnodes", "4", "--nproc-per-node", "8", SCRIPT))
-    torchrun_s, two_s, four_s = alternate(one_node, two_nodes, four_nodes)
+    one_node = partial(seconds, (*TORCHRUN, "--nproc-per-node", str(2 * WORKERS), SCRIPT))
+    dry_run = (*DDPLAUNCH, "--dry-run", "--nproc-per-node", str(WORKERS), "--nnodes")
+    torchrun_s, *dry_run_s = alternate(one_node, *(partial(seconds, (*dry_run, str(nodes), SCRIPT)) for nodes in NODES))
+    job = f"all-reduce job, {2 * WORKERS} workers on one node"
     rows = [
-        compared("all-reduce job, 16 workers on one node / 2 x 8 dry run", torchrun_s, two_s),
-        compared("all-reduce job, 16 workers on one node / 4 x 8 dry run (32 workers)", torchrun_s, four_s),
+        compared(f"{job} / {nodes} x {WORKERS} dry run", torchrun_s, own_s)
+        for nodes, own_s in zip(NODES, dry_run_s, strict=True)
     ]
     print_table("dry run", rows)
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from common import DDPLAUNCH, PROGRAMS
+from common import DDPLAUNCH, PROGRAMS, size
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -30,7 +30,12 @@ HANGS = Path(__file__).resolve().parents[2] / "tests" / "support" / "programs" /
 WATCH: tuple[str, ...] = ()
 OFF = ("--hang-report", "off")
 RANKS, SLOTS = 4, 6
-PERIOD_S, START_S, IDLE_S = 1.0, 20.0, 30.0
+SECONDS, PERIOD_S = size("BENCH_S", 270.0, 2.8), size("BENCH_PERIOD_S", 1.0, 0.2)
+START_S, IDLE_S, SETTLE_S = (
+    size("BENCH_START_S", 20.0, 10.0),
+    size("BENCH_IDLE_S", 30.0, 0.5),
+    size("BENCH_SETTLE_S", 5.0, 0.1),
+)
 LOOK_S = 0.25
 COLUMNS = ("steps", "wall_s", "cpu_s", "switches")
 
@@ -135,7 +140,7 @@ def wakeups(options: Sequence[str]) -> tuple[float, float]:
     assert job.stdout
     for _ in range(RANKS):
         job.stdout.readline()
-    time.sleep(5)
+    time.sleep(SETTLE_S)
     launcher = psutil.Process(job.pid)
     tree = [launcher, *launcher.children(recursive=True)]
     before = list(map(switches_of, tree))
@@ -164,7 +169,7 @@ def rows(jobs: list[Job], seconds: float) -> list[tuple[str, str, str]]:
 
 
 def main() -> None:
-    seconds = float(sys.argv[1]) if sys.argv[1:] else 270.0
+    seconds = float(sys.argv[1]) if sys.argv[1:] else SECONDS
     table = rows(run(seconds), seconds)
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(wakeups, (WATCH, OFF)))

@@ -28,15 +28,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import psutil
-from common import DDPLAUNCH
+from common import DDPLAUNCH, IS_SMALLEST, size
 from common import PROGRAMS as OWN_PROGRAMS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
 PROGRAMS = Path(__file__).resolve().parents[2] / "tests" / "support" / "programs"
-AT_ONCE = int(os.environ.get("BENCH_JOBS", "3"))
-LIMIT_S = 4.0
+AT_ONCE = size("BENCH_JOBS", 3, 1)
+LIMIT_S = size("BENCH_LIMIT_S", 4.0, 2.0)
 GIVE_UP_S = 90.0
 NODES = {"1 x 4": ("--nproc-per-node", "4"), "2 x 2": ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2")}
 ONE, TWO = NODES
@@ -233,7 +233,7 @@ def judged(each: Hang, found: dict[str, object], late_s: float) -> Verdict:
 
 # Healthy silences.
 
-SILENCE_S = float(os.environ.get("SILENCE_S", "12"))
+SILENCE_S = size("SILENCE_S", 12.0, 0.1)
 OPTIONS = {"default": (), "4 s": ("--hang-timeout", f"{LIMIT_S:.0f}", "--hang-report", f"{LIMIT_S:.0f}")}
 SILENCES = (
     *("evaluate", "evaluate_a_little", "evaluate_in_thread", "multiply", "save", "save_slowly", "save_mapped"),
@@ -336,7 +336,7 @@ def print_rows(measure: Callable[[Any], Verdict], rows: Sequence[Any]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("table", choices=("hangs", "silences"))
+    parser.add_argument("table", choices=("hangs", "silences"), nargs="?", default="hangs")
     parser.add_argument("kinds", nargs="*")
     parser.add_argument("--repeats", type=int, default=1)
     parser.add_argument("--nodes", choices=("", *NODES), default="")
@@ -354,7 +354,7 @@ def main() -> None:
             ),
         ),
     }[chosen.table]
-    kinds = chosen.kinds or {each.kind for each in rows} - {INTENDED}
+    kinds = chosen.kinds or ["lock"] if IS_SMALLEST else chosen.kinds or {each.kind for each in rows} - {INTENDED}
     print_rows(measure, [each for each in rows if each.kind in kinds and is_chosen(each, chosen)] * chosen.repeats)
 
 

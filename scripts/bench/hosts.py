@@ -16,13 +16,13 @@ import time
 from pathlib import Path
 
 import psutil
-from common import DDPLAUNCH, REPEATS
+from common import DDPLAUNCH, REPEATS, size
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.support.nodes import Keys, Lab  # noqa: E402
 
-HOSTS = int(os.environ.get("BENCH_NODES", "64"))
+HOSTS = size("BENCH_NODES", 64, 2)
 
 
 def ready(launcher: subprocess.Popen[bytes]) -> None:

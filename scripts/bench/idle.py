@@ -17,13 +17,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts, print_table
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts, print_table, size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-WORKERS = 8
-IDLE_S = float(os.environ.get("BENCH_IDLE_S", "30"))
+WORKERS = size("BENCH_WORKERS", 8, 2)
+IDLE_S = size("BENCH_IDLE_S", 30.0, 0.2)
 
 
 @contextlib.contextmanager
@@ -97,7 +97,7 @@ def main() -> None:
     rows = [
         ("PSS of launcher / agent", f"{torchrun_mb:.0f} MB", " / ".join(f"{part:.0f} MB" for part in parts), "-"),
         (
-            "PSS of 8 idle workers with torch, launcher and agent",
+            f"PSS of {WORKERS} idle workers with torch, launcher and agent",
             f"{total[TORCHRUN]:.0f} MB",
             f"{total[DDPLAUNCH]:.0f} MB",
             f"{total[DDPLAUNCH] / total[TORCHRUN]:.2f}x",

@@ -14,13 +14,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import PROGRAMS
+from common import PROGRAMS, size
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.support import fake_nvml
 
-RESTARTS = int(sys.argv[1]) if len(sys.argv) > 1 else 50
+RESTARTS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 50, 1)
 LATE_S = (0.2, 2.0)
 POLL_S = 0.01
 

@@ -6,16 +6,15 @@ rank, on the console and in the rank's log file.
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 import tempfile
 from pathlib import Path
 
-from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds
+from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds, size
 
 WORKERS = 4
-LINES = int(os.environ.get("BENCH_LINES", "200000"))
+LINES = size("BENCH_LINES", 200_000, 100)
 JOB = ("--nproc-per-node", str(WORKERS))
 PROGRAM = (str(PROGRAMS / "print_lines.py"), str(LINES))
 

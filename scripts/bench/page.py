@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import REPEATS
+from common import REPEATS, size
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 from tests.support import run_folders
@@ -23,7 +23,7 @@ from tests.support import run_folders
 LINES = 360
 """Samples of a node: 2 s for 3 minutes, then 30 s for an hour, then 600 s for a day."""
 
-NODES = tuple(int(text) for text in os.environ.get("BENCH_NODES", "1,64,512").split(","))
+NODES = size("BENCH_NODES", (1, 64, 512), (1,))
 
 
 def made(folder: Path) -> tuple[float, float, float]:

@@ -17,7 +17,7 @@ import time
 from typing import TYPE_CHECKING
 
 import torch.distributed.elastic.rendezvous.registry as registry
-from common import alternate, check_hosts, compared, print_table
+from common import alternate, check_hosts, compared, print_table, size
 from torch.distributed.elastic.rendezvous import RendezvousParameters
 
 from ddplaunch.config import RendezvousConfig
@@ -36,8 +36,8 @@ from ddplaunch.rendezvous import member
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-NODES = int(os.environ.get("BENCH_NODES", "256"))
-REPEATS = int(os.environ.get("BENCH_REPEATS", "3"))
+NODES = size("BENCH_NODES", 256, 2)
+REPEATS = size("BENCH_REPEATS", 3, 1)
 GIVE_UP_S = 45.0
 
 
@@ -139,6 +139,7 @@ class Agent:
                 secret="sixteen letters!",
             ),
             node_id=str(self._number),
+            run_id="bench",
             max_restarts=0,
             launcher_assigns_rendezvous=True,
         )

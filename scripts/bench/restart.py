@@ -9,9 +9,9 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds
+from common import DDPLAUNCH, PROGRAMS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds, size
 
-WORKERS = 8
+WORKERS = size("BENCH_WORKERS", 8, 2)
 
 
 def restart_s(command: tuple[str, ...]) -> float:
@@ -25,7 +25,7 @@ def restart_s(command: tuple[str, ...]) -> float:
 def main() -> None:
     check_hosts()
     times = alternate(partial(restart_s, TORCHRUN), partial(restart_s, DDPLAUNCH))
-    print_table("restart", [compared("a rank dies -> all 8 ranks ready again", *times)])
+    print_table("restart", [compared(f"a rank dies -> all {WORKERS} ranks ready again", *times)])
 
 
 if __name__ == "__main__":

@@ -9,7 +9,6 @@ sample: twice as many as usual. As a control, both jobs are without samples.
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import statistics
@@ -21,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import psutil
-from common import DDPLAUNCH, PROGRAMS
+from common import DDPLAUNCH, PROGRAMS, size
 
 from ddplaunch.agent.watches.usage_recorder import DiskUse, UsageSampler
 from ddplaunch.agent.workers.worker import Worker
@@ -31,12 +30,12 @@ from ddplaunch.protocol.usage import PERIOD_S, GpusUsage, NodeUsage, UsageSample
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-SECONDS = float(os.environ.get("BENCH_S", "60"))
+SECONDS = size("BENCH_S", 60.0, 0.2)
 WORKERS, RANKS, NODES = 8, 2, 64
-SLOT_S, START_S = 1.0, 25.0
-DAY_S = 86_400
+SLOT_S, START_S = size("BENCH_SLOT_S", 1.0, 0.2), size("BENCH_START_S", 25.0, 10.0)
+DAY_S = size("BENCH_DAY_S", 86_400, 600)
 OFF = ("--no-samples",)
-TALK = "while true; do echo line; sleep 1; done"
+TALK = f"while true; do echo line; sleep {min(1.0, SECONDS)}; done"
 
 
 # CPU.
@@ -84,7 +83,7 @@ def one() -> None:
     workers = [Worker(rank, rank, None, pid=each.pid) for rank, each in enumerate(processes)]
     sampler = UsageSampler(workers, None, DiskUse(None))
     taken = []
-    for _ in range(200):
+    for _ in range(size("BENCH_ROUNDS", 200, 1)):
         begun = time.process_time()
         sampler.with_children([sampler.sample(time.monotonic()) for _ in range(5)])
         taken.append((time.process_time() - begun) / 5)
@@ -142,7 +141,8 @@ def interval(values: Sequence[float]) -> str:
 
 
 def steps() -> None:
-    for name, first in (("with samples / without", ()), ("control: without / without", OFF)):
+    pairs = (("with samples / without", ()), ("control: without / without", OFF))
+    for name, first in pairs[: size("BENCH_PAIRS", 2, 1)]:
         found, step_us = ratios(first, OFF)
         print(f"time of a step ({step_us:.0f} us), {name}: {interval(found)}", flush=True)
 

@@ -17,11 +17,15 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
+
+from common import size
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
 from ddplaunch.launcher import run, setup
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (
@@ -34,6 +38,7 @@ from ddplaunch.protocol.launcher_agent import (
     JoinRendezvous,
     Ping,
     Pong,
+    WorkerActivity,
 )
 from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
@@ -47,28 +52,31 @@ from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, discard_output
-from ddplaunch.transport.ssh.handle import SshTransport
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-SIZES = (250, 500, 1000, 2000, 4000)
+SIZES = size("BENCH_NODES", (64, 256, 1024, 4000), (2, 8))
 WORKERS = 8
-BEATS = 3
-FAILING_NODE = 100
+BEATS = size("BENCH_BEATS", 3, 1)
+QUIET_REPORTS = 3
+"""Times that every node reports that its workers are quiet."""
+
+FAILING_NODE = 1
 
 _TAIL = tuple(f"epoch 3, step {number}: loss 0.123456, 1,234 samples/s, 12.3 GB in use" for number in range(200))
 _ERROR = WorkerError("ValueError: injected", "Traceback\n" + 20 * "  File 'train.py', line 1, in main\n", 0.0)
 
 
-def worker_exit(node: int, local_rank: int) -> WorkerExit:
-    """The exit of a worker after local rank 2 of ``FAILING_NODE`` raised an exception."""
+def worker_exit(node: int, local_rank: int, error: WorkerError | None = None) -> WorkerExit:
+    """The exit of a worker after local rank 2 of ``FAILING_NODE`` raised an exception, or all of them ``error``."""
     rank, host = node * WORKERS + local_rank, host_name(node)
     plain = WorkerExit(rank, local_rank, host, 1000, -15, True, time.time(), 60.0, log_file=f"/logs/{host}/{rank}")
-    if node != FAILING_NODE or local_rank != 2:
+    is_first = node == FAILING_NODE and local_rank == 2
+    if not error and not is_first:
         return plain
-    return replace(plain, returncode=1, stopped=False, error=_ERROR, tail=_TAIL)
+    return replace(plain, returncode=1, stopped=False, error=error or _ERROR, tail=_TAIL)
 
 
 def host_name(node: int) -> str:
@@ -86,10 +94,8 @@ class Agents:
         self.ready = wire.encode(AgentReady(WORKERS))
         self.pong = wire.encode(Pong())
         self.ended = wire.encode(AgentEnded())
-        size = count * WORKERS
-        self.started = [
-            wire.encode(AttemptStarted(0, size, tuple(range(WORKERS)), n, n * WORKERS)) for n in range(count)
-        ]
+        ranks, pids = count * WORKERS, tuple(range(WORKERS))
+        self.started = [wire.encode(AttemptStarted(0, ranks, pids, n, count, n * WORKERS)) for n in range(count)]
         cause = worker_exit(FAILING_NODE, 2)
         self.results = [wire.encode(AttemptEnded(self._result(n, cause if n == 0 else None))) for n in range(count)]
 
@@ -98,23 +104,30 @@ class Agents:
         return AttemptResult(0, "failed" if node == FAILING_NODE else "stopped", exits, 60.0, cause=cause)
 
 
-class Nodes(SshTransport):
+class Nodes:
     """The transport of simulated nodes."""
 
-    def __init__(self, config: LaunchConfig, agents: Agents, post: Callable[[object], None]) -> None:
-        super().__init__(config, setup.node_names(config), "bench", discard_output, post)
-        self.agents = agents
-        self.sent_bytes = 0
+    is_remote = True
+
+    def __init__(self, hosts: tuple[str, ...], agents: Agents, post: Callable[[object], None]) -> None:
+        self.node_names, self.agents, self._post = hosts, agents, post
+        self.sent_bytes = self.pings = 0
         self._joining = 0
 
-    def start(self, index: int) -> Handle:  # type: ignore[override]
+    def start(self, index: int) -> Handle:
         facts = {"pid": 1, "python": "3.11.0", "ddplaunch": "0.1", "torch": "2.13"}
         line = remote_start.FACTS_PREFIX + json.dumps(facts).encode()
         self.post(index, AgentConnected(remote_start.read_facts(line)))
         return Handle(index, self)
 
+    def close(self) -> None: ...
+
     def post(self, index: int, event: object) -> None:
         self._post(FromNode(index, wire.decode(event, FROM_AGENT) if isinstance(event, bytes) else event))
+
+    def post_each(self, event: bytes) -> None:
+        for index in range(self.agents.count):
+            self.post(index, event)
 
     def receive(self, index: int, record: object) -> None:
         """Answer a record as the agent of node ``index`` would."""
@@ -123,6 +136,7 @@ class Nodes(SshTransport):
             case AgentSpec():
                 self.post(index, self.agents.ready)
             case Ping():
+                self.pings += 1
                 self.post(index, self.agents.pong)
             case JoinRendezvous(rendezvous=settings):
                 if settings.is_server:
@@ -139,6 +153,7 @@ class Handle:
     def __init__(self, index: int, nodes: Nodes) -> None:
         self._index, self._nodes = index, nodes
         self.inherited_fds: dict[str, int] = {}
+        self.delayed_until = 0.0
 
     def send(self, record: object) -> None:
         self._nodes.receive(self._index, record)
@@ -162,23 +177,35 @@ class ScriptedMailbox(Mailbox[object]):
         self._agents = agents
         self._phases = self._run_phases()
         self.cpu_s: dict[str, float] = {}
-        self._before_s = time.process_time()
+        self.before_s = time.process_time()
 
     def get(self, deadline: float = math.inf) -> object:
-        if self._queue.empty():
+        if self.is_empty and deadline:  # 0: the launcher only looks, while it starts nodes.
             next(self._phases, None)
         return super().get(deadline)
 
     def end_phase(self, name: str) -> None:
         now = time.process_time()
-        self.cpu_s[name], self._before_s = now - self._before_s, now
+        self.cpu_s[name], self.before_s = now - self.before_s, now
+
+    def _beats(self) -> Iterator[None]:
+        """Until the launcher has pinged all nodes ``BEATS`` times."""
+        assert self.nodes
+        wanted = self.nodes.pings + BEATS * self._agents.count
+        while self.nodes.pings < wanted:
+            yield
 
     def _run_phases(self) -> Iterator[None]:
         assert self.nodes
         self.end_phase("start")
-        for _ in range(BEATS):
-            yield  # Until the launcher pings all nodes.
+        yield from self._beats()
         self.end_phase("beats")
+        for number in range(QUIET_REPORTS):
+            self.nodes.post_each(wire.encode(WorkerActivity(0, 30.0 * number, 30.0 * number)))
+            yield
+        self.end_phase("reports")
+        yield from self._beats()
+        self.end_phase("quiet beats")
         for index, line in enumerate(self._agents.results):
             self.nodes.post(index, line)
         yield
@@ -189,44 +216,44 @@ class ScriptedMailbox(Mailbox[object]):
 
 @dataclass(frozen=True)
 class LauncherCost:
-    """CPU seconds of a run of ``nodes``: its start, one round of pings, its end; and additional peak memory."""
+    """CPU seconds of a run of ``nodes``, and additional peak memory.
+
+    Its start; a second of pings before and after all nodes have reported that they are quiet; one such report of each
+    node; its end.
+    """
 
     nodes: int
     start_s: float
     beat_s: float
+    report_s: float
+    quiet_beat_s: float
     end_s: float
     memory_mb: float
     sent_mb: float
 
 
 def launcher_cost(count: int) -> LauncherCost:
-    """Start ``count`` nodes, let the job run for some seconds, and fail one worker."""
-    agents = Agents(count)
-    mailbox = ScriptedMailbox(agents)
-
-    def transport_for(config: LaunchConfig, *rest: object) -> Nodes:
-        mailbox.nodes = Nodes(config, agents, rest[2])  # type: ignore[arg-type]
-        return mailbox.nodes
-
-    setup.transport_for = transport_for  # type: ignore[assignment]
-    hosts = tuple(Host(host_name(n)) for n in range(count))
-    with tempfile.TemporaryDirectory() as folder:
+    """Start ``count`` nodes, let the job run and be quiet for some seconds, and fail one worker."""
+    agents, before_mb = Agents(count), peak_mb()
+    mailbox, hosts = ScriptedMailbox(agents), tuple(Host(host_name(n)) for n in range(count))
+    mailbox.nodes = Nodes(tuple(map(str, hosts)), agents, mailbox.post)
+    setup.transport_for = lambda *_: mailbox.nodes  # type: ignore[assignment, return-value]
+    with tempfile.TemporaryDirectory() as name, open(os.devnull, "w") as null:
+        folder = Path(name)
+        workers, output = WorkerConfig(nproc_per_node=WORKERS), OutputConfig(log_dir=name, page=False)
         config = LaunchConfig(
-            script="train.py",
-            hosts=hosts,
-            min_nodes=count,
-            max_nodes=count,
-            workers=WorkerConfig(nproc_per_node=WORKERS),
-            output=OutputConfig(log_dir=folder),
+            script="train.py", hosts=hosts, min_nodes=count, max_nodes=count, workers=workers, output=output
         )
-        before_mb = peak_mb()
-        mailbox._before_s = time.process_time()
-        result = run.Run(config, "scale", "scale", None, mailbox, 1).run()
+        console = Console(setup.console_style(config, folder, null.fileno()), null.fileno(), null.fileno())
+        mailbox.before_s = time.process_time()
+        result = run.Run(config, "scale", "scale", None, mailbox, folder, console).run()
         mailbox.end_phase("end")
+        console.close()
     assert (result.exit_code, len(result.attempts[0].exits)) == (1, WORKERS * count), result.outcome
-    assert mailbox.nodes
-    times = mailbox.cpu_s["start"], mailbox.cpu_s["beats"] / BEATS, mailbox.cpu_s["end"]
-    return LauncherCost(count, *times, peak_mb() - before_mb, mailbox.nodes.sent_bytes / 1e6)
+    cpu_s = mailbox.cpu_s
+    each = cpu_s["beats"] / BEATS, cpu_s["reports"] / QUIET_REPORTS, cpu_s["quiet beats"] / BEATS
+    memory_mb, sent_mb = peak_mb() - before_mb, mailbox.nodes.sent_bytes / 1e6
+    return LauncherCost(count, cpu_s["start"], *each, cpu_s["end"], memory_mb, sent_mb)
 
 
 def peak_mb() -> float:
@@ -288,14 +315,14 @@ def measured(what: str, count: int) -> dict[str, float]:
 
 
 def print_growth(what: str, rows: list[dict[str, float]]) -> None:
-    """Print a table; its last line is the cost per node of the largest size, relative to a quarter of that size."""
+    """Print a table; its last line is the cost per node of the largest size, relative to the size before."""
     names = list(rows[0])
     print(f"\n{what}\n\n| {' | '.join(names)} |\n|{'---|' * len(names)}")
     for row in rows:
         print(
             f"| {' | '.join(f'{value:.3g}' if isinstance(value, float) else f'{value:,}' for value in row.values())} |"
         )
-    small, large = rows[-3], rows[-1]
+    small, large = rows[-2], rows[-1]
     factor = large["nodes"] / small["nodes"]
     shown = [f"{large[name] / max(small[name], 1e-3) / factor:.2f}x" for name in names[1:]]
     print(f"| per node, {large['nodes']:,} / {small['nodes']:,} | {' | '.join(shown)} |")

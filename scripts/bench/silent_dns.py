@@ -15,14 +15,14 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import DDPLAUNCH, REPEATS
+from common import DDPLAUNCH, REPEATS, size
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.support.nodes import Keys, Lab  # noqa: E402
 
-HOSTS = int(os.environ.get("BENCH_NODES", "3"))
-WORKERS = int(os.environ.get("BENCH_WORKERS", "1"))
+HOSTS = size("BENCH_NODES", 3, 2)
+WORKERS = size("BENCH_WORKERS", 1, 1)
 PROGRAM = ROOT / "tests" / "support" / "programs" / "allreduce.py"
 
 

@@ -15,16 +15,18 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import PROGRAMS
+from common import PROGRAMS, REPEATS, size
 
 from ddplaunch.hangs.slow_ranks import host_warning, rank_lateness, warning
 from ddplaunch.protocol.hang_evidence import CollectiveTimes
 
-RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else 20
+RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 1)
+EVEN_RUNS = size("BENCH_EVEN_ROUNDS", RUNS, 0)
+SLOW_S, STEPS_S = size("BENCH_RUN_S", 35.0, 1.0), size("BENCH_STEPS_S", 45.0, 1.0)
 JOBS = 4
 """Jobs at a time: their steps are pauses, which need no CPU."""
 
-EVEN_MADE_UP = 80
+EVEN_MADE_UP = size("BENCH_MADE_UP", 80, 1)
 LAUNCH = """
 import sys
 from ddplaunch.launcher.watches import slow_ranks_watch as watch
@@ -49,11 +51,11 @@ def job(step_s: float, slow: int, extra_s: float, run_s: float, *options: str, p
 
 
 def slow_rank_is_named(run: int) -> bool:
-    return f"\nrank {run % 4} on " in job(0.1, run % 4, 0.02, 35)
+    return f"\nrank {run % 4} on " in job(0.1, run % 4, 0.02, SLOW_S)
 
 
 def even_job_is_accused(_run: int) -> bool:
-    return "is last in" in job(0.1, -1, 0.0, 35)
+    return "is last in" in job(0.1, -1, 0.0, SLOW_S)
 
 
 def made_up_job_is_accused(run: int) -> bool:
@@ -77,7 +79,7 @@ def made_up_job_is_accused(run: int) -> bool:
 
 
 def steps(*options: str) -> int:
-    found = re.search(r"steps (\d+)", job(0.001, -1, 0.0, 45, *options))
+    found = re.search(r"steps (\d+)", job(0.001, -1, 0.0, STEPS_S, *options))
     return int(found[1]) if found else 0
 
 
@@ -85,12 +87,15 @@ def main() -> None:
     with ThreadPoolExecutor(JOBS) as jobs:
         named = sum(jobs.map(slow_rank_is_named, range(RUNS)))
         print(f"a rank that takes 20 ms longer for a step of 100 ms was named in {named} of {RUNS} jobs", flush=True)
-        accused = sum(jobs.map(even_job_is_accused, range(RUNS)))
-        print(f"even jobs with a warning: {accused} of {RUNS}", flush=True)
+        accused = sum(jobs.map(even_job_is_accused, range(EVEN_RUNS)))
+        print(f"even jobs with a warning: {accused} of {EVEN_RUNS}", flush=True)
     made_up = sum(map(made_up_job_is_accused, range(EVEN_MADE_UP)))
     print(f"even jobs with a warning, made-up times: {made_up} of {EVEN_MADE_UP}", flush=True)
-    for _ in range(3):
-        print(f"steps of 1 ms in 45 s: {steps()}; with --hang-report off {steps('--hang-report', 'off')}", flush=True)
+    for _ in range(min(3, REPEATS)):
+        print(
+            f"steps of 1 ms in {STEPS_S:g} s: {steps()}; with --hang-report off {steps('--hang-report', 'off')}",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

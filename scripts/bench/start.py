@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from functools import partial
 
-from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, alternate, check_hosts, compared, print_table, seconds, size
 
 
 def job(program: str, workers: int) -> tuple[str, ...]:
     return ("--nproc-per-node", str(workers), str(PROGRAMS / program))
 
 
+WORKERS, DDP_WORKERS = size("BENCH_WORKERS", (8, 32), (1,)), size("BENCH_DDP_WORKERS", 8, 1)
 MEASURES = (
-    ("all-reduce job, 8 workers", job("all_reduce.py", 8), REPEATS),
-    ("all-reduce job, 32 workers", job("all_reduce.py", 32), REPEATS),
-    ("DDP step job, 8 workers", job("ddp_step.py", 8), REPEATS),
+    *((f"all-reduce job, {count} workers", job("all_reduce.py", count), REPEATS) for count in WORKERS),
+    (f"DDP step job, {DDP_WORKERS} workers", job("ddp_step.py", DDP_WORKERS), REPEATS),
     ("`--help`", ("--help",), 2 * REPEATS),
     ("no-op program (`--no-python true`)", ("--no-python", "true"), 2 * REPEATS),
 )

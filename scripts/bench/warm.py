@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import psutil
-from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts
+from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts, size
 
 from ddplaunch.system.files import keeper_files
 
@@ -26,10 +26,10 @@ ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
 from tests.support.nodes import Keys, Lab  # noqa: E402
 
-WORKERS = 8
+WORKERS = size("BENCH_WORKERS", 8, 2)
 PRELOAD = os.environ.get("BENCH_PRELOAD", "sympy,torch._dynamo")
-RUNS = int(os.environ.get("BENCH_WARM_RUNS", "200"))
-KILLS = int(os.environ.get("BENCH_WARM_KILLS", "20"))
+RUNS = size("BENCH_WARM_RUNS", 200, 1)
+KILLS = size("BENCH_WARM_KILLS", 20, 1)
 SCRIPT = PROGRAMS / "first_line.py"
 
 
@@ -85,7 +85,8 @@ def first_line(command: tuple[str, ...], environ: dict[str, str], hosts: int = 1
 
 def start() -> None:
     """Second runs beside our own cold start and torchrun, in turns."""
-    for options in ((), ("--preload", PRELOAD)):
+    ways: tuple[tuple[str, ...], ...] = ((), ("--preload", PRELOAD))
+    for options in ways[: size("BENCH_WARM_WAYS", 2, 1)]:
         with tempfile.TemporaryDirectory() as folder:
             state = State(folder)
             state.leave(*options)
