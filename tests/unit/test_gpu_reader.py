@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import sysconfig
 import time
 from pathlib import Path
 from typing import Any
@@ -204,7 +205,8 @@ def test_the_child_ends_when_its_stdin_is_closed_also_while_the_driver_hangs(
 
 
 def test_the_child_finds_its_package_without_the_path_of_its_parent() -> None:
-    command = [sys.executable, "-S", "-I", gpu_child.__file__, "nvml", "60"]
+    library = sysconfig.get_path("stdlib")
+    command = [sys.executable, "-S", "-I", gpu_child.__file__, "nvml", "60", library, f"{library}/lib-dynload"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         try:
             assert child.wait(20) == 0
