@@ -65,7 +65,11 @@ class Agent:
         """
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
+        # First: a driver that does not answer delays both this and the placement, at the same time.
+        self._gpus = parts.gpus_of_job(spec, outbox.send, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
+        if self._gpus:
+            self._gpus.placement = self._placement
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
@@ -75,7 +79,6 @@ class Agent:
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
         self._examiner = Examiner(is_needed=plan.bootstrap)
-        self._gpus = parts.gpus_of_job(spec, self._placement, outbox.send, mailbox.post)
         self._helper_pids: dict[int, int] = {}
         self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
         self._last_start_at = 0.0

@@ -134,14 +134,13 @@ def _class(text: str) -> type[Part]:
     return found
 
 
-def gpus_of_job(
-    spec: AgentSpec, placement: Placement, send: Callable[[object], None], post: Callable[[object], None]
-) -> GpusOfJob | None:
-    """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run."""
+def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> GpusOfJob | None:
+    """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run.
+
+    Who places the workers sets ``placement`` of the result.
+    """
     if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
     from ddplaunch.agent.watches.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 
-    gpus = GpusOfJob(spec, send, post)
-    gpus.placement = placement
-    return gpus
+    return GpusOfJob(spec, send, post)

@@ -40,9 +40,12 @@ class Node:
             rendezvous=rendezvous_config(),
         )
         self.is_stopping = False
+        gpus = parts.gpus_of_job(spec, self.sent.append, self.sent.append)
+        assert gpus
+        gpus.placement = PLACEMENT
         node: Any = SimpleNamespace(
             spec=spec,
-            gpus=parts.gpus_of_job(spec, PLACEMENT, self.sent.append, self.sent.append),
+            gpus=gpus,
             rendezvous=SimpleNamespace(refuse=self.told.append, describe=lambda _: None),
             outbox=SimpleNamespace(send=self.sent.append),
             post=self.sent.append,
