@@ -93,10 +93,11 @@ class Agents:
         everyone = f"0-{self._count * WORKERS - 1}"
         self._groups = (ProcessGroup("0", "default_pg", everyone), ProcessGroup("1", "fsdp", everyone))
 
-    def run(self) -> None:
+    def run(self, is_ready: Callable[[], None]) -> None:
         evidences = [self._evidence(node) for node in range(self._count)]
         results = [[self._result(node, attempt, evidences[node]) for attempt in (0, 1)] for node in range(self._count)]
         ready = [wire.encode(WorkersExamined(0, 1, each)) for each in evidences]
+        is_ready()
         self._begin("start", lambda: self._joined == self._count)
         self._start(0)
         self._wait_beats()
@@ -255,17 +256,20 @@ def agents(count: int, folder: Path, began: dict[str, float]) -> Iterator[list[s
     """The launcher's ends of the connections to ``count`` agents, which run until the end of their job."""
     pairs = [socket.socketpair() for _ in range(count)]
     ours, theirs = ([pair[end] for pair in pairs] for end in (0, 1))
+    context = multiprocessing.get_context("fork")
+    ready = context.Event()
 
     def serve() -> None:
         for channel in ours:
             channel.close()
-        Agents(theirs, folder, began).run()
+        Agents(theirs, folder, began).run(ready.set)
 
-    process = multiprocessing.get_context("fork").Process(target=serve)
+    process = context.Process(target=serve)
     process.start()
     for channel in theirs:
         channel.close()
     try:
+        ready.wait()
         yield ours
     finally:
         process.terminate()
