@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.system.files import keeper_files
+from ddplaunch.features.warm import keeper_files
 from tests.support import runs
 from tests.support.cgroups import inside, limited_memory
 from tests.support.processes import children, command_line, is_alive, pids_with, wait_until

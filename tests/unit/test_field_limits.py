@@ -7,18 +7,20 @@ import importlib
 import pkgutil
 import typing
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+import ddplaunch.features
 import ddplaunch.protocol
-from ddplaunch.health.node_history import NodeEvent
+from ddplaunch.features.debug.records import SessionOpened
+from ddplaunch.features.faults.records import FaultInjected
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
+from ddplaunch.features.health.node_history import NodeEvent
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
-from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.debugging import SessionOpened
-from ddplaunch.protocol.fault_injection import FaultInjected
 from ddplaunch.protocol.field_types import Limit
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     FROM_OWN_AGENT,
@@ -55,9 +57,12 @@ SETTINGS = ("ddplaunch.config", "ddplaunch.timeouts", "ddplaunch.cluster.")
 
 
 def records() -> Iterator[type]:
-    for module in pkgutil.iter_modules(ddplaunch.protocol.__path__, "ddplaunch.protocol."):
-        for value in vars(importlib.import_module(module.name)).values():
-            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == module.name:
+    modules = [module.name for module in pkgutil.iter_modules(ddplaunch.protocol.__path__, "ddplaunch.protocol.")]
+    features = Path(ddplaunch.features.__path__[0])
+    modules += [f"ddplaunch.features.{path.parent.name}.{path.stem}" for path in features.glob("*/*records.py")]
+    for name in modules:
+        for value in vars(importlib.import_module(name)).values():
+            if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name:
                 yield value
     yield NodeEvent
 

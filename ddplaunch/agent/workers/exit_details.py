@@ -37,7 +37,7 @@ _TAIL_LINES, _SHORT_TAIL_LINES = 200, 20
 _STREAMS: tuple[StreamName, ...] = ("stderr", "stdout")
 
 _OWN_FRAMES = re.compile(
-    rf'^  File "{re.escape(PACKAGE_ROOT)}/ddplaunch/worker/.*\n'
+    rf'^  File "{re.escape(PACKAGE_ROOT)}/ddplaunch/(?:worker|features)/.*\n'
     r'|^  File "<string>", line \d+ in <module>\n(?=\n|\Z)'  # The outermost frame of a forked worker.
     r"|^Extension modules: .*\n?",
     re.MULTILINE,
