@@ -13,6 +13,7 @@ from collections import deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.agent.events import LauncherLost
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
@@ -191,7 +192,7 @@ class Inbox:
 
     def _read_all(self) -> None:
         try:
-            while (received := wire.read_record(self._stream, TO_AGENT)) is not None:
+            while (received := wire.read_record(self._stream, TO_AGENT, _of_features)) is not None:
                 record = received[0]
                 if isinstance(record, Ping):
                     self._reset_timer(record.lost_after_s)
@@ -217,3 +218,7 @@ class Inbox:
     def _close(self) -> None:
         self.is_closed.set()
         self._mailbox.post(LauncherLost())
+
+
+def _of_features() -> tuple[type, ...]:
+    return features.records("TO_AGENT")

@@ -1,14 +1,14 @@
 """The parts of an agent: each does one thing for the user beside starting and stopping workers.
 
-Runs in the agent, in its main thread. ``Agent`` calls each method of all parts, in the order of ``TABLE``, and names no
-part. A new part is one line of ``TABLE``.
+Runs in the agent, in its main thread. ``Agent`` calls each method of all parts, in the order of
+``features.FEATURES``, and names none.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch import features
 from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
@@ -20,21 +20,10 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
-    from ddplaunch.features.hangs.records import RankEvidence
     from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
-
-TABLE = (
-    "ddplaunch.features.usage.agent:UsagePart",
-    "ddplaunch.features.health.agent:HealthPart",
-    "ddplaunch.features.hangs.agent:HangPart",
-    "ddplaunch.features.slow_ranks.agent:SlowRanksPart",
-    "ddplaunch.features.debug.agent:DebugPart",
-    "ddplaunch.features.faults.agent:FaultPart",
-)
-"""Module and class of each part. The last sample of the workers' usage comes before anything that takes time."""
 
 NEVER = float("inf")
 
@@ -112,8 +101,8 @@ class Part:
         """All workers have ended as ``exits``, by local rank. Returns them with what this part knows of them."""
         return exits
 
-    def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[RankEvidence, ...]:
-        """What the launcher gets with the result of the attempt: what the workers knew if a collective failed."""
+    def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
+        """What the launcher gets with the result of the attempt: ``Watch.explain`` uses it."""
         return ()
 
     def before_next_attempt(self) -> None:
@@ -125,13 +114,7 @@ class Part:
 
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent."""
-    return tuple(_class(text)(node) for text in TABLE)
-
-
-def _class(text: str) -> type[Part]:
-    module, _, name = text.partition(":")
-    found: type[Part] = getattr(import_module(module), name)
-    return found
+    return tuple(module.part(node) for module in features.loaded("agent"))
 
 
 def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> GpusOfJob | None:

@@ -1,6 +1,67 @@
 """What a run does for its user besides starting, restarting and stopping workers: one folder per feature.
 
-A folder has the feature's parts: ``launcher`` (a Watch), ``agent`` (a Part), ``worker`` (what runs in a worker), its
-``records``, its commands and its pure rules. Only a worker's part may import torch. A feature uses the core; the core
-does not import a feature.
+``FEATURES`` is the list. The core knows features only by it, and by the names of their standard modules (``Feature``):
+without a folder and its line, everything else works. A feature uses the core, and the records and rules of the features
+that it needs. Only a module that runs in a worker may import torch.
 """
+
+from __future__ import annotations
+
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+class Feature(NamedTuple):
+    """A folder, and which of these modules it has. None is imported before it is needed.
+
+    ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
+    ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
+    ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
+
+    Attributes:
+        name: the folder.
+        modules: those that it has.
+        needs: features whose records and rules it imports.
+    """
+
+    name: str
+    modules: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+FEATURES = (
+    Feature("usage", ("launcher", "agent", "records")),
+    Feature("health", ("launcher", "agent", "records")),
+    Feature("hangs", ("launcher", "agent", "records")),
+    Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
+    Feature("slurm_nodes", ("launcher",)),
+    Feature("debug", ("launcher", "agent", "records")),
+    Feature("faults", ("agent", "records")),
+    Feature("page", ("launcher",)),
+    Feature("metrics", ("launcher",), needs=("usage",)),
+    Feature("requeue", ("launcher",)),
+    Feature("on_exit", ("launcher",)),
+    Feature("come_back"),
+    Feature("ps"),
+    Feature("plan"),
+    Feature("check"),
+    Feature("functions"),
+    Feature("warm"),
+    Feature("dry_run"),
+)
+"""Their parts are called in this order: the last usage sample comes before what takes time."""
+
+
+def loaded(module: str) -> Iterator[Any]:
+    """The modules of this name of all features, in their order; imported now if they have not been."""
+    return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+
+
+@cache
+def records(direction: str) -> tuple[type, ...]:
+    """The records of all features for ``TO_AGENT`` or ``FROM_AGENT``."""
+    return tuple(record for module in loaded("records") for record in getattr(module, direction, ()))

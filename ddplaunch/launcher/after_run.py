@@ -1,4 +1,4 @@
-"""What follows a run once its result is shown: what is known of nodes, SLURM's requeue, its page, ``--on-exit``.
+"""What a run says at its end about what is missing or left: values of functions, processes.
 
 Runs in the launcher, in the main thread; no agent runs any more.
 """
@@ -8,17 +8,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.on_exit import on_exit
-from ddplaunch.features.requeue import slurm_requeue
 from ddplaunch.launcher.display import failure_page
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.page.launcher import RunPage
-    from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 
@@ -40,30 +36,3 @@ def lost_values(
     from ddplaunch.features.functions import function_call
 
     return function_call.lost_values(attempts[-1], folder, config, incomplete)
-
-
-def finish(
-    config: LaunchConfig,
-    result: RunResult,
-    error: LaunchError | None,
-    lost: Mapping[str, str],
-    messages: UserMessages,
-    page: RunPage,
-    is_interrupted: Callable[[], bool],
-) -> None:
-    """Do it, and close ``messages``.
-
-    ``error`` is the reason of a failure other than a worker's; ``lost`` is as in ``node_memory.remember``.
-    """
-    if lost or result.health or any(attempt.outcome == "failed" or attempt.cause for attempt in result.attempts):
-        from ddplaunch.features.health import node_memory  # A run without a failure does not wait for the import.
-
-        node_memory.remember(config, result, lost, messages.show)
-    page.begin_last(result.duration_s, has_failed=result.outcome == "failed" and bool(result.attempts))
-    slurm_requeue.requeue(result, messages.show)
-    messages.drain(result, is_interrupted)
-    page.wait_for_last(result.duration_s, is_interrupted)
-    if config.on_exit:
-        on_exit.run(config, result, error, messages.show, is_interrupted)
-        messages.drain(result, is_interrupted)
-    messages.close()

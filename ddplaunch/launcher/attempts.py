@@ -12,13 +12,12 @@ from dataclasses import field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.records import RankEvidence
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import Report
 from ddplaunch.protocol.results import AttemptResult, Outcome
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
 
 _GONE = sys.maxsize
@@ -36,7 +35,7 @@ class _OpenAttempt:
 
     missing: set[int]
     results: dict[int, AttemptResult] = field(default_factory=dict)
-    evidence: list[RankEvidence] = field(default_factory=list)
+    evidence: list[Report] = field(default_factory=list)
 
     @property
     def restart_follows(self) -> bool:
@@ -58,7 +57,9 @@ class Attempts:
         outcome_is_known: a node has reported that no further attempt follows.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, explain: Callable[[AttemptResult, Sequence[Report]], AttemptResult]) -> None:
+        """``explain`` adds to a complete result what follows from what the nodes have sent with theirs."""
+        self._explain = explain
         self.ended: list[AttemptResult] = []
         self.next_number = 0
         self.outcome_is_known = False
@@ -83,7 +84,7 @@ class Attempts:
         return is_first, self._enter(node, number, participants)
 
     def on_ended(
-        self, node: int, result: AttemptResult, participants: Sequence[int], evidence: Iterable[RankEvidence] = ()
+        self, node: int, result: AttemptResult, participants: Sequence[int], evidence: Iterable[Report] = ()
     ) -> list[AttemptResult]:
         """A node's workers have ended; ``evidence``: what they knew of their collectives, if these have failed.
 
@@ -137,7 +138,7 @@ class Attempts:
 
     def _complete(self, numbers: Sequence[int]) -> list[AttemptResult]:
         closed = [self._open.pop(number) for number in numbers]
-        completed = [_explained(_merge(_in_order(each.results)), each.evidence) for each in closed if each.results]
+        completed = [self._explain(_merge(_in_order(each.results)), each.evidence) for each in closed if each.results]
         self.ended = sorted([*self.ended, *completed], key=lambda result: result.attempt)
         return completed
 
@@ -148,18 +149,6 @@ class Attempts:
 
 def _in_order(results: Mapping[int, AttemptResult]) -> list[AttemptResult]:
     return [results[node] for node in sorted(results)]
-
-
-def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
-    if not evidence or result.outcome == "succeeded":
-        return replace(result, collectives=())
-    from ddplaunch.features.hangs.explanation import explain_failure
-
-    failures = first_failure.failures(result.exits)
-    causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
-    failed = [exit_.rank for exit_ in failures]
-    by_rank = sorted(evidence, key=lambda each: each.rank)
-    return replace(result, collectives=explain_failure(by_rank, failed, causes))
 
 
 def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.debug.records import SessionOpened
-from ddplaunch.features.slow_ranks.records import CollectivesSampled
-from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, WorkersExamined
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.sender import OfRanks
 from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.text import ranks
 
@@ -40,13 +39,10 @@ class NodeRanks:
                 self._of_node[node.index] = event.attempt, own
             case AttemptEnded(result=result, evidence=evidence):
                 self._check(node, result.attempt, [*(exit_.rank for exit_ in result.exits)])
-                self._check(node, result.attempt, [each.rank for each in evidence])
-            case WorkersExamined(attempt=attempt, ranks=examined):
-                self._check(node, attempt, [each.rank for each in examined])
-            case CollectivesSampled(attempt=attempt, times=times, loads=loads):
-                self._check(node, attempt, {*(each.rank for each in times), *(each.rank for each in loads)})
-            case SessionOpened(attempt=attempt, rank=rank):
-                self._check(node, attempt, [rank])
+                for each in evidence:
+                    self.check(node, each)
+            case OfRanks(attempt=attempt, named_ranks=named):
+                self._check(node, attempt, named)
 
     def _check_started(self, node: Node, event: AttemptStarted) -> None:
         """Where each node has a launcher, this launcher does not know how many workers the other nodes have."""

@@ -15,7 +15,6 @@ from ddplaunch.protocol.results import (
     AttemptResult,
     Injected,
     Outcome,
-    RankLateness,
     RunResult,
     WorkerExit,
 )
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.slurm import SlurmJob
     from ddplaunch.errors import LaunchError
-    from ddplaunch.features.health.records import HealthFinding
 
 
 def result(
@@ -40,8 +38,6 @@ def result(
     run_dir: str | None,
     describe_injections: Callable[[RunResult], tuple[Injected, ...]],
     job: SlurmJob | None = None,
-    collectives: tuple[RankLateness, ...] = (),
-    health: tuple[HealthFinding, ...] = (),
 ) -> RunResult:
     """The result of a run.
 
@@ -69,8 +65,6 @@ def result(
         slurm_job=job,
         will_requeue=requeues,
         reason=error.message if error else "",
-        collectives=collectives,
-        health=health,
     )
     return replace(ended, injections=describe_injections(ended))
 

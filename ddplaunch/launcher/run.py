@@ -29,7 +29,7 @@ from ddplaunch.launcher.run_files.log_collector import LogCollector
 from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
-from ddplaunch.launcher.watches import Watches
+from ddplaunch.launcher.watches import RunEnd, RunServices, Watches
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.hangs.records import RankEvidence
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts
@@ -94,7 +94,7 @@ class Run:
         self._events = RunEvents(folder, run_id, lambda index: self._nodes.all[index].host)
         self._show, self._messages.record = self._messages.show, self._events.message
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
-        self._attempts = Attempts()
+        self._attempts = Attempts(lambda result, evidence: self._watches.explain(result, evidence))
         output = self._events.noting_first(console.output)
         transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
@@ -111,8 +111,8 @@ class Run:
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         on_event, on_lost = self._on_node_event, self._on_node_lost
         self._given_up = GivenUp(config, self._nodes, self._shutdown, on_event, on_lost, self._show)
-        watched = (self._nodes, self._shutdown, self._messages, self._events)
-        self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
+        shown = (self._messages, self._events, lambda: self._folder)
+        self._watches = Watches(RunServices(config, run_tag, self._nodes, self._shutdown, *shown, mailbox.post))
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
 
@@ -137,7 +137,7 @@ class Run:
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
         finally:
-            self._watches.debugging.close()
+            self._watches.close()
             self._nodes.close(close_s)
             self._marks.close()
         return self._finish()
@@ -165,18 +165,21 @@ class Run:
                 self._given_up.handle(self._nodes.all[index], node_event)
             case FromSweep(index=index, event=sweep_event):
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
+            case control_socket.ControlRequest():
+                self._watches.on_request(event)
             case _:
-                self._watches.on_event(event)
+                self._watches.on_posted(event)
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():
-            with self._watches.debugging.suspended():
+            with self._watches.suspended():
                 self._messages.suspended(self._nodes.all[0].handle.inherited_fds)
                 signals.suspend()
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
         self._injector.on_event(node, event)
+        self._events.on_event(node.index, self._nodes.participants, event)
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
@@ -281,7 +284,7 @@ class Run:
             self._nodes.rendezvous.on_round_formed()
         self._messages.attempt_started(event, is_first=is_first)
 
-    def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
+    def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
         was_ending = self._is_ending
         result = result if was_ending else departure.decided(node, result, self._nodes)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
@@ -382,19 +385,16 @@ class Run:
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
             describe_injections=self._injector.describe_effects,
-            collectives=self._watches.slow_ranks.lateness(),
-            health=self._watches.health.findings(),
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
-        self._watches.close(result.exit_code)
-        self._watches.hangs.show_stopped()
+        result = self._watches.on_agents_ended(result)
         failure = after_run.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
-        lost_reasons, page = self._nodes.lost_reasons, self._watches.page
-        after_run.finish(self._config, result, error, lost_reasons, self._messages, page, is_interrupted)
+        self._watches.on_run_ended(RunEnd(result, error, self._nodes.lost_reasons, is_interrupted))
+        self._messages.close()
         if failure:
             raise failure
         return result

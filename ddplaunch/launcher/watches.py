@@ -1,126 +1,177 @@
 """The watches of a run: parts that follow what its nodes report, and advise, report or answer, but run no attempt.
 
-Runs in the launcher, in the main thread. A watch gets every event of every node, and is run when it is due. A new watch
-is one line here; ``Run`` uses only those with a result for its end.
+Runs in the launcher, in the main thread. ``Run`` calls each method of all watches, in the order of ``FEATURES``, and
+names none.
 """
 
 from __future__ import annotations
 
-from functools import partial
-from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+import contextlib
+from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.features.come_back import terminal_exit
-from ddplaunch.features.debug.launcher import Debugging, TerminalEvent
-from ddplaunch.features.hangs.launcher import HangWatch
-from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
-from ddplaunch.features.health.launcher import HealthWatch
-from ddplaunch.features.page.launcher import RunPage
-from ddplaunch.features.slow_ranks.launcher import SampleJudged, SlowRanksWatch
-from ddplaunch.features.slurm_nodes.launcher import SlurmAnswered, SlurmWatch
-from ddplaunch.launcher.control_socket import ControlRequest
-from ddplaunch.launcher.timers import Timed
-from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, RunStops, StopRun
-from ddplaunch.protocol.specs import UsageRecord
+from ddplaunch import features
+from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.metrics.launcher import MetricsWatch
-    from ddplaunch.features.usage.launcher import UsageWatch
+    from ddplaunch.errors import LaunchError
+    from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import AttemptResult, RunResult
+
+NEVER = float("inf")
 
 
-class Watch(Timed, Protocol):
-    """Follows the events of all nodes."""
+class RunServices(NamedTuple):
+    """What a run offers its watches.
+
+    Attributes:
+        config: the settings of the run.
+        run_tag: that of the run.
+        nodes: the nodes whose agents this launcher starts.
+        shutdown: ends the run.
+        messages: shows messages to the user; it knows the console.
+        events: writes events.jsonl.
+        folder: returns the run folder; None if no files are kept.
+        post: appends an event to the launcher's mailbox; any thread may call it.
+    """
+
+    config: LaunchConfig
+    run_tag: str
+    nodes: Nodes
+    shutdown: Shutdown
+    messages: UserMessages
+    events: RunEvents
+    folder: Callable[[], Path | None]
+    post: Callable[[object], None]
+
+
+class RunEnd(NamedTuple):
+    """A run whose result has been shown.
+
+    Attributes:
+        result: it.
+        error: the reason of a failure other than a worker's.
+        lost: of each lost node, by its host: why.
+        is_interrupted: whether the user does not want to wait any longer.
+    """
+
+    result: RunResult
+    error: LaunchError | None
+    lost: Mapping[str, str]
+    is_interrupted: Callable[[], bool]
+
+
+class Watch:
+    """One part of a run, of all attempts. A method that a watch does not define does nothing."""
 
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        """An event of node ``index``, before ``Run`` handles it; ``participants`` are the nodes of this launcher."""
+
+    def on_posted(self, event: object) -> bool:
+        """Handle an event that a thread of this watch has posted. Returns whether it was one of this watch's."""
+        return False
+
+    def on_request(self, request: ControlRequest) -> bool:
+        """Answer a request on the control socket if it is one of this watch's. Returns whether it was."""
+        return False
+
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """``result`` of all nodes, explained by what the agents' parts have sent with it (``Part.evidence``)."""
+        return result
+
+    def run_due(self, now: float) -> float:
+        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
+        return NEVER
+
+    @property
+    def needs_terminal(self) -> bool:
+        """Whether the run must not leave its terminal now."""
+        return False
+
+    def suspended(self) -> contextlib.AbstractContextManager[None]:
+        """In the ``with`` block this process is suspended."""
+        return contextlib.nullcontext()
+
+    def on_agents_ended(self, result: RunResult) -> RunResult:
+        """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
+        return result
+
+    def on_run_ended(self, end: RunEnd) -> None:
+        """The result has been shown. Begin what follows; only the user can interrupt it."""
+
+    def finish(self, end: RunEnd) -> None:
+        """Wait for what ``on_run_ended`` has begun. The last call."""
+
+    def close(self) -> None:
+        """The loop has ended, perhaps by an unexpected error: end threads, give the terminal back."""
 
 
 class Watches:
     """All watches of one run."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        run_tag: str,
-        nodes: Nodes,
-        shutdown: Shutdown,
-        messages: UserMessages,
-        events: RunEvents,
-        folder: Callable[[], Path | None],
-        post: Callable[[object], None],
-    ) -> None:
-        """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
-        self._nodes, self._shutdown, self._messages, self._run_tag = nodes, shutdown, messages, run_tag
-        self._is_local, self._folder = config.transport == "local", folder
-        self._usage: UsageWatch | None = None
-        self.hangs = HangWatch(config, nodes.send, folder, messages)
-        self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)
-        self.health = HealthWatch(config, nodes, shutdown, messages.show)
-        self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
-        self._slurm = SlurmWatch(config, nodes, post, messages.show)
-        advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
-        self.debugging = Debugging(config, nodes, shutdown, messages.console, post)
-        self.page = RunPage(config, folder)
-        self._metrics = _metrics_watch(config, nodes, messages)
-        self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.debugging, self.page, *self._metrics)
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+        self.all: tuple[Watch, ...] = tuple(
+            watch for module in features.loaded("launcher") for watch in module.watches(run)
+        )
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._nodes.participants, event)
-        if isinstance(event, UsageRecord):
-            self._on_usage(index, event)
+            watch.on_event(index, self._run.nodes.participants, event)
 
-    def _on_usage(self, index: int, event: UsageRecord) -> None:
-        if self._usage is None:
-            from ddplaunch.features.usage.launcher import UsageWatch  # A short run does not load it.
+    def on_posted(self, event: object) -> None:
+        """An event that a watch's thread has posted."""
+        any(watch.on_posted(event) for watch in self.all)
 
-            self._usage = UsageWatch(self._nodes, self._folder, is_local=self._is_local)
-        self._usage.on_event(index, event)
-
-    def on_event(self, event: object) -> None:
-        """An event that a watch's thread, or the control socket, has posted."""
-        match event:
-            case SampleJudged():
-                self.slow_ranks.on_judged(event)
-            case SlurmAnswered():
-                self._slurm.on_answer(event)
-            case TerminalEvent():
-                self.debugging.on_terminal(event)
-            case ControlRequest():
-                self._on_request(event)
-
-    def _on_request(self, request: ControlRequest) -> None:
-        if request.request.run_tag != self._run_tag:
+    def on_request(self, request: ControlRequest) -> None:
+        """A request on the control socket: answered now or later."""
+        if request.request.run_tag != self._run.run_tag:
             request.answer(RequestRefused("another run of this process"))
         elif isinstance(request.request, StopRun):
             request.answer(RunStops())
-            self._shutdown.on_stop_request()
-        elif isinstance(request.request, LeaveTerminal):
-            is_debugged = self.debugging.has_sessions
-            request.answer(terminal_exit.leave_terminal(self._nodes, self._messages, is_debugged=is_debugged))
-        else:
-            self._requests.on_request(request)
+            self._run.shutdown.on_stop_request()
+        elif not any(watch.on_request(request) for watch in self.all):
+            request.answer(RequestRefused("not a request that this version knows"))
 
-    def close(self, exit_code: int) -> None:
-        """The run has ended: write what is left."""
-        if self._usage:
-            self._usage.close()
-        for metrics in self._metrics:
-            metrics.close(exit_code)
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """``result`` of an attempt, as all watches explain it."""
+        for watch in self.all:
+            result = watch.explain(result, evidence)
+        return result
 
+    @contextlib.contextmanager
+    def suspended(self) -> Iterator[None]:
+        """In the ``with`` block this process is suspended."""
+        with contextlib.ExitStack() as stack:
+            for watch in self.all:
+                stack.enter_context(watch.suspended())
+            yield
 
-def _metrics_watch(config: LaunchConfig, nodes: Nodes, messages: UserMessages) -> tuple[MetricsWatch, ...]:
-    if not config.output.metrics_file:
-        return ()
-    from ddplaunch.features.metrics.launcher import MetricsWatch  # Few runs wait for the import.
+    def on_agents_ended(self, result: RunResult) -> RunResult:
+        """All agents have ended. Returns ``result`` with what all watches have found."""
+        for watch in self.all:
+            result = watch.on_agents_ended(result)
+        return result
 
-    path = Path(config.output.metrics_file).absolute()
-    return (MetricsWatch(path, lambda: messages.run_id, nodes, messages.show),)
+    def on_run_ended(self, end: RunEnd) -> None:
+        """The result has been shown: do what follows, and wait for it."""
+        for watch in self.all:
+            watch.on_run_ended(end)
+        for watch in self.all:
+            self._run.messages.drain(end.result, end.is_interrupted)
+            watch.finish(end)
+        self._run.messages.drain(end.result, end.is_interrupted)
+
+    def close(self) -> None:
+        """End what the watches hold."""
+        for watch in self.all:
+            watch.close()

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Annotated, Literal
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Size, at_most, between
+from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most, between
 
 MAX_GPUS = 256
 """In one record; so for ports and events."""
@@ -166,3 +166,39 @@ class GpusRead:
     gpus: Annotated[tuple[GpuReading, ...], at_most(MAX_GPUS)] = ()
     missing: OneLine = ""
     ports: Annotated[tuple[IbPort, ...], at_most(MAX_GPUS)] = ()
+
+
+Severity = Literal["refuse", "warn"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class HealthFinding:
+    """One thing that is wrong with a node, or with one of its GPUs.
+
+    An agent sends one, while workers run, when something has happened to the hardware. The launcher adds what only it
+    knows: ``host``, ``time_s`` and ``ranks``.
+
+    Attributes:
+        time_s: when the launcher learned of it.
+        rule: fixed name of the rule, for files and tests, like ``row-remap-failed`` or ``xid-79``.
+        text: what is wrong, without host and GPU: ``a row of its memory could not be remapped``.
+        action: what the user or the administrator can do; empty if there is nothing.
+        severity: ``refuse``: no job should use the node; ``warn``: a job may run.
+        is_fault: a worker of this GPU (or of this node) that fails within a minute has failed because of it.
+        gpu: NVML's index of the GPU, or that of the driver of another vendor; None: the node.
+        uuid: the GPU's UUID; empty if it has none.
+        local_ranks: local ranks of the workers that use the GPU; empty for a finding about the node.
+        ranks: their ranks; empty before the first attempt.
+    """
+
+    host: OneLine = ""
+    time_s: Seconds = 0.0
+    rule: OneLine
+    text: OneLine
+    action: OneLine = ""
+    severity: Severity = "warn"
+    is_fault: bool = False
+    gpu: Count | None = None
+    uuid: OneLine = ""
+    local_ranks: Annotated[tuple[Count, ...], at_most(1 << 12)] = ()
+    ranks: Annotated[tuple[Count, ...], at_most(1 << 12)] = ()

@@ -10,12 +10,6 @@ from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.features.debug import records as debugging
-from ddplaunch.features.faults import records as fault_injection
-from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
-from ddplaunch.features.health import records as health
-from ddplaunch.features.health.records import HardwareOfNode
-from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import log_transfer, wire
 from ddplaunch.protocol.field_types import (
@@ -42,6 +36,7 @@ from ddplaunch.protocol.results import (
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
+_MAX_EVIDENCE = 16
 _MAX_ADDRESSES = 1024
 
 _Participants = Annotated[tuple[Count, ...], at_most(1 << 16)]
@@ -98,44 +93,11 @@ class PassSignal:
     signum: SignalNumber
 
 
-@dataclass(frozen=True)
-class ExamineWorkers:
-    """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``.
+class Order(wire.Nested):
+    """Base of the records of features that the launcher sends to all nodes of an attempt, see OrderToNodes."""
 
-    Attributes:
-        is_requested: by the user, who wants to know what moves now: the agent does not compare with an earlier sample,
-            and answers at once if none of these workers runs any more.
-        all_nodes_at: set by the agent where each node has its own launcher, and another node serves the rendezvous:
-            only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
-    """
-
-    attempt: Count
-    number: Count
-    is_requested: bool = False
-    all_nodes_at: OneLine = ""
-
-
-@dataclass(frozen=True)
-class SampleCollectives:
-    """Launcher to all agents, about once a minute: when did the workers of ``attempt`` call collectives?
-
-    Answered by CollectivesSampled ``number``. ``suspects`` are ranks whose GPUs are asked whether they are throttled.
-    """
-
-    attempt: Count
-    number: Count
-    suspects: tuple[Count, ...] = ()
-
-
-@dataclass(frozen=True)
-class AbortHungAttempt:
-    """Launcher to all agents: the attempt hangs, for this ``reason``.
-
-    The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
-    """
-
-    attempt: Count
-    reason: str
+    attempt: int
+    direction = "TO_AGENT"
 
 
 @dataclass(frozen=True)
@@ -145,7 +107,7 @@ class OrderToNodes:
     Sent by the launcher that receives the ReportOfNode records; any launcher sends it for a requested examination.
     """
 
-    order: ExamineWorkers | SampleCollectives | AbortHungAttempt
+    order: Order
 
 
 # Agent to launcher. The last record is AgentEnded, followed by the log files if AgentSpec.sends_logs.
@@ -240,45 +202,11 @@ class Output(wire.Chunk):
     goes_on: bool = False
 
 
-@dataclass(frozen=True)
-class WorkerActivity:
-    """Agent to launcher, repeated: for how long the workers of ``attempt`` have been quiet, or have only written.
+class Report(wire.Nested):
+    """Base of the records of features that agents send to the launcher that watches the job, during an attempt."""
 
-    Attributes:
-        quiet_s: seconds since a worker wrote output, or called or finished a collective; 0: they are active again.
-        still_s: as ``quiet_s``, and no worker that does not wait in a collective used a CPU, or read or wrote data.
-        is_finished: the attempt ends on this node; the other fields have no meaning.
-        waiting_s: seconds since a worker called or finished a collective, whatever else they did; 0: just now, or it is
-            not known.
-        has_waiting: a worker waits in a collective.
-        host: display name of the node.
-    """
-
-    attempt: Count
-    quiet_s: Seconds = 0.0
-    still_s: Seconds = 0.0
-    is_finished: bool = False
-    waiting_s: Seconds = 0.0
-    has_waiting: bool = False
-    host: OneLine = ""
-
-
-@dataclass(frozen=True)
-class WorkersExamined:
-    """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
-
-    ``node`` is None where NCCL and the GPUs were not asked. ``all_nodes_at`` is that of ExamineWorkers.
-    """
-
-    attempt: Count
-    number: Count
-    ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
-    node: NodeEvidence | None = None
-    all_nodes_at: OneLine = ""
-
-
-Report = WorkerActivity | WorkersExamined | CollectivesSampled | HardwareOfNode
-"""What an agent reports to the launcher that watches the job, for as long as an attempt lasts."""
+    attempt: int
+    direction = "FROM_AGENT"
 
 
 @dataclass(frozen=True)
@@ -326,11 +254,11 @@ class Notice:
 class AttemptEnded:
     """Agent to launcher: all workers of an attempt on this node, and all their descendants, have ended.
 
-    ``evidence`` is what the workers knew if a collective failed.
+    ``evidence`` is what features add to it.
     """
 
     result: AttemptResult
-    evidence: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
+    evidence: Annotated[tuple[Report, ...], at_most(_MAX_EVIDENCE)] = ()
 
 
 @dataclass(frozen=True)
@@ -358,13 +286,8 @@ TO_AGENT = (
     NodeDeparts,
     StopWorkers,
     PassSignal,
-    ExamineWorkers,
-    SampleCollectives,
-    AbortHungAttempt,
     OrderToNodes,
-    *fault_injection.TO_AGENT,
     log_transfer.GrantLogBytes,
-    *debugging.TO_AGENT,
 )
 FROM_AGENT = (
     AgentReady,
@@ -373,21 +296,15 @@ FROM_AGENT = (
     AttemptStarted,
     AttemptEnded,
     NodeLostRendezvous,
-    *fault_injection.FROM_AGENT,
     Output,
     Pong,
     Notice,
-    WorkerActivity,
-    WorkersExamined,
-    CollectivesSampled,
-    *health.FROM_AGENT,
     AgentSignalled,
     AgentFailed,
     AgentEnded,
     *log_transfer.FROM_AGENT,
-    *debugging.FROM_AGENT,
 )
-"""What any agent may send."""
+"""What any agent may send, besides the records of features."""
 
 FROM_OWN_AGENT = (*FROM_AGENT, RunIdAgreed, FirstRoundFormed, ReportOfNode)
 """What an agent on the launcher's machine may send: it speaks for the launcher's run folder, and for all nodes."""

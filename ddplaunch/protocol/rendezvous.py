@@ -9,16 +9,11 @@ from __future__ import annotations
 from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
+from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
-from ddplaunch.protocol.launcher_agent import (
-    AbortHungAttempt,
-    ExamineWorkers,
-    OrderToNodes,
-    Report,
-    ReportOfNode,
-    SampleCollectives,
-)
+from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
 
 # Node to coordinator.

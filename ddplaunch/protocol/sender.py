@@ -5,35 +5,33 @@ Used by whoever knows the sender by its connection: the launcher, and the coordi
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
-from ddplaunch.features.debug.records import SessionOpened
-from ddplaunch.features.health.records import HardwareOfNode
-from ddplaunch.features.slow_ranks.records import CollectivesSampled
-from ddplaunch.protocol.launcher_agent import AttemptEnded, Output, WorkerActivity, WorkersExamined
-from ddplaunch.protocol.results import WorkerExit
+
+class OfRanks:
+    """Base of the records in which a node names ranks: all of them must be its own. A list names none of them twice."""
+
+    attempt: int
+
+    @property
+    def named_ranks(self) -> list[int] | set[int]:
+        """The ranks that the record is about."""
+        raise NotImplementedError
 
 
 def of_host(host: str, record: Any) -> Any:
     """``record`` of a node on ``host``, which names no other host as its own. What names none is returned as it is.
 
-    ``AttemptResult.cause`` stays: the first failure of a job may be on another node.
+    A record with a ``host`` is replaced, or the records in its fields that have one. ``AttemptResult.cause`` stays: the
+    first failure of a job may be on another node.
     """
-    match record:
-        case Output() | WorkerActivity() | CollectivesSampled() | SessionOpened() | HardwareOfNode() | WorkerExit():
-            return _on(host, record)
-        case WorkersExamined(ranks=ranks, node=node):
-            return replace(record, ranks=_all_on(host, ranks), node=node and _on(host, node))
-        case AttemptEnded(result=result, evidence=evidence):
-            own = replace(result, exits=_all_on(host, result.exits))
-            return replace(record, result=own, evidence=_all_on(host, evidence))
-    return record
-
-
-def _on(host: str, named: Any) -> Any:
-    return named if named.host == host else replace(named, host=host)
-
-
-def _all_on(host: str, each_named: tuple[Any, ...]) -> tuple[Any, ...]:
-    return tuple(_on(host, each) for each in each_named)
+    if hasattr(record, "host"):
+        return record if record.host == host else replace(record, host=host)
+    if isinstance(record, tuple):
+        return tuple(of_host(host, each) for each in record)
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "cause"}
+    changed = {name: own for name, value in values.items() if (own := of_host(host, value)) != value}
+    return replace(record, **changed) if changed else record

@@ -19,10 +19,6 @@ UsageSampling = Literal["off", "all", "mean"]
 """Usage samples that an agent sends: none; all; or, over a network, one mean of each 10 s."""
 
 
-class UsageRecord:
-    """A record of ``protocol.usage``, which is not loaded before the first one."""
-
-
 @dataclass(frozen=True)
 class Program:
     """The script, module, program or function of the workers.

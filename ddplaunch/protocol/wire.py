@@ -16,6 +16,7 @@ import typing
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, TypeVar, cast
 
+from ddplaunch import features
 from ddplaunch.protocol.field_types import between
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class CutOff(ProtocolError):
 
 
 ChunkSize = Annotated[int, between(0, MAX_CHUNK_BYTES)]
+
+
+class Nested:
+    """Base of the records of features that records of the core carry: their JSON has their name.
+
+    ``direction``: of which ``features.records`` a field with this type may be.
+    """
+
+    direction: typing.ClassVar[str]
 
 
 class Chunk:
@@ -138,7 +148,8 @@ def to_json(value: Any) -> Any:
     if isinstance(value, str):
         return value if value.isascii() else _NO_CHARACTER.sub(lambda match: f"\\u{ord(match[0]):x}", value)
     if (names := getattr(type(value), "__dataclass_fields__", None)) is not None:
-        return {name: to_json(getattr(value, name)) for name in names}
+        body = {name: to_json(getattr(value, name)) for name in names}
+        return {"record": type(value).__name__, **body} if isinstance(value, Nested) else body
     if isinstance(value, dict):
         return {to_json(key): to_json(item) for key, item in value.items()}
     if isinstance(value, frozenset):
@@ -178,6 +189,8 @@ def _reader(kind: Any) -> _Reader:
     """A function that makes the annotated type ``kind`` of what JSON has read; a ProtocolError if it does not fit."""
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return functools.partial(_build, kind)
+    if isinstance(kind, type) and issubclass(kind, Nested):
+        return functools.partial(_build_nested, kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return functools.reduce(_reader_within, args[1:], _reader(args[0]))
@@ -202,6 +215,14 @@ def _build(cls: type, body: Any) -> Any:
     if unknown:
         raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(unknown))}")
     return cls(**{name: readers[name](value) for name, value in body.items()})
+
+
+def _build_nested(base: type[Nested], body: Any) -> Any:
+    name = _expect(dict, body).get("record")
+    cls = _by_name(features.records(base.direction)).get(name)
+    if cls is None or not issubclass(cls, base):
+        raise ProtocolError(f"{_excerpt(name)} is no {base.__name__}")
+    return _build(cls, {key: value for key, value in body.items() if key != "record"})
 
 
 def _reader_within(read: _Reader, limit: Limit) -> _Reader:

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, BinaryIO
 
+from ddplaunch import features
 from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
@@ -276,8 +277,7 @@ def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
 
 
 def _rare_records() -> tuple[type, ...]:
-    """Usage samples, and what agents without workers send: a short run does not load them."""
-    from ddplaunch.features.usage import records as usage
+    """What features send, and agents without workers: a short run does not load it."""
     from ddplaunch.protocol import queries
 
-    return *usage.FROM_AGENT, *queries.FROM_AGENT
+    return *features.records("FROM_AGENT"), *queries.FROM_AGENT

@@ -33,6 +33,9 @@ from ddplaunch.features.hangs.records import (
     PendingCall,
     ProcessGroup,
     RankEvidence,
+    RanksAtFailure,
+    WorkerActivity,
+    WorkersExamined,
 )
 from ddplaunch.launcher import run, setup
 from ddplaunch.launcher.display.console import Console
@@ -46,8 +49,6 @@ from ddplaunch.protocol.launcher_agent import (
     EndpointOpen,
     Ping,
     Pong,
-    WorkerActivity,
-    WorkersExamined,
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerError
 from ddplaunch.transport import remote_start
@@ -129,7 +130,7 @@ class Agents:
         lost = WorkerError("RuntimeError: Connection closed by peer", "Traceback\n" + STACK, time.time())
         exits = tuple(worker_exit(node, local, error=lost) for local in range(WORKERS))
         result = AttemptResult(attempt, "failed", exits, 60.0, attempt_follows=not attempt, restart_count=attempt)
-        return wire.encode(AttemptEnded(result, known))
+        return wire.encode(AttemptEnded(result, (RanksAtFailure(attempt, known),)))
 
     def _begin(self, phase: str, is_over: Callable[[], bool], *records: object) -> None:
         self._began[phase] = time.monotonic()

@@ -24,6 +24,7 @@ from common import size
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher import run, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import Mailbox
@@ -38,7 +39,6 @@ from ddplaunch.protocol.launcher_agent import (
     JoinRendezvous,
     Ping,
     Pong,
-    WorkerActivity,
 )
 from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,

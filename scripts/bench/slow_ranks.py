@@ -29,7 +29,7 @@ JOBS = 4
 EVEN_MADE_UP = size("BENCH_MADE_UP", 80, 1)
 LAUNCH = """
 import sys
-from ddplaunch.launcher.watches import slow_ranks_watch as watch
+from ddplaunch.features.slow_ranks import launcher as watch
 watch._FIRST_S, watch._PERIOD_S, watch._PERIOD_PER_COST = 5.0, 10.0, float(sys.argv.pop(1))
 from ddplaunch.cli.main import main
 main()

@@ -15,8 +15,8 @@ from tests.support.runs import Running, environment
 
 LAUNCH = """
 import sys
-from ddplaunch.features.hangs import slow_ranks
-from ddplaunch.launcher.watches import slow_ranks_watch as watch
+from ddplaunch.features.slow_ranks import slow_ranks
+from ddplaunch.features.slow_ranks import launcher as watch
 watch._FIRST_S, watch._PERIOD_S, watch._PERIOD_PER_COST, slow_ranks.MIN_COLLECTIVES = 1.0, 1.0, 0.0, 100
 from ddplaunch.cli.main import main
 main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ddplaunch.protocol.results import AttemptResult
+
 
 class FakeHandle:
     """Stands for ``AgentHandle``.
@@ -43,3 +45,8 @@ class FakeTransport:
 
     def sweep(self, index: int) -> FakeHandle:
         return FakeHandle()
+
+
+def unexplained(result: AttemptResult, _evidence: object) -> AttemptResult:
+    """For ``Attempts``: nothing is added to a result."""
+    return result

@@ -15,15 +15,17 @@ from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import activity_watch, sampler
 from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
-from ddplaunch.features.hangs.records import CollectiveCall, FlightRecord, NodeEvidence
-from ddplaunch.features.hangs.sampler import Sample
-from ddplaunch.protocol.launcher_agent import (
+from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
+    CollectiveCall,
     ExamineWorkers,
-    Output,
+    FlightRecord,
+    NodeEvidence,
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.features.hangs.sampler import Sample
+from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.system.process_activity import ProcessActivity
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support.hangs import call

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from tests.support.fake_agents import unexplained
 
 NODES = range(4)
 
@@ -32,7 +33,7 @@ Record = Started | AttemptResult | Gone
 class Launcher:
     """What a launcher does with the records of nodes."""
 
-    attempts: Attempts = field(default_factory=Attempts)
+    attempts: Attempts = field(default_factory=lambda: Attempts(unexplained))
     gone: set[int] = field(default_factory=set)
     shown: list[AttemptResult] = field(default_factory=list)
 
@@ -131,7 +132,7 @@ def test_no_report_is_dropped_whoever_is_believed_to_take_part(
     sent: dict[int, list[Record]], data: st.DataObject
 ) -> None:
     """Also where the launcher does not know, or knows no more, that a node takes part."""
-    attempts, told, gone = Attempts(), set(), set()
+    attempts, told, gone = Attempts(unexplained), set(), set()
     position = dict.fromkeys(NODES, 0)
     for node in data.draw(orders(sent)):
         record, believed = sent[node][position[node]], data.draw(st.sets(st.sampled_from(NODES)))

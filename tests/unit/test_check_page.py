@@ -12,9 +12,9 @@ from ddplaunch import text
 from ddplaunch.agent import torch_files
 from ddplaunch.features.check import page
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.health.records import HealthFinding, NodeHardware, NodeHealth
+from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.protocol.gpus import Gpu, HealthFinding
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,

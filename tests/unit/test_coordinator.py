@@ -6,8 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import ReportOfNode, WorkerActivity
+from ddplaunch.protocol.launcher_agent import ReportOfNode
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,

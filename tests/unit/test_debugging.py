@@ -16,7 +16,7 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.features.debug import launcher as debugging
-from ddplaunch.features.debug.launcher import Debugging, KeysTyped, TerminalResized
+from ddplaunch.features.debug.launcher import Debugging, KeysTyped, SessionEvents, TerminalResized
 from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
@@ -331,3 +331,15 @@ def test_after_a_post_mortem_the_attempt_is_over_for_those_that_wait(job: Job) -
     job.settle()
     assert job.given() == [1]
     assert not job.console.is_held
+
+
+def test_sessions_are_in_the_events_of_the_run() -> None:
+    noted: list[tuple[str, int, str]] = []
+    events = SessionEvents(lambda event, index, text, **_: noted.append((event, index, text)))
+    opened = SessionOpened(session=7, attempt=2, rank=3, host="gpu2", place="at breakpoint() (train.py:5)")
+    for index, event in ((1, opened), (0, SessionClosed(7)), (1, SessionClosed(7, has_quit=True))):
+        events.on_event(index, (0, 1), event)
+    assert noted == [
+        ("debugger_opened", 1, "rank 3 stopped at breakpoint() (train.py:5)"),
+        ("debugger_closed", 1, "the user has quit"),
+    ]

@@ -16,8 +16,9 @@ from ddplaunch.features.check import check, deep_check
 from ddplaunch.features.check import job as check_job
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.records import GpuRates, NodeGpuRates
-from ddplaunch.features.health.records import HealthFinding, NodeHealth
+from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.gpus import HealthFinding
 from tests.unit.test_check_page import LOOK
 
 

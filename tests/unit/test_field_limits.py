@@ -12,15 +12,16 @@ from typing import Any
 
 import pytest
 
-import ddplaunch.features
 import ddplaunch.protocol
+from ddplaunch import features
 from ddplaunch.features.debug.records import SessionOpened
 from ddplaunch.features.faults.records import FaultInjected
-from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, RanksAtFailure, WorkerActivity, WorkersExamined
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
 from ddplaunch.protocol.field_types import Limit
+from ddplaunch.protocol.gpus import HealthFinding
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     FROM_OWN_AGENT,
@@ -30,8 +31,6 @@ from ddplaunch.protocol.launcher_agent import (
     Pong,
     ReportOfNode,
     RunIdAgreed,
-    WorkerActivity,
-    WorkersExamined,
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.sender import of_host
@@ -58,8 +57,8 @@ SETTINGS = ("ddplaunch.config", "ddplaunch.timeouts", "ddplaunch.cluster.")
 
 def records() -> Iterator[type]:
     modules = [module.name for module in pkgutil.iter_modules(ddplaunch.protocol.__path__, "ddplaunch.protocol.")]
-    features = Path(ddplaunch.features.__path__[0])
-    modules += [f"ddplaunch.features.{path.parent.name}.{path.stem}" for path in features.glob("*/*records.py")]
+    folder = Path(features.__path__[0])
+    modules += [f"ddplaunch.features.{path.parent.name}.{path.stem}" for path in folder.glob("*/*records.py")]
     for name in modules:
         for value in vars(importlib.import_module(name)).values():
             if isinstance(value, type) and dataclasses.is_dataclass(value) and value.__module__ == name:
@@ -151,7 +150,7 @@ def of(host: str) -> list[object]:
         WorkersExamined(0, 0, (evidence,)),
         CollectivesSampled(0, 0, host),
         SessionOpened(0, 0, 0, host, "here"),
-        AttemptEnded(AttemptResult(0, "failed", (exit_on(host),), 1.0, cause=first), (evidence,)),
+        AttemptEnded(AttemptResult(0, "failed", (exit_on(host),), 1.0, cause=first), (RanksAtFailure(0, (evidence,)),)),
     ]
 
 
@@ -166,7 +165,11 @@ def test_what_names_no_host_stays_as_it_is() -> None:
 
 
 def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
-    named = {part for part in set().union(*map(dataclasses_in, FROM_AGENT)) if "host" in part.__dataclass_fields__}
+    named = {
+        part
+        for part in set().union(*map(dataclasses_in, (*FROM_AGENT, *features.records("FROM_AGENT"))))
+        if "host" in part.__dataclass_fields__
+    }
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
-    assert named == {*seen, results.HealthFinding}
+    assert named == {*seen, HealthFinding}

@@ -11,8 +11,7 @@ from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.features.health import gpus_of_job
 from ddplaunch.features.health.gpus_of_job import GpusOfJob
-from ddplaunch.features.health.records import HealthFinding
-from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, IbPort
+from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, HealthFinding, IbPort
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
 

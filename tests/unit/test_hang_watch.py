@@ -15,15 +15,18 @@ from ddplaunch.features.hangs import hang_files
 from ddplaunch.features.hangs import launcher as hang_watch
 from ddplaunch.features.hangs.explanation import explain
 from ddplaunch.features.hangs.launcher import HangWatch
-from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
-from ddplaunch.protocol.gpus import GpuReading
-from ddplaunch.protocol.launcher_agent import (
+from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     ExamineWorkers,
-    OrderToNodes,
+    NodeEvidence,
+    RankEvidence,
+    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.protocol.gpus import GpuReading
+from ddplaunch.protocol.launcher_agent import OrderToNodes
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support.hangs import call, done, evidence
 
@@ -256,14 +259,14 @@ def test_where_each_node_has_a_launcher_the_order_goes_to_all_nodes(
 
 def test_a_job_that_moved_when_it_was_stopped_is_not_explained(watched: Watched) -> None:
     watched.watch.on_report(0, (0,), WorkersExamined(0, 0, (replace(WAITS, collectives_moved=True),)))
-    watched.watch.show_stopped()
+    watched.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
     assert not watched.shown
 
 
 def test_what_the_ranks_did_before_the_user_stopped_the_job_is_shown(watched: Watched) -> None:
     watched.watch.on_report(0, (0, 1), WorkersExamined(0, 0, (WAITS,)))
     watched.watch.on_report(1, (0, 1), WorkersExamined(0, 0, (SLEEPS,)))
-    watched.watch.show_stopped()
+    watched.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
     assert watched.shown[0] == "when it was stopped:"
     assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3")
 
@@ -302,3 +305,28 @@ def test_each_event_of_a_quiet_job_costs_the_same_with_two_nodes_and_a_thousand(
         return CountedReport.looks / nodes
 
     assert looks(1000) < 2 * looks(2)
+
+
+def exit_(rank: int, returncode: int = 0, **fields: Any) -> WorkerExit:
+    return WorkerExit(rank, 0, f"node{rank}", 1, returncode, stopped=False, time_s=0.0, duration_s=1.0, **fields)
+
+
+def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(watched: Watched) -> None:
+    lost = exit_(0, 1, error=WorkerError("Timed out waiting 3000ms for recv operation", "", 1.0))
+    waits = evidence(0, [*done(5), call(6)], world=2, is_running=False, window_s=0.0)
+    is_late = evidence(1, done(5), world=2, host="gpu1", window_s=0.0, where="train.py:9 in load")
+    result = AttemptResult(0, "failed", (lost, exit_(1)), 1.0)
+    whole = watched.watch.explain(result, [RanksAtFailure(0, (is_late,)), RanksAtFailure(0, (waits,))])
+    assert whole.collectives[0] == "rank 1 on gpu1 never joined all_reduce #6 of default_pg (3 floats)"
+    assert whole.collectives[-1] == "rank 1 is at train.py:9 in load"
+
+
+def test_where_ranks_waited_is_known_when_a_node_is_lost(watched: Watched) -> None:
+    waits = evidence(0, [*done(5), call(6)], world=2, is_running=True, window_s=0.0, where="train.py:7")
+    whole = watched.watch.explain(AttemptResult(0, "stopped", (exit_(0),), 1.0), [RanksAtFailure(0, (waits,))])
+    assert whole.collectives == ("rank 0 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7)",)
+
+
+def test_sentences_of_an_agent_are_not_believed(watched: Watched) -> None:
+    result = AttemptResult(0, "failed", (exit_(0),), 1.0, collectives=("made up",))
+    assert watched.watch.explain(result, []).collectives == ()

@@ -8,8 +8,8 @@ import pytest
 
 from ddplaunch.features.health import differences, findings
 from ddplaunch.features.health.findings import with_hardware
-from ddplaunch.features.health.records import HealthFinding, NodeHardware
-from ddplaunch.protocol.gpus import Gpu
+from ddplaunch.features.health.records import NodeHardware
+from ddplaunch.protocol.gpus import Gpu, HealthFinding
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.system.files.folder_probe import FolderState
 

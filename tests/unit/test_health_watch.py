@@ -8,12 +8,14 @@ from types import SimpleNamespace
 
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
-from ddplaunch.features.health.records import HardwareOfNode, HealthFinding, NodeHardware, NodeHealth
+from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.protocol.gpus import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
+from ddplaunch.protocol.results import RunResult
 from tests.support.configs import rendezvous_config
-from tests.support.fake_agents import FakeTransport
+from tests.support.fake_agents import FakeTransport, unexplained
 
 ROW = HealthFinding(
     rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2"
@@ -27,20 +29,27 @@ class Job:
     def __init__(self, nnodes: tuple[int, int], *hosts: str, policy: str = "refuse") -> None:
         self.said: list[str] = []
         show = lambda text, _level: self.said.append(text)  # noqa: E731
-        transport, attempts = FakeTransport(*hosts), Attempts()
+        transport, attempts = FakeTransport(*hosts), Attempts(unexplained)
         self.nodes = Nodes(transport, lambda *_: None, *nnodes, rendezvous_config(), attempts, show)
         list(self.nodes.start())
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node)
         self.nodes.on_changed()
         self.errors: list[LaunchError] = []
+        self.noted: list[tuple[str, int, str]] = []
         shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)
         config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
-        self.watch = HealthWatch(config, self.nodes, shutdown, show)  # type: ignore[arg-type]
+        self.watch = HealthWatch(config, self.nodes, shutdown, show, self._note)  # type: ignore[arg-type]
+
+    def _note(self, event: str, index: int, text: str, **facts: object) -> None:
+        self.noted.append((event, index, text))
 
     def report(self, index: int, *findings: HealthFinding, **values: int) -> None:
         health = NodeHealth(findings=findings, hardware=NodeHardware(**values))
         self.watch.on_event(index, self.nodes.participants, health)
+
+    def findings(self) -> tuple[HealthFinding, ...]:
+        return self.watch.on_agents_ended(RunResult("job7", 0, "succeeded", 1.0)).health
 
     def decide(self, after_s: float = 0.0) -> None:
         self.watch.run_due(time.monotonic() + after_s)
@@ -64,7 +73,7 @@ def test_a_spare_replaces_a_refused_node_once_all_have_reported() -> None:
     assert job.nodes.participants == [0, 2]
     assert isinstance(job.nodes.all[1].handle.sent[-1], StopWorkers)  # type: ignore[attr-defined]
     assert job.said == [f"not used: b: {LINE}", "c replaces b"]
-    assert [(found.host, found.rule, found.gpu) for found in job.watch.findings()] == [("b", "row-remap-failed", 2)]
+    assert [(found.host, found.rule, found.gpu) for found in job.findings()] == [("b", "row-remap-failed", 2)]
 
 
 def test_without_a_spare_the_job_starts_with_fewer_nodes_or_not_at_all() -> None:
@@ -120,7 +129,7 @@ def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
     job.watch.on_event(1, [0, 1], started)
     job.watch.on_event(1, [0, 1], replace(ROW, local_ranks=(2,)))
     assert job.said == ["b: GPU 2 (GPU-2), local rank 2, rank 6: a row is lost (drain)"]
-    assert job.watch.findings()[0].ranks == (6,)
+    assert job.findings()[0].ranks == (6,)
 
 
 def test_differences_are_shown_once_and_a_node_that_comes_later_is_compared_too() -> None:

@@ -18,7 +18,7 @@ from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChun
 from ddplaunch.system.files import free_space
 from ddplaunch.transport.handle import LogData
 from ddplaunch.transport.remote_start import NodeFacts
-from tests.support.fake_agents import FakeTransport
+from tests.support.fake_agents import FakeTransport, unexplained
 from tests.support.processes import wait_until
 
 OUT = "attempt_0/0/stdout.log"
@@ -45,7 +45,9 @@ class Run:
         self.folder = folder
         self.said: list[tuple[str, int]] = []
         self.progress = Progress()
-        self.nodes = Nodes(FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(), self.show)
+        self.nodes = Nodes(
+            FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(unexplained), self.show
+        )
         list(self.nodes.start())
         self.nodes.on_changed()
         for node in self.nodes.all:

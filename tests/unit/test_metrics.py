@@ -14,10 +14,9 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddplaunch.errors import USAGE, OptionError
-from ddplaunch.features.metrics import launcher as metrics_watch
-from ddplaunch.features.metrics import metrics_file
-from ddplaunch.features.metrics.launcher import PERIOD_S, MetricsWatch
+from ddplaunch.features.metrics import metrics_file, metrics_watch
 from ddplaunch.features.metrics.metrics import METRICS, NodeMetrics, RunMetrics, text
+from ddplaunch.features.metrics.metrics_watch import PERIOD_S, MetricsWatch
 from ddplaunch.features.usage.records import (
     GpusUsage,
     UsageSample,
@@ -27,7 +26,7 @@ from ddplaunch.features.usage.records import (
 )
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.protocol.results import AttemptResult
+from ddplaunch.protocol.results import AttemptResult, RunResult
 from tests.support.usage import sample
 
 STARTED = UsageStarted(
@@ -147,7 +146,7 @@ def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     watched.go_on()
     assert watched.found()["ddplaunch_run_workers"] == [(RUN, 8)]
     assert watched.found()["ddplaunch_worker_output_lines_total"][0] == (RANK_8, 4), "counters go on after a restart"
-    watched.watch.close(7)
+    watched.watch.on_agents_ended(RunResult("job7", 7, "succeeded", 1.0))
     found = watched.found()
     assert found["ddplaunch_run_exit_code"] == [(RUN, 7)]
     assert not {name for name in found if not name.startswith("ddplaunch_run_")}
@@ -159,7 +158,7 @@ def test_a_disk_that_fails_later_is_one_warning(monkeypatch: pytest.MonkeyPatch,
     for _ in range(3):
         watched.go_on()
         watched.now += PERIOD_S
-    watched.watch.close(0)
+    watched.watch.on_agents_ended(RunResult("job7", 0, "succeeded", 1.0))
     assert len(watched.shown) == 1
     assert watched.shown[0].endswith("No such file or directory; the job goes on")
 
@@ -171,7 +170,7 @@ def test_a_slow_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path
     (tmp_path / "run.prom").unlink()
     watched.now += PERIOD_S
     assert watched.watch.run_due(watched.now) == watched.now + PERIOD_S
-    watched.watch.close(0)
+    watched.watch.on_agents_ended(RunResult("job7", 0, "succeeded", 1.0))
     assert not list(tmp_path.iterdir())
 
 

@@ -17,7 +17,7 @@ from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.configs import launch_config, rendezvous_config
-from tests.support.fake_agents import FakeTransport
+from tests.support.fake_agents import FakeTransport, unexplained
 
 
 def connected(nodes: Nodes, *versions: str) -> None:
@@ -34,7 +34,7 @@ def started(min_nodes: int, max_nodes: int, *hosts: str) -> tuple[Nodes, list[st
         min_nodes,
         max_nodes,
         None,
-        Attempts(),
+        Attempts(unexplained),
         lambda text, _level: said.append(text),
     )
     list(nodes.start())
@@ -112,7 +112,7 @@ def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was
     said: list[str] = []
     show = lambda text, _level: said.append(text)  # noqa: E731
     transport = FakeTransport("a", "b", "c")
-    nodes = Nodes(transport, lambda *_: None, 1, 3, rendezvous_config(), Attempts(), show)
+    nodes = Nodes(transport, lambda *_: None, 1, 3, rendezvous_config(), Attempts(unexplained), show)
     list(nodes.start())
     connected(nodes, "2.13", "2.13", "2.13")
     nodes.relocate_rendezvous(nodes.all[0], NodeLostRendezvous("job7#1", "it sent no heartbeat for 5 s", 2))
@@ -136,7 +136,9 @@ def after_failure(
     said: list[str] = []
     ends: list[str] = []
     show = lambda text, _level: said.append(text)  # noqa: E731
-    nodes = Nodes(FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(), show)
+    nodes = Nodes(
+        FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(unexplained), show
+    )
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
     shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
@@ -172,7 +174,7 @@ def test_the_run_ends_if_too_few_nodes_are_left():
 
 def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous():
     """Another node has failed by itself in the same attempt: the next rendezvous begins with one restart."""
-    attempts = Attempts()
+    attempts = Attempts(unexplained)
     nodes = Nodes(FakeTransport("a", "b", "c"), lambda *_: None, 2, 2, rendezvous_config(), attempts, lambda *_: None)
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
@@ -198,7 +200,9 @@ def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Nod
     """A run of two nodes of which SLURM has told this, before its first attempt ends."""
     said: list[str] = []
     show = lambda text, _level: said.append(text)  # noqa: E731
-    nodes = Nodes(FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(), show)
+    nodes = Nodes(
+        FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(unexplained), show
+    )
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
     watch = SlurmWatch(launch_config(script="x.py"), nodes, lambda _: None, show)

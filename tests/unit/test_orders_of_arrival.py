@@ -21,6 +21,7 @@ from ddplaunch.protocol.results import SetParticipants
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.rendezvous.coordinator import Coordinator
 from tests.support.configs import rendezvous_config
+from tests.support.fake_agents import unexplained
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
 SPEC = AgentSpec(
@@ -69,7 +70,7 @@ class Launcher:
         self._announce()
 
     def _announce(self) -> None:
-        self.manager.announce(self.participants, Attempts(), self._send)
+        self.manager.announce(self.participants, Attempts(unexplained), self._send)
 
     def _send(self, index: int, record: object) -> None:
         assert index == 0

@@ -16,7 +16,13 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.features.hangs import explanation, hang_files
-from ddplaunch.features.hangs.records import RankEvidence
+from ddplaunch.features.hangs.records import (
+    ExamineWorkers,
+    RankEvidence,
+    RanksAtFailure,
+    WorkerActivity,
+    WorkersExamined,
+)
 from ddplaunch.launcher import ping_sender, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
@@ -29,11 +35,8 @@ from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     AttemptStarted,
     EndpointOpen,
-    ExamineWorkers,
     JoinRendezvous,
     Ping,
-    WorkerActivity,
-    WorkersExamined,
 )
 from ddplaunch.protocol.log_transfer import GrantLogBytes, LogChunk, LogsFound, LogsSent
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
@@ -59,7 +62,7 @@ def known(rank: int) -> RankEvidence:
 def ended(rank: int, attempt: int) -> AttemptEnded:
     exit_ = WorkerExit(rank, 0, f"node{rank}", 100, 1, False, 1.0, 1.0)
     result = AttemptResult(attempt, "failed", (exit_,), 1.0, attempt_follows=not attempt, restart_count=attempt)
-    return AttemptEnded(result, (known(rank),))
+    return AttemptEnded(result, (RanksAtFailure(attempt, (known(rank),)),))
 
 
 class Agent(FakeHandle):

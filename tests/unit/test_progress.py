@@ -19,7 +19,7 @@ from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
-from tests.support.fake_agents import FakeTransport
+from tests.support.fake_agents import FakeTransport, unexplained
 
 STALL_S = 10.0
 STYLE = Style("", "[${host}:${rank}] ", {"stdout": False, "stderr": False}, lambda _: "")
@@ -142,7 +142,13 @@ def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
 
 def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
     nodes = Nodes(
-        FakeTransport(*(f"gpu{n}" for n in range(1, 65))), lambda *_: None, 64, 64, None, Attempts(), lambda *_: None
+        FakeTransport(*(f"gpu{n}" for n in range(1, 65))),
+        lambda *_: None,
+        64,
+        64,
+        None,
+        Attempts(unexplained),
+        lambda *_: None,
     )
     list(nodes.start())
     nodes.on_changed()
@@ -169,7 +175,7 @@ def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, mon
 
 
 def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
-    nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(), lambda *_: None)
+    nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(unexplained), lambda *_: None)
     list(nodes.start())
     nodes.on_changed()
     connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))

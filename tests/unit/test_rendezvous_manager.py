@@ -11,6 +11,7 @@ from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
 from ddplaunch.protocol.results import SetParticipants
 from tests.support.configs import rendezvous_config
+from tests.support.fake_agents import unexplained
 
 COMMON = rendezvous_config(
     token="run", max_nodes=3, server_addresses=(), port=0, join_timeout_s=60.0, last_call_timeout_s=0.0
@@ -42,10 +43,10 @@ def sent() -> Sent:
 
 def opened(place: RendezvousManager, sent: Sent, seats: list[int]) -> dict[int, RendezvousConfig]:
     """The place is open, and all were invited; what they were told."""
-    place.announce(seats, Attempts(), sent)
+    place.announce(seats, Attempts(unexplained), sent)
     server = meetings(sent.take())
     place.on_endpoint_open(seats[0], EndpointOpen(place.token, ("10.0.0.1", "10.1.0.1"), 4321))
-    place.announce(seats, Attempts(), sent)
+    place.announce(seats, Attempts(unexplained), sent)
     return {**server, **meetings(sent.take())}
 
 
@@ -64,7 +65,7 @@ def test_the_first_node_serves_and_the_others_hear_where(sent: Sent):
 def test_nobody_is_invited_twice(sent: Sent):
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1])
-    place.announce([0, 1], Attempts(), sent)
+    place.announce([0, 1], Attempts(unexplained), sent)
     assert sent.take() == []
 
 
@@ -73,7 +74,7 @@ def test_a_node_that_is_lost_is_told_to_the_one_that_serves_and_its_spare_is_inv
     opened(place, sent, [0, 1, 2])
     place.remove_node(1, [0, 3, 2], sent)
     assert sent.take() == [(0, SetParticipants("run#1", (0, 3, 2)))]
-    place.announce([0, 3, 2], Attempts(), sent)
+    place.announce([0, 3, 2], Attempts(unexplained), sent)
     assert list(meetings(sent.take())) == [3]
 
 
@@ -92,10 +93,10 @@ def test_what_is_said_of_a_place_that_was_left_counts_no_more(sent: Sent):
     opened(place, sent, [0, 1])
     old = place.token
     place.relocate("node1", "gone")
-    place.announce([0, 1], Attempts(), sent)
+    place.announce([0, 1], Attempts(unexplained), sent)
     sent.take()
     place.on_endpoint_open(0, EndpointOpen(old, ("10.0.0.9",), 1))
-    place.announce([0, 1], Attempts(), sent)
+    place.announce([0, 1], Attempts(unexplained), sent)
     assert sent.take() == []
 
 
@@ -113,9 +114,9 @@ def test_a_rendezvous_that_moves_knows_which_nodes_depart(sent: Sent):
 
 def test_only_the_node_that_serves_says_where(sent: Sent):
     place = RendezvousManager(COMMON)
-    place.announce([0, 1], Attempts(), sent)
+    place.announce([0, 1], Attempts(unexplained), sent)
     place.on_endpoint_open(1, EndpointOpen(place.token, ("10.6.6.6",), 1))
-    place.announce([0, 1], Attempts(), sent)
+    place.announce([0, 1], Attempts(unexplained), sent)
     assert list(meetings(sent.take())) == [0]
 
 

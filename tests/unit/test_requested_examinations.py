@@ -6,19 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.hangs.records import RankEvidence
+from ddplaunch.features.hangs.records import ExamineWorkers, RankEvidence, WorkersExamined
 from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import FROM_LAUNCHER, ExamineRun, RequestRefused, RunExamined
-from ddplaunch.protocol.launcher_agent import (
-    AttemptEnded,
-    AttemptStarted,
-    ExamineWorkers,
-    OrderToNodes,
-    ReportOfNode,
-    WorkersExamined,
-)
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
 from ddplaunch.protocol.results import AttemptResult
 from ddplaunch.transport.handle import ChannelClosed
 from tests.support.configs import launch_config, rendezvous_config
@@ -37,12 +30,12 @@ class Launcher:
             script="train.py",
             **({"rendezvous": rendezvous_config(), "min_nodes": 2, "max_nodes": 2} if nodes_have_launchers else {}),
         )
-        self.examinations = RequestedExaminations(config, "job7", self.sent.append, lambda: folder)
+        self.examinations = RequestedExaminations(config, self.sent.append, lambda: folder)
 
-    def ask(self, run_tag: str = "job7") -> list[RunExamined | RequestRefused]:
+    def ask(self) -> list[RunExamined | RequestRefused]:
         answers: list[RunExamined | RequestRefused] = []
         take = lambda answer: answers.append(wire.decode(wire.encode(answer), FROM_LAUNCHER))  # noqa: E731
-        self.examinations.on_request(ControlRequest(ExamineRun(run_tag), take))
+        self.examinations.on_request(ControlRequest(ExamineRun("job7"), take))
         self.examinations.run_due(0.0)
         return answers
 
@@ -151,10 +144,6 @@ def test_workers_that_end_meanwhile_leave_no_file(launcher: Launcher, tmp_path: 
         launcher.answer(index, (0, 1))
     assert answers == [RunExamined(sentences=("nothing to examine: the workers have ended",))]
     assert list(tmp_path.iterdir()) == []
-
-
-def test_another_run_of_the_same_process_is_refused(launcher: Launcher) -> None:
-    assert launcher.ask("job8") == [RequestRefused("another run of this process")]
 
 
 def test_where_each_node_has_a_launcher_the_first_answer_says_who_else_answers(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.features.hangs import activity_watch
 from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
 from ddplaunch.features.hangs.examiner import Examiner
-from ddplaunch.features.hangs.records import NodeEvidence
+from ddplaunch.features.hangs.records import ExamineWorkers, NodeEvidence, WorkersExamined
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol.launcher_agent import ExamineWorkers, OrderToNodes, WorkersExamined
+from ddplaunch.protocol.launcher_agent import OrderToNodes
 from ddplaunch.timeouts import TimeoutConfig
 
 

@@ -11,19 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import Level
-from ddplaunch.features.debug.records import SessionClosed, SessionOpened
-from ddplaunch.features.health.records import HealthFinding
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
-from ddplaunch.protocol.launcher_agent import (
-    AgentEnded,
-    AgentReady,
-    AttemptEnded,
-    AttemptStarted,
-    Output,
-    WorkerActivity,
-)
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.run_events import FIELDS, FILE, KINDS
 
@@ -68,7 +60,6 @@ def test_the_story_of_a_run(log: Log):
     log.on(0, AgentReady(1))
     log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25))
     log.events.message("a text", Level.VERBOSE)
-    log.on(0, HealthFinding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3))
     log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0),), duration_s=5.0)))
     log.on(1, AgentReady(4))
     log.on(0, AgentEnded())
@@ -78,15 +69,6 @@ def test_the_story_of_a_run(log: Log):
         {"event": "agent_ready", "node": 0, "host": "gpu1", "workers": 1},
         {"event": "attempt_started", **started, "import_s": 1.25},
         {"event": "message", "level": 1, "text": "a text"},
-        {
-            "event": "health",
-            "node": 0,
-            "host": "gpu1",
-            "rule": "xid-79",
-            "severity": "warn",
-            "gpu": 3,
-            "text": "fell off the bus",
-        },
         {
             "event": "worker_failed",
             "node": 0,
@@ -99,18 +81,6 @@ def test_the_story_of_a_run(log: Log):
         {"event": "node_joined", "node": 1, "host": "gpu2", "workers": 4},
         {"event": "node_left", "node": 0, "host": "gpu1"},
         {"event": "run_ended", "outcome": "failed", "exit_code": 1},
-    ]
-
-
-def test_debug_sessions(log: Log, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", iter(range(1000, 2000)).__next__)
-    log.on(1, SessionOpened(7, 2, 3, "gpu2", "at breakpoint() (train.py:5)"))
-    log.on(0, SessionClosed(7))
-    log.on(1, SessionClosed(7, has_quit=True))
-    of_rank = {"node": 1, "host": "gpu2", "attempt": 2, "rank": 3}
-    assert without_t(log.end())[1:-1] == [
-        {"event": "debugger_opened", **of_rank, "text": "rank 3 stopped at breakpoint() (train.py:5)"},
-        {"event": "debugger_closed", **of_rank, "s": 2, "text": "the user has quit"},
     ]
 
 

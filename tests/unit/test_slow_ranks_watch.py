@@ -16,9 +16,9 @@ from ddplaunch.features.hangs.call_times import pack, unpack
 from ddplaunch.features.hangs.records import CollectiveTimes
 from ddplaunch.features.slow_ranks import launcher as slow_ranks_watch
 from ddplaunch.features.slow_ranks.launcher import SampleJudged, SlowRanksWatch
-from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad
+from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
 from ddplaunch.features.slow_ranks.slow_reason import reason
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 from tests.unit.test_member import CONFIG
 from tests.unit.test_slow_ranks import job
 

@@ -17,7 +17,6 @@ from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
-from ddplaunch.features.usage.launcher import Clock
 from ddplaunch.features.usage.records import (
     FROM_AGENT,
     MAX_SAMPLES,
@@ -29,6 +28,7 @@ from ddplaunch.features.usage.records import (
 )
 from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
+from ddplaunch.features.usage.usage_watch import Clock
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program
 from tests.support.processes import wait_until

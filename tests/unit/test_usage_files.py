@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.features.usage import usage_files
-from ddplaunch.features.usage.launcher import UsageWatch
 from ddplaunch.features.usage.records import GpusUsage, UsageSampled, UsageStarted
 from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
+from ddplaunch.features.usage.usage_watch import UsageWatch
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.system.files import free_space
 from tests.support.usage import sample

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddplaunch import features
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
@@ -35,7 +36,7 @@ from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import ProcessSpec
-from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, ProtocolError, decode, encode, read_record
+from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, Nested, ProtocolError, decode, encode, read_record
 from tests.support import texts
 
 RECORDS: tuple[type, ...] = tuple(
@@ -47,6 +48,7 @@ RECORDS: tuple[type, ...] = tuple(
         for record in group
     )
 )
+RECORDS += tuple(dict.fromkeys((*features.records("FROM_AGENT"), *features.records("TO_AGENT"))))
 
 SIMPLE: dict[Any, st.SearchStrategy[Any]] = {
     str: st.text(texts.DECODED, max_size=8),
@@ -90,7 +92,10 @@ def hints(record: type) -> dict[str, Any]:
 def values(kind: Any) -> st.SearchStrategy[Any]:
     """Values of an annotation, as far as records use them."""
     if dataclasses.is_dataclass(kind):
-        return st.builds(kind, **{name: values(hint) for name, hint in hints(kind).items()})
+        fields = {field.name: hints(kind)[field.name] for field in dataclasses.fields(kind)}
+        return st.builds(kind, **{name: values(hint) for name, hint in fields.items()})
+    if isinstance(kind, type) and issubclass(kind, Nested):
+        return st.one_of([values(each) for each in features.records(kind.direction) if issubclass(each, kind)])
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
         return st.one_of([values(arg) for arg in args])

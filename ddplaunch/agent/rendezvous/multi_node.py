@@ -16,20 +16,19 @@ from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
 from ddplaunch.features.health import hardware_report
+from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
-    AbortHungAttempt,
     AttemptEnded,
     EndpointOpen,
-    ExamineWorkers,
     FirstRoundFormed,
     JoinRendezvous,
     Notice,
     OrderToNodes,
     ReportOfNode,
     RunIdAgreed,
-    SampleCollectives,
 )
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,

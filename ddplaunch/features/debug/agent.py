@@ -114,3 +114,6 @@ class DebugPart(Part):
             group.debugged += 1 if is_debugged else -1
             group.debugged_at = time.monotonic()
         self._node.post(OutputResumed(group.attempt))
+
+
+part = DebugPart

@@ -26,6 +26,7 @@ from ddplaunch.features.debug.records import (
     TypeKeys,
 )
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.launcher.watches import RunServices
 
 _NEVER = float("inf")
 _SETTLE_S = 0.2
@@ -111,7 +113,28 @@ class _Session:
         return f"rank {self.opened.rank} on {self.opened.host}"
 
 
-class Debugging:
+class SessionEvents(Watch):
+    """Writes to events.jsonl when a rank has stopped in a debugger, and when it goes on."""
+
+    def __init__(self, note: Callable[..., None]) -> None:
+        """``note``: as ``RunEvents.of_node``."""
+        self._note = note
+        self._open: dict[tuple[int, int], tuple[float, dict[str, int]]] = {}
+
+    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; other events have no effect."""
+        match event:
+            case SessionOpened():
+                facts = {"attempt": event.attempt, "rank": event.rank}
+                self._open[index, event.session] = time.time(), facts
+                self._note("debugger_opened", index, f"rank {event.rank} stopped {event.place}", **facts)
+            case SessionClosed(session=session) if (index, session) in self._open:
+                opened_s, facts = self._open.pop((index, session))
+                text = "the user has quit" if event.has_quit else ""
+                self._note("debugger_closed", index, text, **facts, s=round(time.time() - opened_s, 3))
+
+
+class Debugging(Watch):
     """The debug sessions of one run."""
 
     def __init__(
@@ -136,7 +159,7 @@ class Debugging:
         self._column_is_0 = True
 
     @property
-    def has_sessions(self) -> bool:
+    def needs_terminal(self) -> bool:
         """Whether a rank has the terminal, or waits for it."""
         return bool(self._sessions)
 
@@ -214,6 +237,12 @@ class Debugging:
         self._end()
 
     # The terminal.
+
+    def on_posted(self, event: object) -> bool:
+        """Handle what has happened at the terminal."""
+        if isinstance(event, TerminalEvent):
+            self.on_terminal(event)
+        return isinstance(event, TerminalEvent)
 
     def on_terminal(self, event: TerminalEvent) -> None:
         """The user has typed something, or changed the size of the terminal."""
@@ -354,3 +383,9 @@ class Debugging:
         self._end()
         if self._terminal:
             self._terminal.close()
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The parts of a run in the launcher."""
+    debugging = Debugging(run.config, run.nodes, run.shutdown, run.messages.console, run.post)
+    return SessionEvents(run.events.of_node), debugging

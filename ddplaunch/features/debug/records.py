@@ -11,6 +11,7 @@ from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Pid, between
+from ddplaunch.protocol.sender import OfRanks
 
 ADDRESS = "ddplaunch.debugger."
 """Begin of the address of a worker's connection, in the abstract namespace; a random text follows."""
@@ -51,7 +52,7 @@ class SessionRequest:
 
 
 @dataclass(frozen=True)
-class SessionOpened:
+class SessionOpened(OfRanks):
     """Agent to launcher: ``rank`` has stopped in a debugger and waits for the terminal.
 
     Attributes:
@@ -65,6 +66,11 @@ class SessionOpened:
     host: OneLine
     place: OneLine
     is_post_mortem: bool = False
+
+    @property
+    def named_ranks(self) -> list[int]:
+        """As ``OfRanks.named_ranks``."""
+        return [self.rank]
 
 
 @dataclass(frozen=True)

@@ -37,11 +37,11 @@ _goes_on = False
 
 _IN_CHILD = """\
 try:
-    from ddplaunch.worker import debugger
+    from ddplaunch.features.debug import worker
 except ImportError:
     pass
 else:
-    debugger.prepare(*{!r})
+    worker.prepare(*{!r})
 """
 """Another interpreter may not have ddplaunch."""
 

@@ -31,3 +31,6 @@ class FaultPart(Part):
         happened = is_current and self._group.workers[event.local_rank].inject(event)
         self._node.outbox.send(FaultInjected(event.number, happened))
         return True
+
+
+part = FaultPart

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
 from ddplaunch.features.hangs.examiner import ANSWER_S
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import stack_dump
-from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
 from ddplaunch.agent.parts import NEVER, NodeServices, Part
 from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
-from ddplaunch.protocol.launcher_agent import AbortHungAttempt, ExamineWorkers
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, RanksAtFailure
 
 if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.failure_evidence import FailureEvidence
-    from ddplaunch.features.hangs.records import RankEvidence
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
 
 _EVENTS = (OutputResumed, WorkersSampled, ExamineWorkers, AbortHungAttempt)
@@ -30,6 +30,7 @@ class HangPart(Part):
         self._group: WorkerGroup | None = None
         self._watch: ActivityWatch | None = None
         self._failure_evidence: FailureEvidence | None = None
+        self._attempt = 0
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
@@ -37,7 +38,7 @@ class HangPart(Part):
         # NCCL's RAS answers for all nodes: one question is enough.
         ask_node = partial(node.placement.ask_node, node.spec.host, asks_nccl=not round_.first_rank)
         routes = Routes(node.report, node.outbox.send, node.post)
-        self._group, self._failure_evidence = group, None
+        self._group, self._attempt, self._failure_evidence = group, round_.attempt, None
         self._watch = ActivityWatch(node.spec.timeouts, group, node.examiner, ask_node, routes)
 
     def on_started(self) -> None:
@@ -76,6 +77,10 @@ class HangPart(Part):
             self._failure_evidence = FailureEvidence(group, self._node.examiner, self._node.post)
             self._failure_evidence.take(self._node.wait)
 
-    def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[RankEvidence, ...]:
-        """As ``Part.evidence``."""
-        return self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
+    def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
+        """As ``Part.evidence``: what the workers knew if a collective failed."""
+        ranks = self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
+        return (RanksAtFailure(self._attempt, ranks),) if ranks else ()
+
+
+part = HangPart

@@ -8,21 +8,26 @@ Runs in the launcher, in the main thread. Agents report for how long their worke
 from __future__ import annotations
 
 import time
-from dataclasses import field
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.features.hangs.rank_state import JobState
-from ddplaunch.features.hangs.records import EXAMINATION_S, NodeEvidence, RankEvidence
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.launcher_agent import (
+from ddplaunch.features.hangs.records import (
+    EXAMINATION_S,
     AbortHungAttempt,
     ExamineWorkers,
-    OrderToNodes,
-    ReportOfNode,
+    NodeEvidence,
+    RankEvidence,
+    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
+from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 from ddplaunch.text import duration, quote
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
 
@@ -33,6 +38,9 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.hangs.explanation import Explanation
     from ddplaunch.launcher.display.messages import UserMessages
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _NEVER = float("inf")
 _LOAD_S = 1.0
@@ -62,7 +70,7 @@ class _Examination:
     nodes: list[NodeEvidence] = field(default_factory=list)
 
 
-class HangWatch:
+class HangWatch(Watch):
     """Watches one run."""
 
     def __init__(
@@ -316,10 +324,25 @@ class HangWatch:
         folder = self._folder()
         return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
 
-    def show_stopped(self) -> None:
-        """At the end of the run: where the workers were, if it was stopped when it had been quiet for long."""
-        if not self._ranks_at_stop:
-            return
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """Add what the ranks knew of the collective that has failed."""
+        known = [rank for each in evidence if isinstance(each, RanksAtFailure) for rank in each.ranks]
+        if not known or result.outcome == "succeeded":
+            return replace(result, collectives=())
+        from ddplaunch.features.hangs.explanation import explain_failure
+
+        failures = first_failure.failures(result.exits)
+        causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]
+        failed = [exit_.rank for exit_ in failures]
+        return replace(result, collectives=explain_failure(sorted(known, key=lambda each: each.rank), failed, causes))
+
+    def on_agents_ended(self, result: RunResult) -> RunResult:
+        """Show where the workers were, if the run was stopped when it had been quiet for long."""
+        if self._ranks_at_stop:
+            self._show_stopped()
+        return result
+
+    def _show_stopped(self) -> None:
         found = _explained(self._ranks_at_stop, self._nodes_at_stop)
         if found.job_state is not JobState.MOVING:
             path = self._write(self._ranks_at_stop, self._nodes_at_stop, found)
@@ -343,3 +366,9 @@ def _explained(
     from ddplaunch.features.hangs.gpus import with_gpus
 
     return with_gpus((explain if output_counts else explain_waiting)(ranks), nodes)
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The parts of a run in the launcher."""
+    hangs = HangWatch(run.config, run.nodes.send, run.folder, run.messages)
+    return hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)

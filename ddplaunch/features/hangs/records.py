@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Annotated
 
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.field_types import (
@@ -22,7 +23,9 @@ from ddplaunch.protocol.field_types import (
     at_most,
 )
 from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
+from ddplaunch.protocol.launcher_agent import Order, Report
 from ddplaunch.protocol.rank_list import RankList
+from ddplaunch.protocol.sender import OfRanks
 
 EXAMINATION_S = 20.0
 """Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
@@ -201,3 +204,90 @@ class CollectiveTimes:
     group: OneLine
     first_number: Count
     created_ns: Annotated[tuple[Nanoseconds, ...], at_most(MAX_TIMES)]
+
+
+@dataclass(frozen=True)
+class ExamineWorkers(Order):
+    """Launcher to agent: find out what the workers of ``attempt`` do; answered by WorkersExamined ``number``.
+
+    Attributes:
+        is_requested: by the user, who wants to know what moves now: the agent does not compare with an earlier sample,
+            and answers at once if none of these workers runs any more.
+        all_nodes_at: set by the agent where each node has its own launcher, and another node serves the rendezvous:
+            only this node is examined, and only its launcher gets the answer. Endpoint of the rendezvous.
+    """
+
+    attempt: Count
+    number: Count
+    is_requested: bool = False
+    all_nodes_at: OneLine = ""
+
+
+@dataclass(frozen=True)
+class AbortHungAttempt(Order):
+    """Launcher to all agents: the attempt hangs, for this ``reason``.
+
+    The agent collects the Python stacks of the workers of ``attempt`` and stops them; the attempt has failed.
+    """
+
+    attempt: Count
+    reason: str
+
+
+@dataclass(frozen=True)
+class WorkerActivity(Report):
+    """Agent to launcher, repeated: for how long the workers of ``attempt`` have been quiet, or have only written.
+
+    Attributes:
+        quiet_s: seconds since a worker wrote output, or called or finished a collective; 0: they are active again.
+        still_s: as ``quiet_s``, and no worker that does not wait in a collective used a CPU, or read or wrote data.
+        is_finished: the attempt ends on this node; the other fields have no meaning.
+        waiting_s: seconds since a worker called or finished a collective, whatever else they did; 0: just now, or it is
+            not known.
+        has_waiting: a worker waits in a collective.
+        host: display name of the node.
+    """
+
+    attempt: Count
+    quiet_s: Seconds = 0.0
+    still_s: Seconds = 0.0
+    is_finished: bool = False
+    waiting_s: Seconds = 0.0
+    has_waiting: bool = False
+    host: OneLine = ""
+
+
+@dataclass(frozen=True)
+class WorkersExamined(Report, OfRanks):
+    """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
+
+    ``node`` is None where NCCL and the GPUs were not asked. ``all_nodes_at`` is that of ExamineWorkers.
+    """
+
+    attempt: Count
+    number: Count
+    ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
+    node: NodeEvidence | None = None
+    all_nodes_at: OneLine = ""
+
+    @property
+    def named_ranks(self) -> list[int]:
+        """As ``OfRanks.named_ranks``."""
+        return [each.rank for each in self.ranks]
+
+
+@dataclass(frozen=True)
+class RanksAtFailure(Report, OfRanks):
+    """Agent to launcher, in AttemptEnded: what these ranks knew of their collectives when these had failed."""
+
+    attempt: Count
+    ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
+
+    @property
+    def named_ranks(self) -> list[int]:
+        """As ``OfRanks.named_ranks``."""
+        return [each.rank for each in self.ranks]
+
+
+TO_AGENT = (ExamineWorkers, AbortHungAttempt)
+FROM_AGENT = (WorkerActivity, WorkersExamined, RanksAtFailure)

@@ -9,18 +9,12 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.records import EXAMINATION_S, NodeEvidence, RankEvidence
+from ddplaunch.features.hangs.records import EXAMINATION_S, ExamineWorkers, NodeEvidence, RankEvidence, WorkersExamined
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.control_socket import ControlRequest
-from ddplaunch.protocol.control import RequestRefused, RunExamined
-from ddplaunch.protocol.launcher_agent import (
-    AttemptEnded,
-    AttemptStarted,
-    ExamineWorkers,
-    OrderToNodes,
-    ReportOfNode,
-    WorkersExamined,
-)
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.control import ExamineRun, RunExamined
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
 from ddplaunch.text import plural, quote
 from ddplaunch.transport.handle import ChannelClosed
 
@@ -52,13 +46,12 @@ class _Examination:
     all_nodes_at: str = ""
 
 
-class RequestedExaminations:
+class RequestedExaminations(Watch):
     """Those of one run."""
 
     def __init__(
         self,
         config: LaunchConfig,
-        run_tag: str,
         send: Callable[[object], None],
         folder: Callable[[], Path | None],
     ) -> None:
@@ -66,11 +59,10 @@ class RequestedExaminations:
 
         Args:
             config: that of the run.
-            run_tag: requests for another run are refused.
             send: sends to all nodes of this launcher.
             folder: returns the run folder, which gets the files; None if no files are kept.
         """
-        self._run_tag, self._folder, self._number = run_tag, folder, _FIRST_NUMBER
+        self._folder, self._number = folder, _FIRST_NUMBER
         self._nodes_have_launchers = bool(config.rendezvous)
         self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
         self._attempt = -1
@@ -81,15 +73,16 @@ class RequestedExaminations:
 
     # Events.
 
-    def on_request(self, request: ControlRequest) -> None:
+    def on_request(self, request: ControlRequest) -> bool:
         """A client asks; ``run_due`` begins the examination."""
-        if request.request.run_tag != self._run_tag:
-            request.answer(RequestRefused("another run of this process"))
-        elif not self._running:
+        if not isinstance(request.request, ExamineRun):
+            return False
+        if not self._running:
             when = "have ended" if self._attempt >= 0 else "have not started"
             request.answer(RunExamined(sentences=(f"nothing to examine: the workers {when}",)))
         else:
             self._waiting.append(request)
+        return True
 
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
         """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""

@@ -26,8 +26,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.health.records import HealthFinding
-    from ddplaunch.protocol.gpus import GpuReading, IbPort
+    from ddplaunch.protocol.gpus import GpuReading, HealthFinding, IbPort
     from ddplaunch.protocol.results import Round, WorkerExit
 
 FOLDER_LIMIT_S = 2.0
@@ -147,3 +146,6 @@ def node_health(
         ports=tuple(active[:MAX_PORTS]),
     )
     return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)
+
+
+part = HealthPart

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.health.records import HealthFinding
+from ddplaunch.protocol.gpus import HealthFinding
 from ddplaunch.text import quote, ranks
 
 if TYPE_CHECKING:

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Literal
 
-from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.gpus import HealthFinding
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.gpus import GpuEvent

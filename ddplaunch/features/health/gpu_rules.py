@@ -10,9 +10,8 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.health.records import HealthFinding, Severity
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import GpuReading
+from ddplaunch.protocol.gpus import GpuReading, HealthFinding, Severity
 from ddplaunch.system.gpus import nvml
 from ddplaunch.text import fold_ints, size
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.gpu_reader import Answer
     from ddplaunch.agent.workers.placement import Placement
-    from ddplaunch.features.health.records import HealthFinding
-    from ddplaunch.protocol.gpus import IbPort, Question
+    from ddplaunch.protocol.gpus import HealthFinding, IbPort, Question
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 

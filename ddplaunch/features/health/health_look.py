@@ -20,8 +20,8 @@ from ddplaunch.system.files import folder_probe, run_folder
 from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
-    from ddplaunch.features.health.records import HealthFinding, NodeHealth
-    from ddplaunch.protocol.gpus import GpusRead
+    from ddplaunch.features.health.records import NodeHealth
+    from ddplaunch.protocol.gpus import GpusRead, HealthFinding
 
 
 def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:

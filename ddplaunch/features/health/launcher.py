@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import HARDWARE, LaunchError, Level
 from ddplaunch.features.health import differences, findings
-from ddplaunch.features.health.records import HardwareOfNode, HealthFinding, NodeHealth
+from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.gpus import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
 from ddplaunch.text import plural
 
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
     from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.launcher.watches import RunEnd, RunServices
+    from ddplaunch.protocol.results import RunResult
 
 _NEVER = float("inf")
 _COLLECT_S = 3.0
@@ -36,16 +40,22 @@ _MAX_KEPT = 1000
 _HINT = "Drain these nodes, or add other hosts; --health warn uses them all the same."
 
 
-class HealthWatch:
+class HealthWatch(Watch):
     """Watches one run."""
 
     def __init__(
-        self, config: LaunchConfig, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
+        self,
+        config: LaunchConfig,
+        nodes: Nodes,
+        shutdown: Shutdown,
+        show: Callable[[str, int], None],
+        note: Callable[..., None],
     ) -> None:
-        self._is_on = config.health != "off"
+        """``note`` writes an event of a node to events.jsonl, as ``RunEvents.of_node``."""
+        self._config, self._is_on = config, config.health != "off"
         # Where agents find by themselves that their node must not be used, their launcher has no other.
         self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
-        self._nodes, self._shutdown, self._show = nodes, shutdown, show
+        self._nodes, self._shutdown, self._show, self._note = nodes, shutdown, show, note
         self._reports: dict[int, NodeHealth] = {}
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
@@ -53,9 +63,17 @@ class HealthWatch:
         self._comparison = _Comparison(show)
         self._kept: list[HealthFinding] = []
 
-    def findings(self) -> tuple[HealthFinding, ...]:
-        """All findings so far, for the report."""
-        return tuple(self._kept)
+    def on_agents_ended(self, result: RunResult) -> RunResult:
+        """Add all findings."""
+        return replace(result, health=tuple(self._kept))
+
+    def on_run_ended(self, end: RunEnd) -> None:
+        """Remember what is known of the nodes for the next runs."""
+        attempts = end.result.attempts
+        if end.lost or end.result.health or any(each.outcome == "failed" or each.cause for each in attempts):
+            from ddplaunch.features.health import node_memory  # A run without a failure does not wait for the import.
+
+            node_memory.remember(self._config, end.result, end.lost, self._show)
 
     # Events.
 
@@ -95,6 +113,8 @@ class HealthWatch:
     def _keep(self, index: int, findings: Iterable[HealthFinding]) -> None:
         host, first_rank = self._nodes.all[index].host, self._first_ranks.get(index)
         for finding in findings:
+            facts = {"rule": finding.rule, "severity": finding.severity, "gpu": finding.gpu}
+            self._note("health", index, finding.text, **facts)
             if len(self._kept) < _MAX_KEPT:
                 ranks = () if first_rank is None else tuple(first_rank + local for local in finding.local_ranks)
                 self._kept.append(replace(finding, host=host, time_s=time.time(), ranks=ranks))
@@ -161,3 +181,8 @@ class _Comparison:
             self._show(text, Level.ALWAYS)
         if text or most_s - least_s < _EXACT_S:
             self._has_clock.add(index)
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (HealthWatch(run.config, run.nodes, run.shutdown, run.messages.show, run.events.of_node),)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import display_names, matching
+from ddplaunch.cluster.slurm_nodes import drain_command
 from ddplaunch.errors import LaunchError, Level, StartNotice
 from ddplaunch.features.health import node_history, nodes_file
 from ddplaunch.features.health.node_history import NodeEvent
-from ddplaunch.features.slurm_nodes.slurm_nodes import drain_command
 from ddplaunch.protocol import wire
 from ddplaunch.text import plural, quote
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import IbPort
+from ddplaunch.protocol.gpus import HealthFinding, IbPort
 
 _INACTIVE = ("INIT", "ARMED")
 _CABLE = "look at its cable and at the switch"

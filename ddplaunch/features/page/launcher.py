@@ -17,6 +17,7 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.watches import RunEnd, RunServices
 
 OFF_VARIABLE = "DDPLAUNCH_PAGE"
 """``off``: no page is made, as with ``--no-page``; for a site, or for tests."""
@@ -87,7 +89,7 @@ class _Child:
                 os.kill(self._pid, signal.SIGKILL)
 
 
-class RunPage:
+class RunPage(Watch):
     """The page of one run."""
 
     def __init__(self, config: LaunchConfig, folder: Callable[[], Path | None]) -> None:
@@ -130,6 +132,14 @@ class RunPage:
 
     # The end of the run.
 
+    def on_run_ended(self, end: RunEnd) -> None:
+        """Begin to make the last page."""
+        self.begin_last(end.result.duration_s, has_failed=end.result.outcome == "failed" and bool(end.result.attempts))
+
+    def finish(self, end: RunEnd) -> None:
+        """Wait for the last page."""
+        self.wait_for_last(end.result.duration_s, end.is_interrupted)
+
     def begin_last(self, run_s: float, *, has_failed: bool) -> None:
         """The report is written: begin to make the last page. A run below ``_SHORT_S`` has one if workers failed."""
         self._due = _NEVER
@@ -148,3 +158,8 @@ class RunPage:
         while self._child and not self._child.ended.wait(_POLL_S):
             if is_interrupted() or time.monotonic() > deadline:
                 self._child.kill()
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (RunPage(run.config, run.folder),)

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddplaunch.agent.events import CollectivesRead
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import worker_records as examination
-from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad
-from ddplaunch.protocol.launcher_agent import SampleCollectives
+from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -176,3 +175,6 @@ def _rank_load(rank: int, now: _Load, earlier: _Load, throttled: str) -> RankLoa
         run_queue_wait_s=max(0.0, now.activity.run_queue_wait_s - earlier.activity.run_queue_wait_s),
         throttled=throttled,
     )
+
+
+part = SlowRanksPart

@@ -13,12 +13,14 @@ import contextlib
 import threading
 import time
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.features.slow_ranks.records import CollectivesSampled
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -26,7 +28,8 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.slow_ranks.records import RankLoad
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
-    from ddplaunch.protocol.results import RankLateness
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.results import RankLateness, RunResult
 
 _NEVER = float("inf")
 _FIRST_S, _PERIOD_S = 30.0, 60.0
@@ -64,7 +67,7 @@ class SampleJudged:
     window: Window
 
 
-class SlowRanksWatch:
+class SlowRanksWatch(Watch):
     """Watches one run. Nothing is sampled with ``--hang-report off``, or before the workers have process groups."""
 
     def __init__(
@@ -160,6 +163,12 @@ class SlowRanksWatch:
 
     # Judgement.
 
+    def on_posted(self, event: object) -> bool:
+        """Handle the thread's result."""
+        if isinstance(event, SampleJudged):
+            self.on_judged(event)
+        return isinstance(event, SampleJudged)
+
     def on_judged(self, event: SampleJudged) -> None:
         """Count a sample, and warn if there is enough to tell which rank is slow."""
         from ddplaunch.features.slow_ranks import slow_ranks
@@ -205,9 +214,19 @@ class SlowRanksWatch:
 
     # The end of the run.
 
+    def on_agents_ended(self, result: RunResult) -> RunResult:
+        """Add the lateness of all ranks."""
+        return replace(result, collectives=self.lateness())
+
     def lateness(self) -> tuple[RankLateness, ...]:
         """The figures of the whole run, the most expensive rank first."""
         return tuple(
             replace(each, warning=self._warnings.get(each.rank) or self._host_warnings.get(each.host, ""))
             for each in (self._total.lateness() if self._total else ())
         )
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    show = partial(run.messages.show, kind="slow_rank")
+    return (SlowRanksWatch(run.config, run.nodes.send, show, run.post),)

@@ -13,6 +13,8 @@ from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.features.hangs.records import MAX_GROUPS
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
+from ddplaunch.protocol.launcher_agent import Order, Report
+from ddplaunch.protocol.sender import OfRanks
 
 MAX_SENT = 1000
 """Calls of one worker in a sample, of all its process groups together."""
@@ -62,7 +64,7 @@ class RankLoad:
 
 
 @dataclass(frozen=True)
-class CollectivesSampled:
+class CollectivesSampled(Report, OfRanks):
     """Agent to launcher, in answer to SampleCollectives; or with number 0 once the workers have a process group.
 
     Attributes:
@@ -82,3 +84,24 @@ class CollectivesSampled:
     cost_s: Seconds = 0.0
     clock_ns: Nanoseconds = 0
     is_debugged: bool = False
+
+    @property
+    def named_ranks(self) -> set[int]:
+        """As ``OfRanks.named_ranks``."""
+        return {*(each.rank for each in self.times), *(each.rank for each in self.loads)}
+
+
+@dataclass(frozen=True)
+class SampleCollectives(Order):
+    """Launcher to all agents, about once a minute: when did the workers of ``attempt`` call collectives?
+
+    Answered by CollectivesSampled ``number``. ``suspects`` are ranks whose GPUs are asked whether they are throttled.
+    """
+
+    attempt: Count
+    number: Count
+    suspects: tuple[Count, ...] = ()
+
+
+TO_AGENT = (SampleCollectives,)
+FROM_AGENT = (CollectivesSampled,)

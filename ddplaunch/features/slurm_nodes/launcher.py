@@ -19,6 +19,7 @@ from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import scontrol
+from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.launcher_agent import AttemptStarted, RunIdAgreed
 from ddplaunch.protocol.results import NodeDeparts
 from ddplaunch.text import quote
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.watches import RunServices
 
 INTERVAL_S = 60.0
 _LIMIT_S = 2.0
@@ -43,7 +45,7 @@ class SlurmAnswered:
     leaving: Mapping[str, str] | None
 
 
-class SlurmWatch:
+class SlurmWatch(Watch):
     """Asks SLURM about the nodes of the run, and tells the coordinator which ones leave after the attempt."""
 
     def __init__(
@@ -86,6 +88,12 @@ class SlurmWatch:
             self._is_asking = True
         except RuntimeError:  # No room for a thread: in a minute, perhaps.
             return
+
+    def on_posted(self, event: object) -> bool:
+        """Handle SLURM's answer."""
+        if isinstance(event, SlurmAnswered):
+            self.on_answer(event)
+        return isinstance(event, SlurmAnswered)
 
     def on_answer(self, event: SlurmAnswered) -> None:
         """SLURM has answered. Without an answer the last one is still used."""
@@ -140,7 +148,7 @@ def _number(variable: str) -> int:
 
 def _answer(names: Sequence[str], post: Callable[[object], None]) -> None:
     """In a thread of its own: ask for the nodes and the reservations; at most ``_LIMIT_S`` in all."""
-    from ddplaunch.features.slurm_nodes import slurm_nodes  # Most runs are in no job of SLURM.
+    from ddplaunch.cluster import slurm_nodes  # Most runs are in no job of SLURM.
 
     began = time.monotonic()
     # Names that SLURM does not know make the exit code 1 on some versions; what it prints of others is still good.
@@ -152,3 +160,8 @@ def _answer(names: Sequence[str], post: Callable[[object], None]) -> None:
     code, reservations = scontrol.run(left_s, "show", "reservation", "--oneliner", seconds=True)
     own = os.environ.get("SLURM_JOB_RESERVATION", "")
     post(SlurmAnswered(slurm_nodes.leaving(nodes, "" if code else reservations, time.time(), own)))
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The part of a run in the launcher."""
+    return (SlurmWatch(run.config, run.nodes, run.post, run.messages.show),)

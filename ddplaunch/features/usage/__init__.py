@@ -2,3 +2,7 @@
 
 The agents take the samples, the launcher writes them to the run folder. Must not import torch.
 """
+
+
+class UsageRecord:
+    """Base of the records of usage samples; ``records`` is not loaded before the first one."""

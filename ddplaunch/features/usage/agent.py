@@ -80,3 +80,6 @@ class UsagePart(Part):
             self._recorder.end()
         self._group, self._due = None, NEVER
         return exits
+
+
+part = UsagePart

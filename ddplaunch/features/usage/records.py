@@ -10,10 +10,10 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.features.usage import UsageRecord
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Quantity, Seconds, Size, at_most, between
 from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
-from ddplaunch.protocol.specs import UsageRecord
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

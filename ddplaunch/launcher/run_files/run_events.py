@@ -9,24 +9,16 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.debug.records import SessionClosed, SessionOpened
-from ddplaunch.features.health.records import HealthFinding, NodeHealth
+from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.display.failure_page import failure_line
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import (
-    AgentEnded,
-    AgentReady,
-    AttemptEnded,
-    AttemptStarted,
-    ReportOfNode,
-    WorkerActivity,
-)
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, ReportOfNode
 from ddplaunch.protocol.run_events import SCHEMA
 from ddplaunch.transport.handle import AgentConnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddplaunch.errors import LaunchError
@@ -34,7 +26,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
 
-_NEVER = float("inf")
 _MAX_FAILURES = 20
 QUIET_S = 60.0
 """Seconds without output and collectives after which a job is called quiet."""
@@ -49,7 +40,6 @@ class RunEvents:
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
-        self._debugged: dict[tuple[int, int], tuple[float, dict[str, int]]] = {}
         self._quiet = _QuietTime()
         self.add("run_started", schema=SCHEMA, text=run_id)
 
@@ -94,28 +84,12 @@ class RunEvents:
                 self._on_started(index, event)
             case AttemptEnded(result=result):
                 self._on_ended(index, result)
-            case NodeHealth(findings=findings):
-                self._on_findings(index, findings)
-            case HealthFinding():
-                self._on_findings(index, (event,))
-            case SessionOpened():
-                facts: dict[str, int] = {"attempt": event.attempt, "rank": event.rank}
-                self._debugged[index, event.session] = time.time(), facts
-                self.of_node("debugger_opened", index, f"rank {event.rank} stopped {event.place}", **facts)
-            case SessionClosed(session=session) if (index, session) in self._debugged:
-                opened_s, facts = self._debugged.pop((index, session))
-                text = "the user has quit" if event.has_quit else ""
-                self.of_node("debugger_closed", index, text, **facts, s=round(time.time() - opened_s, 3))
             case AgentEnded():
                 self.of_node("node_left", index)
             case WorkerActivity():
                 self._on_activity(index, participants, event)
             case ReportOfNode(report=WorkerActivity() as report):
                 self._on_activity(event.node_index, event.participants, report)
-
-    def run_due(self, _now: float) -> float:
-        """Nothing is ever due."""
-        return _NEVER
 
     def _on_started(self, index: int, event: AttemptStarted) -> None:
         self._has_started, self._started_s[index, event.attempt] = True, time.time()
@@ -145,10 +119,6 @@ class RunEvents:
         first_rank, started_s = min(exit_.rank for exit_ in result.exits), time.time() - result.duration_s
         facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
         self.of_node("attempt_started", index, "", started_s, **facts)
-
-    def _on_findings(self, index: int, findings: Iterable[HealthFinding]) -> None:
-        for each in findings:
-            self.of_node("health", index, each.text, rule=each.rule, severity=each.severity, gpu=each.gpu)
 
     def _on_activity(self, index: int, participants: Sequence[int], event: WorkerActivity) -> None:
         self._note_quiet(self._quiet.on_activity(index, participants, event, time.time()), event.attempt)
