@@ -13,7 +13,7 @@ from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
-from ddplaunch.fault_spec import FaultSpec
+from ddplaunch.features.faults.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig

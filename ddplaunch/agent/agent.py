@@ -21,11 +21,11 @@ from ddplaunch.agent.rendezvous import choice as rendezvous_choice
 from ddplaunch.agent.rendezvous.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.agent.workers.examiner import Examiner
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
+from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,

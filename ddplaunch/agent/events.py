@@ -7,16 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.hangs.records import NodeEvidence
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.collectives import CollectivesSampled
 from ddplaunch.protocol.gpus import GpuEvent, GpusRead
-from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.system.files.folder_probe import FolderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.agent.workers.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
+    from ddplaunch.features.hangs.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
 
     Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
     """Handles events until a condition holds (True), or until a deadline, which may change (False)."""

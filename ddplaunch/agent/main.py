@@ -19,9 +19,9 @@ from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
+from ddplaunch.features.functions.records import RETURN_FILE
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.function_call import RETURN_FILE
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
@@ -134,10 +134,10 @@ def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryI
     from ddplaunch.protocol import queries
 
     if isinstance(order, queries.ListRuns):
-        from ddplaunch.agent.queries import run_finder
+        from ddplaunch.features.ps import run_finder
 
         return run_finder.serve(stream, outbox)
-    from ddplaunch.agent.queries import node_check
+    from ddplaunch.features.check import node_check
 
     return node_check.serve(order, stream, outbox)
 

@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from ddplaunch.agent.events import AttemptFailure, Wait
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
-    from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
-    from ddplaunch.agent.workers.examiner import Examiner
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.protocol.hang_evidence import RankEvidence
+    from ddplaunch.features.hangs.examiner import Examiner
+    from ddplaunch.features.hangs.records import RankEvidence
+    from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
 TABLE = (
-    "ddplaunch.agent.watches.usage_sampling:UsagePart",
-    "ddplaunch.agent.watches.health_checks:HealthPart",
-    "ddplaunch.agent.workers.hang_part:HangPart",
-    "ddplaunch.agent.workers.collective_sampling:SlowRanksPart",
-    "ddplaunch.agent.workers.debug_sessions:DebugPart",
-    "ddplaunch.agent.fault_part:FaultPart",
+    "ddplaunch.features.usage.agent:UsagePart",
+    "ddplaunch.features.health.agent:HealthPart",
+    "ddplaunch.features.hangs.agent:HangPart",
+    "ddplaunch.features.slow_ranks.agent:SlowRanksPart",
+    "ddplaunch.features.debug.agent:DebugPart",
+    "ddplaunch.features.faults.agent:FaultPart",
 )
 """Module and class of each part. The last sample of the workers' usage comes before anything that takes time."""
 
@@ -141,6 +141,6 @@ def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[
     """
     if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
-    from ddplaunch.agent.watches.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
+    from ddplaunch.features.health.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 
     return GpusOfJob(spec, send, post)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.fault_spec import FaultSpec
+    from ddplaunch.features.faults.fault_spec import FaultSpec
 
 
 def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchConfig:
@@ -205,7 +205,7 @@ def connection_options(
 
 def _injections(options: Mapping[str, Any], max_nodes: int) -> tuple[FaultSpec, ...]:
     """The faults to inject. Checks their ranks if --nproc-per-node is a number; otherwise the launcher checks them."""
-    from ddplaunch import fault_spec
+    from ddplaunch.features.faults import fault_spec
 
     faults = tuple(fault_spec.parse(text) for text in options["inject"])
     nproc = values.parse_nproc(options["nproc_per_node"])

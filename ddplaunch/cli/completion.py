@@ -62,7 +62,7 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 def killable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """As ``run_ids``, and what --keep-warm has left."""
-    from ddplaunch.system.files import keeper_files
+    from ddplaunch.features.warm import keeper_files
     from ddplaunch.text import KEEPER_ID
 
     kept = [KEEPER_ID] if keeper_files.exists(os.environ) else []
@@ -71,7 +71,7 @@ def killable(ctx: click.Context, param: click.Parameter, incomplete: str) -> lis
 
 def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
     """Complete to ``last`` or to the id of a run with a folder in the default folder."""
-    from ddplaunch.commands.runs import run_folders
+    from ddplaunch.system.files import run_folders
 
     return _matching(("last", *run_folders.known_ids()), incomplete)
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch.cli import coming_back, completion, pages
+from ddplaunch.cli import completion, pages
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
@@ -24,6 +24,7 @@ from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
+from ddplaunch.features.come_back import coming_back
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import escape
 
@@ -135,9 +136,9 @@ def _dispatch(
         return DetachedRun(config) if is_detached else config
     if is_detached:
         raise UsageError("--plan cannot be combined with --detach")
-    from ddplaunch.commands.plan import page as plan_page
-    from ddplaunch.commands.plan.plan import plan as plan_of
-    from ddplaunch.launcher.run_files import node_memory
+    from ddplaunch.features.health import node_memory
+    from ddplaunch.features.plan import page as plan_page
+    from ddplaunch.features.plan.plan import plan as plan_of
 
     planned = plan_of(node_memory.prefer(config))
     _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
@@ -157,7 +158,7 @@ def _check(others: Sequence[str], options: dict[str, Any], *, is_deep: bool) -> 
     """Run --check. A given script must exist; it is not run."""
     if others:
         raise UsageError(f"--check cannot be combined with {others[0]}")
-    from ddplaunch.commands.check import check
+    from ddplaunch.features.check import check
 
     if not options["script"]:
         options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
@@ -184,11 +185,11 @@ def _ps_of_files(ps: bool, files: Mapping[str, bool], others: Mapping[str, bool]
     connection_options(options, {})
     report = (lambda _: None) if options["quiet"] else _print
     if name == "--nodes":
-        from ddplaunch.commands.check import known_nodes
+        from ddplaunch.features.health import known_nodes
 
         known_nodes.list_all(_show, report)
         return 0
-    from ddplaunch.commands.runs import past_runs
+    from ddplaunch.features.come_back import past_runs
 
     past_runs.list_all(options["log_dir"], _columns(), _show, report)
     return 0
@@ -203,7 +204,7 @@ def _forget(text: str, others: Mapping[str, bool], options: Mapping[str, Any]) -
         raise UsageError(f"--forget cannot be combined with {given}")
     _check_no_script("--forget", options)
     from ddplaunch.cluster.hosts import parse_hosts
-    from ddplaunch.launcher.run_files import node_memory
+    from ddplaunch.features.health import node_memory
 
     hosts = None if text == node_memory.ALL else parse_hosts(text, "--forget")
     node_memory.forget(hosts, (lambda _: None) if options["quiet"] else _print)
@@ -235,11 +236,11 @@ def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, optio
     report = (lambda _: None) if options["quiet"] else _print
     is_verbose = bool(options["verbose"])
     if stacks is not None:
-        from ddplaunch.commands import stacks as stacks_command
+        from ddplaunch.features.hangs import stacks as stacks_command
 
         stacks_command.stacks(stacks, hosts, remote, _show, report)
         return 0
-    from ddplaunch.commands import ps as ps_command
+    from ddplaunch.features.ps import ps as ps_command
 
     if kill is None:
         ps_command.ps(hosts, remote, _show, report, is_verbose=is_verbose)
@@ -324,14 +325,14 @@ def _run(argv: Sequence[str] | None) -> int:
             "--hang-timeout ends a job without output"
         )
     if config.slurm_job and config.slurm_job.requeue_on:
-        from ddplaunch.launcher import slurm_requeue
+        from ddplaunch.features.requeue import slurm_requeue
 
         if problem := slurm_requeue.check_requeue(config.slurm_job):
             _print(f"warning: {problem}")
     if config.entry == "script" and config.script == "-":
         config = replace(config, text=_program_on_stdin(config))
     if isinstance(parsed, DetachedRun):
-        from ddplaunch.launcher import detached
+        from ddplaunch.features.come_back import detached
 
         return detached.start(config, _show, (lambda _: None) if config.output.verbosity < 0 else _print)
     from ddplaunch.launcher.launch import launch
@@ -347,7 +348,7 @@ def _program_on_stdin(config: LaunchConfig) -> str:
     Raises:
         UsageError: stdin is a terminal or is closed, or the text is empty or too long; another Python runs it.
     """
-    from ddplaunch.protocol.function_call import MAX_BYTES
+    from ddplaunch.features.functions.records import MAX_BYTES
 
     hint = "Give the program by a pipe or by `< FILE`, or save it to a file."
     if config.python and config.python != sys.executable:

@@ -32,11 +32,11 @@ def command(
     if options["script"]:
         raise UsageError(f"{name}: {options['script']}: no script is run")
     if port is not None:
-        from ddplaunch.commands.runs.serve import serve
+        from ddplaunch.features.page.serve import serve
 
         serve(_port(port), options["log_dir"], show, report)
         return 0
-    from ddplaunch.commands.runs.page import page
+    from ddplaunch.features.page.command import page
 
     page(run_id, options["log_dir"], show)
     return 0

@@ -124,7 +124,7 @@ def _launch_function(
 ) -> FunctionResult:
     from dataclasses import replace
 
-    from ddplaunch.launcher import function_call
+    from ddplaunch.features.functions import function_call
 
     for name in _NOT_FOR_FUNCTIONS:
         if options.get(name):

@@ -13,14 +13,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.commands import ps_page as page
 from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
-from ddplaunch.commands.runs import run_folders
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.ps import ps_page as page
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import ListRuns, RunsExamined, RunsFound
+from ddplaunch.system.files import run_folders
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import KEEPER_ID
 from ddplaunch.transport import agent_process

@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import on_exit, slurm_requeue
+from ddplaunch.features.on_exit import on_exit
+from ddplaunch.features.requeue import slurm_requeue
 from ddplaunch.launcher.display import failure_page
 
 if TYPE_CHECKING:
@@ -16,8 +17,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.page.launcher import RunPage
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.run_files.run_page import RunPage
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 
@@ -36,7 +37,7 @@ def lost_values(
     """
     if config.entry != "function" or not attempts or attempts[-1].outcome != "succeeded":
         return None
-    from ddplaunch.launcher import function_call
+    from ddplaunch.features.functions import function_call
 
     return function_call.lost_values(attempts[-1], folder, config, incomplete)
 
@@ -55,7 +56,7 @@ def finish(
     ``error`` is the reason of a failure other than a worker's; ``lost`` is as in ``node_memory.remember``.
     """
     if lost or result.health or any(attempt.outcome == "failed" or attempt.cause for attempt in result.attempts):
-        from ddplaunch.launcher.run_files import node_memory  # A run without a failure does not wait for the import.
+        from ddplaunch.features.health import node_memory  # A run without a failure does not wait for the import.
 
         node_memory.remember(config, result, lost, messages.show)
     page.begin_last(result.duration_s, has_failed=result.outcome == "failed" and bool(result.attempts))

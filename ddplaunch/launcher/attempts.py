@@ -12,9 +12,9 @@ from dataclasses import field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.hangs.records import RankEvidence
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.results import AttemptResult, Outcome
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _in_order(results: Mapping[int, AttemptResult]) -> list[AttemptResult]:
 def _explained(result: AttemptResult, evidence: Sequence[RankEvidence]) -> AttemptResult:
     if not evidence or result.outcome == "succeeded":
         return replace(result, collectives=())
-    from ddplaunch.hangs.explanation import explain_failure
+    from ddplaunch.features.hangs.explanation import explain_failure
 
     failures = first_failure.failures(result.exits)
     causes = [exit_.rank for exit_ in failures if not first_failure.is_consequence(exit_)]

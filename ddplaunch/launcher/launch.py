@@ -38,7 +38,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
 def check_files(config: LaunchConfig) -> None:
     """Raise UsageError for a file that the run is to write, and cannot."""
     if config.output.metrics_file:
-        from ddplaunch.launcher.run_files import metrics_file
+        from ddplaunch.features.metrics import metrics_file
 
         metrics_file.check(Path(config.output.metrics_file).absolute())
 
@@ -85,7 +85,7 @@ def run(
     from ddplaunch.system import signals
 
     if config.hosts:
-        from ddplaunch.launcher.run_files import node_memory
+        from ddplaunch.features.health import node_memory
 
         config = node_memory.prefer(config)
     setup.check_terminal(config, stdout_fd)

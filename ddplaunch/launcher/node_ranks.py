@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.debugging import SessionOpened
+from ddplaunch.features.debug.records import SessionOpened
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, WorkersExamined
 from ddplaunch.protocol.wire import ProtocolError
 from ddplaunch.text import ranks

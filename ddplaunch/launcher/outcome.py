@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.slurm import SlurmJob
     from ddplaunch.errors import LaunchError
-    from ddplaunch.protocol.health import HealthFinding
+    from ddplaunch.features.health.records import HealthFinding
 
 
 def result(

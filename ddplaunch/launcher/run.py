@@ -16,11 +16,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
+from ddplaunch.features.faults.launcher import Injector
 from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
-from ddplaunch.launcher.fault_injector import Injector
 from ddplaunch.launcher.given_up import GivenUp
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.pings import Pings
@@ -29,7 +29,7 @@ from ddplaunch.launcher.run_files.log_collector import LogCollector
 from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
-from ddplaunch.launcher.watches.all_watches import Watches
+from ddplaunch.launcher.watches import Watches
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -59,9 +59,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.hangs.records import RankEvidence
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.mailbox import Mailbox
-    from ddplaunch.protocol.hang_evidence import RankEvidence
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.remote_start import NodeFacts

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Literal
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.features.debug.launcher import missing_terminal
+from ddplaunch.features.warm.records import KeepWarm
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.launcher.watches.debugging import missing_terminal
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
 from ddplaunch.system.files import run_folder, run_retention
 from ddplaunch.system.limits import NO_ROOM_HINT

@@ -18,8 +18,8 @@ from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequ
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
+    from ddplaunch.features.faults.launcher import Injector
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.fault_injector import Injector
     from ddplaunch.launcher.nodes import Node, Nodes
     from ddplaunch.launcher.run_files.log_collector import LogCollector
     from ddplaunch.mailbox import Mailbox

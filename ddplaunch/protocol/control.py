@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from ddplaunch.features.hangs.records import EXAMINATION_S
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import OneLine, at_most
-from ddplaunch.protocol.hang_evidence import EXAMINATION_S
 
 SOCKET = "control.sock"
 """Name of the socket in the run folder."""

@@ -10,9 +10,14 @@ from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
+from ddplaunch.features.debug import records as debugging
+from ddplaunch.features.faults import records as fault_injection
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
+from ddplaunch.features.health import records as health
+from ddplaunch.features.health.records import HardwareOfNode
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import debugging, fault_injection, health, log_transfer, wire
-from ddplaunch.protocol.collectives import CollectivesSampled
+from ddplaunch.protocol import log_transfer, wire
 from ddplaunch.protocol.field_types import (
     Count,
     Failure,
@@ -26,8 +31,6 @@ from ddplaunch.protocol.field_types import (
     Size,
     at_most,
 )
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
-from ddplaunch.protocol.health import HardwareOfNode
 from ddplaunch.protocol.results import (
     AttemptResult,
     NodeDeparts,

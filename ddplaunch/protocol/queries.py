@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Annotated, Literal, get_args
 
+from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.control import RunExamined
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Port, Seconds, Size, between
-from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import Program
 
 Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]

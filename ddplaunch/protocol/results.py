@@ -13,9 +13,9 @@ from typing import Annotated, Literal
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.errors import JobFailed
+from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
-from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]

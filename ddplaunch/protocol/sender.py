@@ -8,9 +8,9 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.debugging import SessionOpened
-from ddplaunch.protocol.health import HardwareOfNode
+from ddplaunch.features.debug.records import SessionOpened
+from ddplaunch.features.health.records import HardwareOfNode
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol.launcher_agent import AttemptEnded, Output, WorkerActivity, WorkersExamined
 from ddplaunch.protocol.results import WorkerExit
 

@@ -10,9 +10,9 @@ from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.features.warm.records import KeepWarm
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Descriptor, Limitless, Pid, Port
-from ddplaunch.protocol.keeper import KeepWarm
 from ddplaunch.timeouts import TimeoutConfig
 
 UsageSampling = Literal["off", "all", "mean"]

@@ -14,10 +14,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
+from ddplaunch.features.warm import keeper_files
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
-from ddplaunch.system.files import keeper_files
 from ddplaunch.system.files.run_folder import working_folder
 
 if TYPE_CHECKING:
@@ -125,8 +125,8 @@ def _taken_over(
     """The agent of a keeper, or why there is none."""
     if config.keep_warm_s == 0 or config.task or not (config.keep_warm_s or keeper_files.exists(os.environ)):
         return ""
-    from ddplaunch.protocol.keeper import FIRST_INHERITED
-    from ddplaunch.transport import keeper_client
+    from ddplaunch.features.warm import keeper_client
+    from ddplaunch.features.warm.records import FIRST_INHERITED
 
     request = keeper_client.Request(
         environ=_environ(config, run_tag),

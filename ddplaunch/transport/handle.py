@@ -277,6 +277,7 @@ def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
 
 def _rare_records() -> tuple[type, ...]:
     """Usage samples, and what agents without workers send: a short run does not load them."""
-    from ddplaunch.protocol import queries, usage
+    from ddplaunch.features.usage import records as usage
+    from ddplaunch.protocol import queries
 
     return *usage.FROM_AGENT, *queries.FROM_AGENT

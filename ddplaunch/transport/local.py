@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.fault_spec import FaultSpec
+    from ddplaunch.features.faults.fault_spec import FaultSpec
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, WriteOutput

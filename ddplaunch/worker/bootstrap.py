@@ -22,7 +22,8 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch.protocol import examination, stack_dump
+from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.agent_entry import is_own_module
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
@@ -149,7 +150,7 @@ caught, finished = _Caught(), _Finished()
 
 
 def _install(fake_gpus: FakeGpuConfig) -> None:
-    from ddplaunch.worker.fake_cuda import install
+    from ddplaunch.features.dry_run.fake_cuda import install
 
     install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
 
@@ -160,7 +161,8 @@ def _prepare_examination(stacks_file: str, socket_name: str, *, stops_in_debugge
     if stacks_file:
         _register_stack_dump(stacks_file)
     if socket_name:
-        from ddplaunch.worker import debugger, responder
+        from ddplaunch.features.debug import worker as debugger
+        from ddplaunch.features.hangs import worker as responder
 
         responder.prepare(socket_name)
         debugger.prepare(socket_name, _pid, stops_in_debugger)
@@ -170,7 +172,7 @@ def _prepare_examination(stacks_file: str, socket_name: str, *, stops_in_debugge
 def _prepare_post_mortem(is_wanted: str) -> None:
     global _debug_error
     if is_wanted:
-        from ddplaunch.worker import debugger
+        from ddplaunch.features.debug import worker as debugger
 
         _debug_error = debugger.post_mortem
 
@@ -248,7 +250,7 @@ def _prepare_script(argv: tuple[str, ...]) -> _Prepared:
 
 def _prepare_stdin() -> _Prepared:
     """The text that the launcher has read from its stdin, as if this process had read it from its own."""
-    from ddplaunch.protocol.function_call import FD
+    from ddplaunch.features.functions.records import FD
 
     with open(FD, "rb") as file:
         text = file.read()
@@ -280,7 +282,7 @@ def _prepare_module(argv: tuple[str, ...]) -> _Prepared:
 
 
 def _prepare_function(argv: tuple[str, ...]) -> _Prepared:
-    from ddplaunch.worker.function import Function
+    from ddplaunch.features.functions.worker import Function
 
     sys.orig_argv = [sys.executable, "-u", *argv]
     function = Function(os.path.dirname(_error_file))

@@ -19,11 +19,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ddplaunch.features.hangs import worker as responder
 from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
-from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload, responder
+from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
 __all__ = ["caught", "finished", "main", "script"]

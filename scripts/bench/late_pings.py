@@ -27,11 +27,17 @@ from scale import WORKERS, host_name, worker_exit
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
+from ddplaunch.features.hangs.records import (
+    CollectiveCall,
+    FlightRecord,
+    PendingCall,
+    ProcessGroup,
+    RankEvidence,
+)
 from ddplaunch.launcher import run, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.hang_evidence import CollectiveCall, FlightRecord, PendingCall, ProcessGroup, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,

@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import psutil
 from common import DDPLAUNCH, PROGRAMS, size
 
-from ddplaunch.agent.watches.usage_recorder import DiskUse, UsageSampler
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.launcher.run_files.usage_files import NodeFile, row, thinned
-from ddplaunch.protocol.usage import PERIOD_S, GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.features.usage.records import PERIOD_S, GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.features.usage.usage_files import NodeFile, row, thinned
+from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

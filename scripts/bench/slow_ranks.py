@@ -17,8 +17,8 @@ from pathlib import Path
 
 from common import PROGRAMS, REPEATS, size
 
-from ddplaunch.hangs.slow_ranks import host_warning, rank_lateness, warning
-from ddplaunch.protocol.hang_evidence import CollectiveTimes
+from ddplaunch.features.hangs.records import CollectiveTimes
+from ddplaunch.features.slow_ranks.slow_ranks import host_warning, rank_lateness, warning
 
 RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 1)
 EVEN_RUNS = size("BENCH_EVEN_ROUNDS", RUNS, 0)

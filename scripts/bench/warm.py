@@ -20,7 +20,7 @@ from pathlib import Path
 import psutil
 from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts, size
 
-from ddplaunch.system.files import keeper_files
+from ddplaunch.features.warm import keeper_files
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))

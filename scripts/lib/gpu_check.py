@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).parent.parent.parent))
 
-from ddplaunch.agent.watches.gpu_reader import read_once
-from ddplaunch.health.gpu_rules import at_start
-from ddplaunch.health.port_rules import ports_at_start
+from ddplaunch.agent.gpu_reader import read_once
+from ddplaunch.features.health.gpu_rules import at_start
+from ddplaunch.features.health.port_rules import ports_at_start
 
 if TYPE_CHECKING:
     from collections.abc import Callable

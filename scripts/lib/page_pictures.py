@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
-from ddplaunch.page.make import make  # noqa: E402
+from ddplaunch.features.page.make import make  # noqa: E402
 from tests.support.chromium import Chromium  # noqa: E402
 
 SCRIPT = "scripts/examples/train_digits.py"

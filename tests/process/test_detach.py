@@ -100,7 +100,7 @@ def test_what_runs_after_the_job_also_writes_to_its_console(go: Path) -> None:
 def detached_for(look_s: float, *arguments: str) -> Finished:
     """The command, which looks at the launcher for ``look_s``."""
     code = (
-        "import sys; from ddplaunch.launcher import detached; from ddplaunch.cli.main import main; "
+        "import sys; from ddplaunch.features.come_back import detached; from ddplaunch.cli.main import main; "
         "detached._RETURN_S = detached._LOOK_S = float(sys.argv[1]); main(sys.argv[2:])"
     )
     return python("-c", code, str(look_s), *arguments)

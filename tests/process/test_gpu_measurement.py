@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from ddplaunch.features.check.records import NodeGpuRates
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpu_rates import NodeGpuRates
 from tests.support.runs import PROGRAMS, run
 
 pytestmark = pytest.mark.torch

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import NODE_LOST, USAGE
-from ddplaunch.fault_spec import GRAMMAR
+from ddplaunch.features.faults.fault_spec import GRAMMAR
 from tests.support.processes import is_alive, state, wait_until
 from tests.support.runs import PROGRAMS, Finished, Running, run, start
 

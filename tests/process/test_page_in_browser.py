@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.page.make import make
+from ddplaunch.features.page.make import make
 from tests.support import chromium, run_folders
 from tests.support.chromium import Chromium
 

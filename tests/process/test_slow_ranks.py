@@ -15,7 +15,7 @@ from tests.support.runs import Running, environment
 
 LAUNCH = """
 import sys
-from ddplaunch.hangs import slow_ranks
+from ddplaunch.features.slow_ranks import slow_ranks
 from ddplaunch.launcher.watches import slow_ranks_watch as watch
 watch._FIRST_S, watch._PERIOD_S, watch._PERIOD_PER_COST, slow_ranks.MIN_COLLECTIVES = 1.0, 1.0, 0.0, 100
 from ddplaunch.cli.main import main

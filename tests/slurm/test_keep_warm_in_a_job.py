@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.files import keeper_files
+from ddplaunch.features.warm import keeper_files
 from tests.slurm.test_srun import job_of
 from tests.support.processes import wait_until
 from tests.support.runs import command

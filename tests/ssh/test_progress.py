@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from ddplaunch.launcher.run_files import node_memory
+from ddplaunch.features.health import node_memory
 from tests.support.terminal import terminal
 
 pytestmark = pytest.mark.ssh

@@ -24,16 +24,16 @@ from ddplaunch import config
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
-from ddplaunch.health.gpu_events import ACTIONS, XIDS, Xid
-from ddplaunch.health.gpu_rules import RULES as RULES_OF_GPUS
-from ddplaunch.health.port_rules import PORT_RULES
-from ddplaunch.launcher.run_files.metrics import METRICS
+from ddplaunch.features.dry_run.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
+from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
+from ddplaunch.features.health.gpu_rules import RULES as RULES_OF_GPUS
+from ddplaunch.features.health.port_rules import PORT_RULES
+from ddplaunch.features.metrics.metrics import METRICS
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.protocol.run_events import FIELDS, KINDS
 from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig
-from ddplaunch.worker.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
 from tests.support.runs import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))

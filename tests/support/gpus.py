@@ -6,7 +6,7 @@ import contextlib
 import queue
 from collections.abc import Callable, Iterator
 
-from ddplaunch.agent.watches.gpu_reader import GpuReader
+from ddplaunch.agent.gpu_reader import GpuReader
 from ddplaunch.protocol.gpus import GpuEvent, GpusRead, Question
 
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddplaunch.hangs.flight_record import parse
-from ddplaunch.protocol import rank_list
-from ddplaunch.protocol.hang_evidence import (
+from ddplaunch.features.hangs.flight_record import parse
+from ddplaunch.features.hangs.records import (
     CollectiveCall,
     FlightRecord,
     PendingCall,
     ProcessGroup,
     RankEvidence,
 )
+from ddplaunch.protocol import rank_list
 from tests.support.runs import Finished
 
 NOON_NS = 1_795_358_857_000_000_000

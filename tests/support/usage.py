@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.protocol.usage import GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.features.usage.records import GpusUsage, NodeUsage, UsageSample, WorkersUsage
 
 
 def sample(at_s: float = 0.0, span_s: float = 2.0, value: float = 1.0, workers: int = 2, gpus: int = 0) -> UsageSample:

@@ -11,12 +11,12 @@ from unittest.mock import Mock
 import pytest
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
-from ddplaunch.agent.workers import activity_watch, sampler
-from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
 from ddplaunch.agent.workers.output import Stream
-from ddplaunch.agent.workers.sampler import Sample
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.protocol.hang_evidence import CollectiveCall, FlightRecord, NodeEvidence
+from ddplaunch.features.hangs import activity_watch, sampler
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.records import CollectiveCall, FlightRecord, NodeEvidence
+from ddplaunch.features.hangs.sampler import Sample
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.health import gpu_rules
+from ddplaunch.features.health import gpu_rules
 from ddplaunch.protocol.gpus import GpuReading, IbPort
 from ddplaunch.system.gpus import amd_gpus, devices
 from tests.support.gpus import readers

@@ -192,11 +192,13 @@ def test_a_process_loads_only_what_it_needs() -> None:
 def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     """What explains hangs and failures, and queries, is imported on use, or a second after the start."""
     loaded = modules_loaded_by("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
-    assert "ddplaunch.launcher.watches.hang_watch" in loaded
-    on_use = "ddplaunch.protocol.queries ddplaunch.agent.workers.sampler ddplaunch.agent.workers.failure_evidence"
+    assert "ddplaunch.features.hangs.launcher" in loaded
+    on_use = "ddplaunch.protocol.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
-    assert {name for name in loaded if name.startswith("ddplaunch.hangs.")} <= {"ddplaunch.hangs.rank_state"}
+    assert {name for name in loaded if name.startswith("ddplaunch.features.hangs.")} <= {
+        "ddplaunch.features.hangs.rank_state"
+    }
 
 
 def test_a_keeper_is_asked_before_the_launcher_loads_the_rest() -> None:

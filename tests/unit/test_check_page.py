@@ -10,11 +10,11 @@ import pytest
 
 from ddplaunch import text
 from ddplaunch.agent import torch_files
-from ddplaunch.commands.check import page as page
-from ddplaunch.commands.check.page import CheckedNode
+from ddplaunch.features.check import page
+from ddplaunch.features.check.page import CheckedNode
+from ddplaunch.features.health.records import HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpus import Gpu
-from ddplaunch.protocol.health import HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol.queries import (
     ConnectResults,
     ConnectToNodes,
@@ -175,7 +175,7 @@ def test_sizes_have_a_unit(size: int) -> None:
 
 @pytest.mark.parametrize("world", [2, 3, 4, 5, 8, 17])
 def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> None:
-    from ddplaunch.worker.network_check import TURNS, round_robin_partner  # Imports torch.
+    from ddplaunch.features.check.worker_network import TURNS, round_robin_partner  # Imports torch.
 
     by_rank = [list(round_robin_partner(rank, world)) for rank in range(world)]
     for turn in zip(*by_rank, strict=True):

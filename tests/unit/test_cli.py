@@ -23,8 +23,8 @@ from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
+from ddplaunch.features.warm import keeper_files
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import keeper_files
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
 if TYPE_CHECKING:

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.config import LaunchConfig
-from ddplaunch.launcher.display import terminal
-from ddplaunch.launcher.watches import debugging
-from ddplaunch.launcher.watches.debugging import Debugging, KeysTyped, TerminalResized
-from ddplaunch.protocol.debugging import (
+from ddplaunch.features.debug import launcher as debugging
+from ddplaunch.features.debug.launcher import Debugging, KeysTyped, TerminalResized
+from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
     RefuseTerminal,
@@ -29,6 +28,7 @@ from ddplaunch.protocol.debugging import (
     TakeOutput,
     TypeKeys,
 )
+from ddplaunch.launcher.display import terminal
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed

@@ -10,14 +10,14 @@ import pytest
 
 from ddplaunch import LaunchConfig
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.commands.check import check, deep_check
-from ddplaunch.commands.check import job as check_job
-from ddplaunch.commands.check.page import CheckedNode
 from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
+from ddplaunch.features.check import check, deep_check
+from ddplaunch.features.check import job as check_job
+from ddplaunch.features.check.page import CheckedNode
+from ddplaunch.features.check.records import GpuRates, NodeGpuRates
+from ddplaunch.features.health.records import HealthFinding, NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpu_rates import GpuRates, NodeGpuRates
-from ddplaunch.protocol.health import HealthFinding, NodeHealth
 from tests.unit.test_check_page import LOOK
 
 

@@ -12,14 +12,15 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
-from ddplaunch import LaunchConfig, errors, fault_spec
+from ddplaunch import LaunchConfig, errors
 from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.features.faults import fault_spec
+from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
 from ddplaunch.protocol.env_forwarding import RULES
-from ddplaunch.protocol.health import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES
 from tests.support.runs import ROOT

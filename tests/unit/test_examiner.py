@@ -12,8 +12,8 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddplaunch.agent.workers.examiner import Examiner
-from ddplaunch.protocol import examination
+from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs.examiner import Examiner
 
 OWN = os.getpid()
 
@@ -118,7 +118,7 @@ def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monke
             raise errors.pop()
         return accept(listener)
 
-    monkeypatch.setattr("ddplaunch.agent.workers.examiner._PAUSE_S", 0.0)
+    monkeypatch.setattr("ddplaunch.features.hangs.examiner._PAUSE_S", 0.0)
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with connected(examiner), connected(examiner):  # The thread was in the real accept for the first.
         assert not errors

@@ -20,7 +20,7 @@ NATIVE = f"""Fatal Python error: Segmentation fault
 Current thread 0x00007f3f2a25bb80 (most recent call first):
   File "/home/train.py", line 4 in <module>
   File "<string>", line 1 in <module>
-  File "{PACKAGE_ROOT}/ddplaunch/worker/function.py", line 70 in __call__
+  File "{PACKAGE_ROOT}/ddplaunch/features/functions/worker.py", line 70 in __call__
   File "<string>", line 3 in <module>
 
 Extension modules: numpy._core, torch._C (total: 2)

@@ -8,9 +8,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure
-from ddplaunch.hangs.rank_state import JobState
-from ddplaunch.protocol.hang_evidence import PendingCall, RankEvidence
+from ddplaunch.features.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure
+from ddplaunch.features.hangs.rank_state import JobState
+from ddplaunch.features.hangs.records import PendingCall, RankEvidence
 from ddplaunch.protocol.wire import to_json
 from tests.support.hangs import NOON_NS, call, done, evidence, recorded
 

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.workers.examiner import Answer
-from ddplaunch.agent.workers.failure_evidence import FailureEvidence
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.protocol import examination
+from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs.examiner import Answer
+from ddplaunch.features.hangs.failure_evidence import FailureEvidence
 from ddplaunch.protocol.results import WorkerError, WorkerExit
 from tests.support.hangs import DATA
 

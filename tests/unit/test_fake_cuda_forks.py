@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.worker.fake_cuda import forks
+from ddplaunch.features.dry_run.fake_cuda import forks
 from tests.support.processes import wait_until
 
 Start = Callable[[str], None]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.fault_spec import parse
-from ddplaunch.launcher.fault_injector import Fault, describe_effect
+from ddplaunch.features.faults.fault_spec import parse
+from ddplaunch.features.faults.launcher import Fault, describe_effect
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
 from ddplaunch.transport.local import LineSeen, with_line_search

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch.errors import USAGE, UsageError
-from ddplaunch.fault_spec import GRAMMAR, FaultSpec, check, describe, parse
+from ddplaunch.features.faults.fault_spec import GRAMMAR, FaultSpec, check, describe, parse
 from tests.support import texts
 
 TABLE = [

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 import ddplaunch.protocol
-from ddplaunch.health.node_history import NodeEvent
+from ddplaunch.features.debug.records import SessionOpened
+from ddplaunch.features.faults.records import FaultInjected
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
+from ddplaunch.features.health.node_history import NodeEvent
+from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
-from ddplaunch.protocol.collectives import CollectivesSampled
-from ddplaunch.protocol.debugging import SessionOpened
-from ddplaunch.protocol.fault_injection import FaultInjected
 from ddplaunch.protocol.field_types import Limit
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     FROM_OWN_AGENT,

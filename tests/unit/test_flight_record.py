@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.hangs import flight_record
-from ddplaunch.hangs.flight_record import parse, parse_file, parse_times, with_failed_call
-from ddplaunch.protocol.hang_evidence import MAX_CALLS, FlightRecord, ProcessGroup
+from ddplaunch.features.hangs import flight_record
+from ddplaunch.features.hangs.flight_record import parse, parse_file, parse_times, with_failed_call
+from ddplaunch.features.hangs.records import MAX_CALLS, FlightRecord, ProcessGroup
 from ddplaunch.protocol.wire import decode, encode
 from tests.support.hangs import recorded
 

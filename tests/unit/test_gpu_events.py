@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.health.gpu_events import ACTIONS, XIDS, of_event, xid
+from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, of_event, xid
 from ddplaunch.protocol.gpus import GpuEvent
 
 RESET = (46, 62, 64, 95, 109, 110, 119, 120, 136, 140, 143, 155, 156, 158)

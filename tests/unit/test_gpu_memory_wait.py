@@ -7,8 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.watches import gpu_memory_wait
-from ddplaunch.agent.watches.gpu_memory_wait import await_free_memory
+from ddplaunch.features.health import gpu_memory_wait
+from ddplaunch.features.health.gpu_memory_wait import await_free_memory
 from ddplaunch.protocol.gpus import GpuReading
 from ddplaunch.protocol.launcher_agent import Notice
 

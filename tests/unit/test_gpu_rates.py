@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands.check import gpu_rates_page as page
-from ddplaunch.commands.check.gpu_rates_page import outliers
+from ddplaunch.features.check import gpu_rates_page as page
+from ddplaunch.features.check.gpu_rates_page import outliers
+from ddplaunch.features.check.records import GpuRates, NodeGpuRates
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpu_rates import GpuRates, NodeGpuRates
 
 USUAL = {"matmul_flops": 700e12, "memory_bytes_per_s": 2.9e12, "peer_bytes_per_s": 380e9}
 

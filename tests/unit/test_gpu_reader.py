@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent.watches import gpu_reader
-from ddplaunch.agent.watches.gpu_reader import GpuReader, read_once
-from ddplaunch.health import gpu_rules
+from ddplaunch.agent import gpu_reader
+from ddplaunch.agent.gpu_reader import GpuReader, read_once
+from ddplaunch.features.health import gpu_rules
 from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead
 from ddplaunch.system.gpus import devices, gpu_child, nvml
 from tests.support import fake_nvml

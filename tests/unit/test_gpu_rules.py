@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.health import gpu_rules
-from ddplaunch.health.gpu_rules import RULES
+from ddplaunch.features.health import gpu_rules
+from ddplaunch.features.health.gpu_rules import RULES
 from ddplaunch.protocol.gpus import GpuReading
 from tests.support.fake_nvml import Says
 

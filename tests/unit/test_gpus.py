@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.hangs import explanation
-from ddplaunch.hangs.gpus import spins, with_gpus, works
-from ddplaunch.hangs.rank_state import JobState
+from ddplaunch.features.hangs import explanation
+from ddplaunch.features.hangs.gpus import spins, with_gpus, works
+from ddplaunch.features.hangs.rank_state import JobState
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
 from ddplaunch.protocol.gpus import GpuReading
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 
 SPINNING = GpuReading(index=0, utilization=100, memory_utilization=0, power_w=120.0, power_limit_w=700.0)
 WORKING = replace(SPINNING, index=1, memory_utilization=40, power_w=650.0)

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.agent.events import HealthEvent
-from ddplaunch.agent.watches import gpus_of_job
-from ddplaunch.agent.watches.gpus_of_job import GpusOfJob
 from ddplaunch.agent.workers.placement import Placement
+from ddplaunch.features.health import gpus_of_job
+from ddplaunch.features.health.gpus_of_job import GpusOfJob
+from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, IbPort
-from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
 

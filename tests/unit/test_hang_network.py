@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.hangs.explanation import explain
+from ddplaunch.features.hangs.explanation import explain
 from tests.support.hangs import call, evidence
 
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from ddplaunch.config import LaunchConfig
-from ddplaunch.hangs.explanation import explain
-from ddplaunch.launcher.display import hang_files
-from ddplaunch.launcher.watches import hang_watch
-from ddplaunch.launcher.watches.hang_watch import HangWatch
+from ddplaunch.features.hangs import hang_files
+from ddplaunch.features.hangs import launcher as hang_watch
+from ddplaunch.features.hangs.explanation import explain
+from ddplaunch.features.hangs.launcher import HangWatch
+from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
 from ddplaunch.protocol.gpus import GpuReading
-from ddplaunch.protocol.hang_evidence import NodeEvidence, RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     ExamineWorkers,

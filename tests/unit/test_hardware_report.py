@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.agent.rendezvous import hardware_report
-from ddplaunch.agent.rendezvous.hardware_report import HardwareReport
-from ddplaunch.protocol.health import NodeHardware
+from ddplaunch.features.health import hardware_report
+from ddplaunch.features.health.hardware_report import HardwareReport
+from ddplaunch.features.health.records import NodeHardware
 from ddplaunch.protocol.rendezvous import RoundFormed
 from ddplaunch.protocol.results import Round
 

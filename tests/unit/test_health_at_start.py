@@ -11,12 +11,12 @@ import pytest
 
 from ddplaunch.agent import parts
 from ddplaunch.agent.events import HealthEvent
-from ddplaunch.agent.watches import gpus_of_job
-from ddplaunch.agent.watches.health_checks import HealthPart
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.features.health import gpus_of_job
+from ddplaunch.features.health.agent import HealthPart
+from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol.gpus import GpuReading, GpusRead
-from ddplaunch.protocol.health import NodeHealth
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.gpus import devices
 from tests.support.configs import rendezvous_config

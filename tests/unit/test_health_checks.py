@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.watches import health_look
-from ddplaunch.agent.watches.gpu_reader import read_once
+from ddplaunch.agent.gpu_reader import read_once
+from ddplaunch.features.health import health_look
 from ddplaunch.protocol.gpus import GpusRead, IbPort
 from ddplaunch.system.files import folder_probe
 from ddplaunch.system.files.folder_probe import FolderState

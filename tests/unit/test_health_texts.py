@@ -6,10 +6,10 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.health import differences, findings
-from ddplaunch.health.findings import with_hardware
+from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health.findings import with_hardware
+from ddplaunch.features.health.records import HealthFinding, NodeHardware
 from ddplaunch.protocol.gpus import Gpu
-from ddplaunch.protocol.health import HealthFinding, NodeHardware
 from ddplaunch.protocol.results import WorkerExit
 from ddplaunch.system.files.folder_probe import FolderState
 

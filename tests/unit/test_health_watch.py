@@ -7,10 +7,10 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.features.health.launcher import HealthWatch
+from ddplaunch.features.health.records import HardwareOfNode, HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.watches.health_watch import HealthWatch
-from ddplaunch.protocol.health import HardwareOfNode, HealthFinding, NodeHardware, NodeHealth
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import FakeTransport

@@ -14,13 +14,14 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import INTERNAL, LaunchError
+from ddplaunch.features.faults.records import FaultInjected
+from ddplaunch.features.usage import records as usage
 from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol import queries, usage, wire
-from ddplaunch.protocol.fault_injection import FaultInjected
+from ddplaunch.protocol import queries, wire
 from ddplaunch.protocol.launcher_agent import (
     FROM_OWN_AGENT,
     AgentEnded,

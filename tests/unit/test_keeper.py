@@ -19,12 +19,10 @@ import pytest
 from ddplaunch.cli.main import command
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features.warm import keeper_files, pressure, surroundings
+from ddplaunch.features.warm.imports import Imports, forget_folders
+from ddplaunch.features.warm.records import Takeover
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.keeper import Takeover
-from ddplaunch.system import surroundings
-from ddplaunch.system.files import keeper_files
-from ddplaunch.warm import pressure
-from ddplaunch.warm.imports import Imports, forget_folders
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,7 +47,7 @@ def test_the_option_goes_before_the_variable(monkeypatch: pytest.MonkeyPatch) ->
 
 def parts_of_child(prepare: Callable[[], object] = lambda: None, **environ: str) -> dict[str, str]:
     code = (
-        "import json, os; from ddplaunch.system import surroundings; "
+        "import json, os; from ddplaunch.features.warm import surroundings; "
         "print(json.dumps(surroundings.read(os.environ, os.getcwd())))"
     )
     done = subprocess.run(

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.commands.runs import live
-from ddplaunch.commands.runs import live_page as page
-from ddplaunch.commands.runs.run_folders import RunFolder
-from ddplaunch.commands.runs.usage_reading import NodeSamples, files
+from ddplaunch.features.usage import live
+from ddplaunch.features.usage import live_page as page
+from ddplaunch.features.usage.usage_reading import NodeSamples, files
 from ddplaunch.system.files import run_folder
+from ddplaunch.system.files.run_folders import RunFolder
 
 NOW = 1_800_000_000.0
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.runs.log_follower import LogFollower
-from ddplaunch.commands.runs.prefix_colours import colouring
 from ddplaunch.config import LINE_PREFIX
+from ddplaunch.features.come_back.log_follower import LogFollower
+from ddplaunch.features.come_back.prefix_colours import colouring
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system import logind
+from ddplaunch.features.come_back import logind
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 SERVICES = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/terminal.scope\n"

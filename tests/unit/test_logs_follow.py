@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.commands.runs import logs, rank_logs
-from ddplaunch.commands.runs.rank_logs import RankLogs
+from ddplaunch.features.come_back import logs, rank_logs
+from ddplaunch.features.come_back.rank_logs import RankLogs
 
 
 class Run:

@@ -14,14 +14,20 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddplaunch.errors import USAGE, OptionError
-from ddplaunch.launcher.run_files import metrics_file
-from ddplaunch.launcher.run_files.metrics import METRICS, NodeMetrics, RunMetrics, text
-from ddplaunch.launcher.watches import metrics_watch
-from ddplaunch.launcher.watches.metrics_watch import PERIOD_S, MetricsWatch
+from ddplaunch.features.metrics import launcher as metrics_watch
+from ddplaunch.features.metrics import metrics_file
+from ddplaunch.features.metrics.launcher import PERIOD_S, MetricsWatch
+from ddplaunch.features.metrics.metrics import METRICS, NodeMetrics, RunMetrics, text
+from ddplaunch.features.usage.records import (
+    GpusUsage,
+    UsageSample,
+    UsageSampled,
+    UsageStarted,
+    WorkersUsage,
+)
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult
-from ddplaunch.protocol.usage import GpusUsage, UsageSample, UsageSampled, UsageStarted, WorkersUsage
 from tests.support.usage import sample
 
 STARTED = UsageStarted(

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ddplaunch.system.gpus import nccl_ras
-from ddplaunch.system.gpus.nccl_ras import CUT, ask, own_address
+from ddplaunch.features.hangs import nccl_ras
+from ddplaunch.features.hangs.nccl_ras import CUT, ask, own_address
 from tests.support.fake_ras import HEALTHY_TEXT, Behaviour, as_json, fake_ras, rank
 
 STATUS = as_json([rank(0), rank(1)])

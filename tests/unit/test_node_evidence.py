@@ -7,12 +7,13 @@ import time
 
 import pytest
 
-from ddplaunch.agent.watches import gpu_reader
-from ddplaunch.agent.workers.node_evidence import gather
+from ddplaunch.agent import gpu_reader
+from ddplaunch.features.hangs import nccl_ras
+from ddplaunch.features.hangs.node_evidence import gather
+from ddplaunch.features.hangs.records import NodeEvidence
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpus import GpuReading, GpusRead
-from ddplaunch.protocol.hang_evidence import NodeEvidence
-from ddplaunch.system.gpus import devices, nccl_ras
+from ddplaunch.system.gpus import devices
 from tests.support.fake_ras import as_json, fake_ras, rank
 
 STATUS = as_json([rank(0)])

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.health import node_history
-from ddplaunch.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
-from ddplaunch.protocol.health import HealthFinding
+from ddplaunch.features.health import node_history
+from ddplaunch.features.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
+from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerError, WorkerExit
 
 NOW_S = 1_800_000_000.0

@@ -13,12 +13,10 @@ import pytest
 
 from ddplaunch.cluster.hosts import Host, matching, parse_hosts
 from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.commands.check import known_nodes
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
-from ddplaunch.launcher.run_files import node_memory
+from ddplaunch.features.health import known_nodes, node_memory, nodes_file
 from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerExit
-from ddplaunch.system.files import nodes_file
 from tests.support.configs import launch_config, rendezvous_config
 
 FALLEN = "Xid 79, GPU 3 (GPU-8f1c2a33) has fallen off the bus"

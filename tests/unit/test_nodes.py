@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.features.slurm_nodes.launcher import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
-from ddplaunch.launcher.watches.slurm_watch import SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure

@@ -12,21 +12,21 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.system.files import nodes_file
+from ddplaunch.features.health import nodes_file
 from tests.support.processes import wait_until
 from tests.support.runs import environment
 
 ADD = """
 import sys
 from pathlib import Path
-from ddplaunch.system.files import nodes_file
+from ddplaunch.features.health import nodes_file
 for number in range(5):
     nodes_file.change(Path(sys.argv[1]), lambda entries: [*entries, f"{sys.argv[2]}.{number}"])
 """
 HOLD = """
 import sys
 from pathlib import Path
-from ddplaunch.system.files import nodes_file
+from ddplaunch.features.health import nodes_file
 
 def new(entries):
     print("holds", flush=True)

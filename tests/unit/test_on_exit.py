@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.errors import LaunchError, Level
-from ddplaunch.launcher import on_exit
+from ddplaunch.features.on_exit import on_exit
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from tests.support.runs import run
 

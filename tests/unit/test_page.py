@@ -16,12 +16,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.page import charts, reading, render, usage
-from ddplaunch.page.make import make
-from ddplaunch.page.reading import block, line
-from ddplaunch.page.story import story
-from ddplaunch.page.strip import strip, ticks
-from ddplaunch.page.where_time_went import Span, phases
+from ddplaunch.features.page import charts, reading, render, usage
+from ddplaunch.features.page.make import make
+from ddplaunch.features.page.reading import block, line
+from ddplaunch.features.page.story import story
+from ddplaunch.features.page.strip import strip, ticks
+from ddplaunch.features.page.where_time_went import Span, phases
 from tests.support import run_folders
 
 NOW = run_folders.START + 4000

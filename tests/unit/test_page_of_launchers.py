@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.page import launchers
-from ddplaunch.page.make import whole_run
-from ddplaunch.page.render import verdict
-from ddplaunch.page.story import story
+from ddplaunch.features.page import launchers
+from ddplaunch.features.page.make import whole_run
+from ddplaunch.features.page.render import verdict
+from ddplaunch.features.page.story import story
 
 NOW = 1100.0
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from ddplaunch import LaunchConfig
-from ddplaunch.commands.runs import past_runs, past_runs_page, run_folders
-from ddplaunch.commands.runs.past_runs_page import PastRun
+from ddplaunch.features.come_back import past_runs, past_runs_page
+from ddplaunch.features.come_back.past_runs_page import PastRun
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
-from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.text import iso_time
 
 NOW_S = 1_795_345_165.0

@@ -15,15 +15,14 @@ from typing import Any
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.hangs import explanation
+from ddplaunch.features.hangs import explanation, hang_files
+from ddplaunch.features.hangs.records import RankEvidence
 from ddplaunch.launcher import ping_sender, setup
-from ddplaunch.launcher.display import hang_files
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.run import Run
 from ddplaunch.launcher.run_files.log_writer import LogWriter
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,

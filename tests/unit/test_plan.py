@@ -13,12 +13,12 @@ import pytest
 from ddplaunch.cli import main
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.commands.plan.model import Plan
-from ddplaunch.commands.plan.page import as_json, page
-from ddplaunch.commands.plan.plan import plan
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
-from ddplaunch.fault_spec import parse
+from ddplaunch.features.faults.fault_spec import parse
+from ddplaunch.features.plan.model import Plan
+from ddplaunch.features.plan.page import as_json, page
+from ddplaunch.features.plan.plan import plan
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
 from ddplaunch.system.gpus.devices import has_driver

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.health.port_rules import PORT_RULES, ports_at_start, ports_while_running
+from ddplaunch.features.health.port_rules import PORT_RULES, ports_at_start, ports_while_running
 from ddplaunch.protocol.gpus import IbPort
 from ddplaunch.system import infiniband
 

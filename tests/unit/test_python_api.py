@@ -17,10 +17,11 @@ from ddplaunch.cli import python_api
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import Streams
 from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
-from ddplaunch.launcher import after_run, function_call
-from ddplaunch.protocol.function_call import FunctionCall, decode
+from ddplaunch.features.functions import function_call
+from ddplaunch.features.functions import worker as function
+from ddplaunch.features.functions.records import FunctionCall, decode
+from ddplaunch.launcher import after_run
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
-from ddplaunch.worker import function
 
 
 def test_all_names_of_the_api_exist():

@@ -7,9 +7,10 @@ import os
 
 import pytest
 
-from ddplaunch.agent.queries import launcher_query
-from ddplaunch.commands import ps, run_queries
+from ddplaunch.commands import run_queries
 from ddplaunch.config import RemoteConfig
+from ddplaunch.features.hangs import launcher_query
+from ddplaunch.features.ps import ps
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import RunOnHost, RunsFound

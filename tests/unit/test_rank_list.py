@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.features.hangs.records import ProcessGroup
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.hang_evidence import ProcessGroup
 from ddplaunch.protocol.rank_list import MAX_RANKS, fold, unfold
 
 

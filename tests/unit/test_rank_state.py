@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.hangs.rank_state import JobState, RankState, is_blocking, job_state, rank_state
-from ddplaunch.protocol.hang_evidence import PendingCall, RankEvidence
+from ddplaunch.features.hangs.rank_state import (
+    JobState,
+    RankState,
+    is_blocking,
+    job_state,
+    rank_state,
+)
+from ddplaunch.features.hangs.records import PendingCall, RankEvidence
 from tests.support.hangs import call, done, evidence
 
 STILL = evidence(0)

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.hangs.records import RankEvidence
+from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.control_socket import ControlRequest
-from ddplaunch.launcher.watches.requested_examinations import RequestedExaminations
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import FROM_LAUNCHER, ExamineRun, RequestRefused, RunExamined
-from ddplaunch.protocol.hang_evidence import RankEvidence
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     AttemptStarted,

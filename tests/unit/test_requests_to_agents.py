@@ -10,11 +10,11 @@ import pytest
 
 from ddplaunch.agent.events import WorkersSampled
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
-from ddplaunch.agent.workers import activity_watch
-from ddplaunch.agent.workers.activity_watch import ActivityWatch, Routes
-from ddplaunch.agent.workers.examiner import Examiner
+from ddplaunch.features.hangs import activity_watch
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.examiner import Examiner
+from ddplaunch.features.hangs.records import NodeEvidence
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol.hang_evidence import NodeEvidence
 from ddplaunch.protocol.launcher_agent import ExamineWorkers, OrderToNodes, WorkersExamined
 from ddplaunch.timeouts import TimeoutConfig
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import Level
+from ddplaunch.features.debug.records import SessionClosed, SessionOpened
+from ddplaunch.features.health.records import HealthFinding
 from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
-from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
-from ddplaunch.protocol.health import HealthFinding
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,

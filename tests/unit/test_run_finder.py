@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch import LaunchConfig
-from ddplaunch.agent.queries import run_finder
-from ddplaunch.commands import ps_page as page
+from ddplaunch.features.ps import ps_page as page
+from ddplaunch.features.ps import run_finder
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.system import run_tags

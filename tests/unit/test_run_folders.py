@@ -12,14 +12,15 @@ import pytest
 from ddplaunch import LaunchConfig, LaunchError, UsageError
 from ddplaunch.commands import run_queries
 from ddplaunch.commands.query import Queries
-from ddplaunch.commands.runs import attach, launcher_request, live, logs, run_folders
-from ddplaunch.commands.runs.run_folders import find
 from ddplaunch.errors import NO_REPORT
+from ddplaunch.features.come_back import attach, launcher_request, logs
+from ddplaunch.features.usage import live
 from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import free_space, run_folder
+from ddplaunch.system.files import free_space, run_folder, run_folders
+from ddplaunch.system.files.run_folders import find
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 

@@ -11,9 +11,9 @@ import pytest
 
 from ddplaunch import LaunchConfig
 from ddplaunch.config import OutputConfig
-from ddplaunch.launcher.run_files import run_page
-from ddplaunch.launcher.run_files.run_page import FIRST_S, PERIOD_S, RunPage
-from ddplaunch.page import make
+from ddplaunch.features.page import launcher as run_page
+from ddplaunch.features.page import make
+from ddplaunch.features.page.launcher import FIRST_S, PERIOD_S, RunPage
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult
 

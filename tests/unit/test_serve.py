@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cli import pages
-from ddplaunch.commands.runs import page as page_command
-from ddplaunch.commands.runs import serve
-from ddplaunch.commands.runs.serve import _Server
 from ddplaunch.errors import UsageError
+from ddplaunch.features.page import command as page_command
+from ddplaunch.features.page import serve
+from ddplaunch.features.page.serve import _Server
 from tests.support import run_folders
 from tests.support.processes import wait_until
 

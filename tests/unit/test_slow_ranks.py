@@ -7,8 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.hangs.slow_ranks import ClockLimits, host_warning, lateness_table, rank_lateness, warning
-from ddplaunch.protocol.hang_evidence import CollectiveTimes
+from ddplaunch.features.hangs.records import CollectiveTimes
+from ddplaunch.features.slow_ranks.slow_ranks import (
+    ClockLimits,
+    host_warning,
+    lateness_table,
+    rank_lateness,
+    warning,
+)
 from ddplaunch.protocol.wire import decode, encode
 
 STEP_S = 0.1

@@ -12,12 +12,12 @@ from unittest.mock import Mock
 import pytest
 
 from ddplaunch.config import LaunchConfig, TimeoutConfig
-from ddplaunch.hangs.call_times import pack, unpack
-from ddplaunch.hangs.slow_reason import reason
-from ddplaunch.launcher.watches import slow_ranks_watch
-from ddplaunch.launcher.watches.slow_ranks_watch import SampleJudged, SlowRanksWatch
-from ddplaunch.protocol.collectives import MAX_SENT, CollectivesSampled, RankLoad
-from ddplaunch.protocol.hang_evidence import CollectiveTimes
+from ddplaunch.features.hangs.call_times import pack, unpack
+from ddplaunch.features.hangs.records import CollectiveTimes
+from ddplaunch.features.slow_ranks import launcher as slow_ranks_watch
+from ddplaunch.features.slow_ranks.launcher import SampleJudged, SlowRanksWatch
+from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad
+from ddplaunch.features.slow_ranks.slow_reason import reason
 from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode, SampleCollectives
 from tests.unit.test_member import CONFIG
 from tests.unit.test_slow_ranks import job

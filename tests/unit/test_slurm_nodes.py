@@ -12,11 +12,11 @@ import pytest
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.slurm_nodes import SOON_S, drain_command, leaving
+from ddplaunch.features.slurm_nodes import launcher as slurm_watch
+from ddplaunch.features.slurm_nodes.launcher import INTERVAL_S, SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import scontrol
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes
-from ddplaunch.launcher.watches import slurm_watch
-from ddplaunch.launcher.watches.slurm_watch import INTERVAL_S, SlurmAnswered, SlurmWatch
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import FakeTransport

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.launcher.slurm_requeue import is_cancelled
+from ddplaunch.features.requeue.slurm_requeue import is_cancelled
 
 TOLD = (
     "JobId=2 JobName=Reason=x UserId=root(0) JobState={} Reason={} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 "

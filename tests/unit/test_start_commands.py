@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent import keeper_start
 from ddplaunch.agent.workers import forkserver_client, start_plan
+from ddplaunch.features.warm import keeper_start
 from ddplaunch.worker import bootstrap
 
 

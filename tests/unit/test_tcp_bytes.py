@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import socket
 
-from ddplaunch.system import process_activity, tcp_bytes
+from ddplaunch.features.hangs import tcp_bytes
+from ddplaunch.system import process_activity
 
 SENT = 300_000
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.launcher import terminal_exit
+from ddplaunch.features.come_back import terminal_exit
 from ddplaunch.protocol.control import RequestRefused, TerminalLeft
 from ddplaunch.system import terminal
 

@@ -14,15 +14,23 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.watches import usage_sampling
-from ddplaunch.agent.watches.usage_recorder import DiskUse, UsageSampler
-from ddplaunch.agent.watches.usage_sampling import UsagePart
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.launcher.watches.usage_watch import Clock
+from ddplaunch.features.usage import agent as usage_sampling
+from ddplaunch.features.usage.agent import UsagePart
+from ddplaunch.features.usage.launcher import Clock
+from ddplaunch.features.usage.records import (
+    FROM_AGENT,
+    MAX_SAMPLES,
+    GpusUsage,
+    UsageSampled,
+    UsageStarted,
+    WorkersUsage,
+    mean,
+)
+from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
+from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.protocol.usage import FROM_AGENT, MAX_SAMPLES, GpusUsage, UsageSampled, UsageStarted, WorkersUsage, mean
-from ddplaunch.system.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from tests.support.processes import wait_until
 from tests.support.usage import sample
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.launcher.run_files import usage_files
-from ddplaunch.launcher.run_files.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
-from ddplaunch.launcher.watches.usage_watch import UsageWatch
+from ddplaunch.features.usage import usage_files
+from ddplaunch.features.usage.launcher import UsageWatch
+from ddplaunch.features.usage.records import GpusUsage, UsageSampled, UsageStarted
+from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
 from ddplaunch.protocol.gpus import Gpu
-from ddplaunch.protocol.usage import GpusUsage, UsageSampled, UsageStarted
 from ddplaunch.system.files import free_space
 from tests.support.usage import sample
 

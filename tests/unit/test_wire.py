@@ -15,7 +15,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ddplaunch.protocol import collectives, field_types, launcher_agent, rendezvous, wire
+from ddplaunch.features.slow_ranks import records as collectives
+from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
-from ddplaunch.agent.rendezvous import hardware_report, verdicts
+from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
+from ddplaunch.features.health import hardware_report
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
@@ -58,7 +59,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-    from ddplaunch.protocol.health import NodeHardware
+    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec

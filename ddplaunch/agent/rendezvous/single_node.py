@@ -24,7 +24,7 @@ from ddplaunch.system.network import listen
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.protocol.health import NodeHardware
+    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec

@@ -18,10 +18,10 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch.agent import keeper_start
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
 from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
+from ddplaunch.features.warm import keeper_start
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice

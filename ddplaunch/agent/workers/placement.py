@@ -14,17 +14,19 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
+from ddplaunch.features.hangs import nccl_ras
+from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, examination, stack_dump
+from ddplaunch.protocol import environment, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.system import numa
-from ddplaunch.system.gpus import devices, nccl_ras
+from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.protocol.hang_evidence import NodeEvidence
+    from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.protocol.start_method import StartPlan
@@ -51,13 +53,13 @@ class Placement:
         names = self.devices_of(local_rank)
         if not names or self.fake_gpus:
             return ""
-        from ddplaunch.agent.workers import node_evidence
+        from ddplaunch.features.hangs import node_evidence
 
         return node_evidence.throttled(names[0])
 
     def ask_node(self, host: str, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
         """Ask NCCL, for the job of all nodes, and the GPUs of the workers; blocks for up to ``limit_s`` seconds."""
-        from ddplaunch.agent.workers import node_evidence  # Not at the start of the agent.
+        from ddplaunch.features.hangs import node_evidence  # Not at the start of the agent.
 
         devices = frozenset(chain.from_iterable(self.devices)) if self.devices else None
         return node_evidence.gather(host, self.ras_address if asks_nccl else "", devices, limit_s)

@@ -21,7 +21,7 @@ from ddplaunch.protocol import script_request, stack_dump
 from ddplaunch.system import process_activity, processes
 
 if TYPE_CHECKING:
-    from ddplaunch.protocol.fault_injection import InjectFault
+    from ddplaunch.features.faults.records import InjectFault
 
 _MAX_STACKS_BYTES = 1 << 20
 

@@ -209,7 +209,7 @@ class UserMessages:
         else:
             self._show_end(result)
         if result.collectives:
-            from ddplaunch.hangs import slow_ranks
+            from ddplaunch.features.slow_ranks import slow_ranks
 
             self.show(slow_ranks.summary(result.collectives), Level.VERBOSE)
         for injected in result.injections:
@@ -266,7 +266,7 @@ def collectives_table(result: RunResult) -> list[str]:
     """Lines of report.txt: the ranks for which the others waited the most."""
     if not result.collectives:
         return []
-    from ddplaunch.hangs import slow_ranks
+    from ddplaunch.features.slow_ranks import slow_ranks
 
     lines = slow_ranks.lateness_table(result.collectives)
     return [

@@ -9,11 +9,11 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.debug.records import SessionClosed, SessionOpened
+from ddplaunch.features.health.records import HealthFinding, NodeHealth
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.display.failure_page import failure_line
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.debugging import SessionClosed, SessionOpened
-from ddplaunch.protocol.health import HealthFinding, NodeHealth
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentReady,

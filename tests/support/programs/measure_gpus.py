@@ -5,7 +5,7 @@ import threading
 
 import torch
 
-from ddplaunch.worker import gpu_check
+from ddplaunch.features.check import worker_gpus as gpu_check
 
 gpu_check._MEASURE_S, gpu_check._PAIR_S = 0.01, 0.001
 gpu_check._MATRIX_ROWS, gpu_check._COPY_BYTES, gpu_check._PEER_BYTES = (16, 32), (1 << 10, 1 << 12), (1 << 10,)

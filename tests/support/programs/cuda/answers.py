@@ -17,10 +17,10 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compr
 from torch.nn.parallel import DataParallel
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-from ddplaunch.worker import fake_cuda
-from ddplaunch.worker.fake_cuda.devices import visible_count
-from ddplaunch.worker.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
-from ddplaunch.worker.fake_cuda.unsupported import unsupported_calls
+from ddplaunch.features.dry_run import fake_cuda
+from ddplaunch.features.dry_run.fake_cuda.devices import visible_count
+from ddplaunch.features.dry_run.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
+from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_calls
 
 FAKE_CUDA_FOLDER = fake_cuda.__path__[0]
 CHECKS = {}

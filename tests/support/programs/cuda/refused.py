@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch.utils import cpp_extension
 
-from ddplaunch.worker.fake_cuda.support_matrix import UNSUPPORTED
+from ddplaunch.features.dry_run.fake_cuda.support_matrix import UNSUPPORTED
 
 CALLS = {
     "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),

@@ -46,7 +46,7 @@ def main():
     assert not functions_of_ours(), functions_of_ours()
     assert not {"device", "is_cuda", "to", "cuda"} & vars(torch.Tensor).keys()
     before = look()
-    from ddplaunch.worker import fake_cuda
+    from ddplaunch.features.dry_run import fake_cuda
 
     for module in pkgutil.iter_modules(fake_cuda.__path__):
         importlib.import_module(f"{fake_cuda.__name__}.{module.name}")

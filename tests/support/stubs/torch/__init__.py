@@ -27,13 +27,13 @@ time.sleep(float(os.environ.get("TORCH_STUB_IMPORT_S", "0")))
 
 def _without_gpus() -> ModuleType:
     """In place of what pretends GPUs in a dry run's workers: there is no ``torch.cuda`` here to be pretended."""
-    module = ModuleType("ddplaunch.worker.fake_cuda")
+    module = ModuleType("ddplaunch.features.dry_run.fake_cuda")
     module.install = lambda *_, **__: None  # type: ignore[attr-defined]
     return module
 
 
 # Dry runs are how most tests get several nodes; a worker is forked from the process that has imported this.
-sys.modules["ddplaunch.worker.fake_cuda"] = _without_gpus()
+sys.modules["ddplaunch.features.dry_run.fake_cuda"] = _without_gpus()
 
 
 def __getattr__(name: str) -> NoReturn:

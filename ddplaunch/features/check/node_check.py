@@ -1,0 +1,146 @@
+"""Inspects this node for ``--check``: versions, GPUs, limits, and connections to other nodes.
+
+Runs in an agent without workers, and answers the launcher's queries. Must not import torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import shutil
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, BinaryIO
+
+from ddplaunch.agent import gpu_reader, torch_files
+from ddplaunch.agent.workers import start_plan
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
+from ddplaunch.system import network
+from ddplaunch.system.gpus import devices
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.features.health.records import NodeHealth
+    from ddplaunch.protocol.gpus import GpusRead
+    from ddplaunch.protocol.queries import InspectNode, ListeningNode
+
+_CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
+_MAX_CONNECTS = 32
+_GPUS_S = 3.0
+"""The reader of the GPUs itself gives up after 2 s."""
+
+
+def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Send a NodeReport, then answer queries until ``stream`` ends. Returns no unkillable pids: it starts no process.
+
+    Raises:
+        LaunchError: this node has no address for connections of other nodes, or the workers' program is missing.
+    """
+    if order.program:
+        program = replace(order.program, python=order.program.python or sys.executable)
+        start_plan.check_program(program, "this node", os.environ.get("PATH", os.defpath))
+    addresses = _addresses(order)
+    listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
+    with network.listen("this node", listen_at, 0) as listener:
+        threading.Thread(target=_accept, args=(listener,), name="accept", daemon=True).start()
+        read = gpu_reader.read_once("health", _GPUS_S)
+        outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
+        while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
+            query = received[0]
+            outbox.send(NodeTime(time.time()) if isinstance(query, GetTime) else _connect_all(query))
+    return ()
+
+
+def _addresses(order: InspectNode) -> tuple[str, ...]:
+    if not order.has_peers:
+        return ("127.0.0.1",)
+    if order.interface and not order.local_addr:
+        return (network.address_of("this node", order.interface),)
+    given = (order.local_addr,) if order.local_addr else ()
+    return given or network.own_addresses(os.environ) or ("127.0.0.1",)
+
+
+def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
+    if not order.looks_at_health:
+        return None
+    from ddplaunch.features.health import health_look
+
+    return health_look.look(read, order.log_dir, order.gpus, is_alone=not order.has_peers)
+
+
+def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: NodeHealth | None) -> NodeReport:
+    torch, cuda = torch_files.versions()
+    started_s = time.monotonic()
+    name = network.reverse_name(addresses[0])
+    name_s = time.monotonic() - started_s
+    return NodeReport(
+        python=".".join(map(str, sys.version_info[:3])),
+        torch=quote(torch),
+        cuda=quote(cuda),
+        gpus=_models(read),
+        gpu_users=_users(read),
+        shm_free_bytes=_free_bytes("/dev/shm"),
+        open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
+        address=addresses[0],
+        name=quote(name),
+        name_s=name_s,
+        addresses=addresses,
+        port=port,
+        health=health,
+    )
+
+
+def _models(read: GpusRead) -> tuple[str, ...]:
+    """Of all GPUs by index: from the driver's files, which tell them for most, or as the driver itself has told."""
+    told = {gpu.index: gpu.name for gpu in read.gpus}
+    return tuple(quote(model) or told.get(index, "") for index, model in enumerate(devices.visible_models(None)))
+
+
+def _users(read: GpusRead) -> tuple[GpuUser, ...]:
+    told = [(pid, gpu.index) for gpu in read.gpus for pid in gpu.pids]
+    return tuple(GpuUser(pid, quote(name), gpus) for pid, name, gpus in devices.gpu_users(told))
+
+
+def _free_bytes(folder: str) -> int | None:
+    try:
+        return shutil.disk_usage(folder).free
+    except OSError:
+        return None
+
+
+def _accept(listener: socket.socket) -> None:
+    """Accept connections until the socket is closed, so that the kernel's queue does not fill up."""
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+
+
+def _connect_all(query: ConnectToNodes) -> ConnectResults:
+    deadline = time.monotonic() + _ALL_CONNECTS_S
+    with ThreadPoolExecutor(_MAX_CONNECTS) as pool:
+        errors = pool.map(partial(_connect, deadline), query.nodes)
+        return ConnectResults(
+            tuple((node.host, quote(error)) for node, error in zip(query.nodes, errors, strict=True) if error)
+        )
+
+
+def _connect(deadline: float, node: ListeningNode) -> str:
+    """The reason why no address of the node accepts a connection; empty if one does."""
+    errors: dict[str, None] = {}
+    for address in node.addresses:
+        timeout_s = min(_CONNECT_S, deadline - time.monotonic())
+        try:
+            socket.create_connection((address, node.port), max(0.1, timeout_s)).close()
+        except OSError as error:
+            errors[str(error.strerror or error)] = None
+        else:
+            return ""
+    return ", ".join(errors)

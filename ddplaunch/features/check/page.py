@@ -1,0 +1,211 @@
+"""Text of ``--check``: the table of nodes, the network's rates, and problems that would make a job fail or slow.
+
+Pure; runs in the launcher. Nodes with equal results share a line.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from statistics import median
+from typing import TYPE_CHECKING
+
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.features.health import differences, findings
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.queries import NodeReport
+from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
+from ddplaunch.text import plural, size, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+
+MAX_CLOCK_S = 1.0
+_MIN_SHM_BYTES, _MIN_OPEN_FILES = 512 << 20, 4096
+_HEAD = ("hosts", "Python", "torch", "CUDA", "NCCL", "GPUs", "/dev/shm", "open files", "clock", "reverse DNS")
+
+
+@dataclass(frozen=True, kw_only=True)
+class CheckedNode:
+    """The results of one node.
+
+    Attributes:
+        clock_s: the node's clock minus the launcher's, within ``clock_error_s``.
+        nccl: version of NCCL; empty without NCCL, or if the job did not run.
+        bytes_per_s: best rate to and from one other node, of a few other nodes.
+        unreachable: hosts that this node cannot connect to, each with the reason.
+    """
+
+    host: str
+    report: NodeReport
+    clock_s: float = 0.0
+    clock_error_s: float = 0.0
+    nccl: str = ""
+    bytes_per_s: float = 0.0
+    unreachable: tuple[tuple[str, str], ...] = ()
+
+
+def node_table(nodes: Sequence[CheckedNode]) -> str:
+    """One line for all nodes with equal results; a column of versions only where a node has one."""
+    groups: dict[tuple[str, ...], list[str]] = {}
+    for node in nodes:
+        groups.setdefault(_row(node), []).append(node.host)
+    rows = [_HEAD, *((fold(hosts), *row) for row, hosts in groups.items())]
+    columns = [column for column in zip(*rows, strict=True) if set(column[1:]) != {"-"}]
+    return "\n".join(table(list(zip(*columns, strict=True))))
+
+
+def _row(node: CheckedNode) -> tuple[str, ...]:
+    report = node.report
+    soft, hard = map(_limit, report.open_files)
+    return (
+        report.python,
+        report.torch or "-",
+        report.cuda or "-",
+        node.nccl or "-",
+        _gpus(report.gpus),
+        "none" if report.shm_free_bytes is None else f"{size(report.shm_free_bytes)} free",
+        soft if soft == hard else f"{soft} of {hard}",
+        f"{node.clock_s:+.1f} s" if abs(node.clock_s) >= 0.05 else "same",
+        f"{report.name_s:.1f} s" if report.name_s >= 0.05 else "fast" if report.name else "no name",
+    )
+
+
+def _limit(limit: int) -> str:
+    return "any" if limit < 0 else str(limit)
+
+
+def _gpus(models: Sequence[str]) -> str:
+    return ", ".join(f"{count} x {model or 'unknown'}" for model, count in Counter(models).items()) or "none"
+
+
+def health(nodes: Sequence[CheckedNode]) -> str:
+    """What was looked at, in one line; empty if nothing was."""
+    looks = [node.report.health for node in nodes if node.report.health]
+    if not looks:
+        return ""
+    gpus = sum(len(look.hardware.gpus) for look in looks)
+    of_gpus = f"{plural(gpus, 'GPU')}, " if gpus else ""
+    wrong = sum(len(look.findings) for look in looks)
+    return f"health: {of_gpus}folders and disks: {plural(wrong, 'finding') if wrong else 'nothing wrong'}"
+
+
+def refused(nodes: Sequence[CheckedNode]) -> list[str]:
+    """Hosts whose hardware is not sound."""
+    return [
+        node.host
+        for node in nodes
+        if node.report.health and any(finding.severity == "refuse" for finding in node.report.health.findings)
+    ]
+
+
+def rates(all_bytes_per_s: float, backend: str, nodes: Sequence[CheckedNode]) -> str:
+    """Rates of the all-reduce and of pairs of nodes."""
+    pairs = sorted(node.bytes_per_s for node in nodes)
+    ends = list(dict.fromkeys((_bits(pairs[0]), _bits(pairs[-1]))))
+    return (
+        f"all-reduce by {backend} over {len(nodes)} nodes: {_bits(all_bytes_per_s)} out of each node and into it\n"
+        f"in pairs, each way: {' to '.join(ends)}"
+    )
+
+
+def _bits(bytes_per_s: float) -> str:
+    bits = bytes_per_s * 8
+    return f"{bits / 1e9:.1f} Gbit/s" if bits >= 1e9 else f"{bits / 1e6:.0f} Mbit/s"
+
+
+def unreachable(nodes: Sequence[CheckedNode]) -> list[str]:
+    """Failed connections: one line for all nodes that cannot connect to certain hosts for one reason."""
+    lines: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        hosts_by_reason: dict[str, list[str]] = {}
+        for host, reason in node.unreachable:
+            hosts_by_reason.setdefault(reason, []).append(host)
+        for reason, hosts in hosts_by_reason.items():
+            lines.setdefault((_named(hosts, nodes), reason), []).append(node.host)
+    return [f"{fold(hosts)} cannot connect to {others}: {reason}" for (others, reason), hosts in lines.items()]
+
+
+def _named(hosts: Sequence[str], nodes: Sequence[CheckedNode]) -> str:
+    if len(hosts) > 1:
+        return fold(hosts)
+    addresses = [", ".join(node.report.addresses) for node in nodes if node.host == hosts[0]]
+    return f"{hosts[0]} ({''.join(addresses)})"
+
+
+def problems(nodes: Sequence[CheckedNode]) -> list[str]:
+    """Problems that would make a job fail or slow, with remedies; one line for all nodes with a problem."""
+    found = [(node, text) for node in nodes for text in _node_problems(node)]
+    return [*_by_problem(iter(found)), *_differences(nodes), *_hardware_differences(nodes), *_slow_links(nodes)]
+
+
+def _by_problem(found: Iterator[tuple[CheckedNode, str]]) -> list[str]:
+    hosts: dict[str, list[str]] = {}
+    for node, text in found:
+        hosts.setdefault(text, []).append(node.host)
+    return [f"{fold(names)}: {text}" for text, names in hosts.items()]
+
+
+def _node_problems(node: CheckedNode) -> Iterator[str]:
+    report = node.report
+    for finding in report.health.findings if report.health else ():
+        gpu, action = findings.gpu(finding), f" ({finding.action})" if finding.action else ""
+        yield f"{gpu}{': ' if gpu else ''}{finding.text}{action}"
+    for user in report.gpu_users:
+        gpus = "GPU " + str(user.gpus[0]) if len(user.gpus) == 1 else "GPUs " + ",".join(map(str, user.gpus))
+        yield f"{gpus} in use by pid {user.pid}{user.name and f' ({user.name})'}"
+    if report.gpus and report.torch and not report.cuda:
+        yield f"has GPUs, but torch {report.torch} cannot use them: install a torch built for them"
+    if report.shm_free_bytes is None or report.shm_free_bytes < _MIN_SHM_BYTES:
+        yield "little space in /dev/shm: DataLoader workers and NCCL need it (docker run --shm-size=8g or --ipc=host)"
+    if 0 <= report.open_files[1] < _MIN_OPEN_FILES:
+        yield f"at most {report.open_files[1]} open files, too few for many workers: raise the hard limit (nofile)"
+    if abs(node.clock_s) - node.clock_error_s > MAX_CLOCK_S:
+        side = "ahead of" if node.clock_s > 0 else "behind"
+        yield f"the clock is {abs(node.clock_s):.1f} s {side} the launcher's: start chrony or ntpd"
+    if report.name_s > SLOW_LOOKUP_S:
+        yield _slow_name(node)
+
+
+def _slow_name(node: CheckedNode) -> str:
+    address = node.report.address
+    name = "localhost" if is_loopback(address) else node.report.name or node.host
+    delay = f"{node.report.name_s:.1f} s to look up its address, and every worker does that when it connects"
+    return f"{delay}: add the line `{mapped(address)} {name}` to /etc/hosts there"
+
+
+def _differences(nodes: Sequence[CheckedNode]) -> Iterator[str]:
+    kinds: tuple[tuple[str, Callable[[CheckedNode], str]], ...] = (
+        ("Python {}", lambda node: ".".join(node.report.python.split(".")[:2])),
+        ("torch {}", lambda node: node.report.torch),
+        ("torch for CUDA {}", lambda node: node.report.cuda or "none"),
+        ("NCCL {}", lambda node: node.nccl),
+        ("{} GPUs", lambda node: str(len(node.report.gpus))),
+        ("GPUs are {}", lambda node: " and ".join(sorted({model for model in node.report.gpus if model}))),
+    )
+    for text, value_of in kinds:
+        counts = Counter(value for node in nodes if (value := value_of(node)))
+        common = max(counts, key=counts.__getitem__, default="")
+        for other in counts:
+            if other != common:
+                hosts = fold(node.host for node in nodes if value_of(node) == other)
+                yield f"{hosts}: {text.format(other)}, but {common} on {'most' if len(nodes) > 2 else 'other'} hosts"
+
+
+def _hardware_differences(nodes: Sequence[CheckedNode]) -> list[str]:
+    """What a start compares too; the models and their number are compared above, also without NVML."""
+    found = {node.host: node.report.health.hardware for node in nodes if node.report.health}
+    nameless = {
+        host: replace(hardware, gpus=tuple(replace(gpu, name="") for gpu in hardware.gpus))
+        for host, hardware in found.items()
+    }
+    return differences.between(nameless)
+
+
+def _slow_links(nodes: Sequence[CheckedNode]) -> Iterator[str]:
+    typical = median([node.bytes_per_s for node in nodes]) if nodes else 0.0
+    for node in nodes:
+        if node.bytes_per_s < typical / 2:
+            consequence = f"but {_bits(typical)} on most hosts: every step of a job waits for it"
+            yield f"{node.host}: at best {_bits(node.bytes_per_s)} with another node, {consequence}"

@@ -1,0 +1,218 @@
+"""``--attach`` and ``--wait``: shows a run's console in another terminal, or waits for its end.
+
+Runs in the process that the user started. It reads console.log, so that no launcher ever waits for it; it asks the
+launcher, over the control socket, only to stop the run. Must import little: the first line appears at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.come_back import stdout
+from ddplaunch.features.come_back.log_follower import POLL_S, LogFollower
+from ddplaunch.protocol.environment import RUN_ID
+from ddplaunch.system import process_activity, run_tags
+from ddplaunch.system.files import free_space, run_json
+from ddplaunch.system.files.run_folders import find
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.system.files.run_folders import RunFolder
+
+CONSOLE_LOG = "console.log"
+
+LEFT = 130
+"""Exit code after Ctrl-C: the run goes on."""
+
+_AGAIN_S = 0.7
+"""After Ctrl-C, a second one so soon asks whether to stop the run."""
+
+_END_S = 0.1
+"""How often an idle viewer looks whether the run has ended."""
+
+_BEGIN_S = 5.0
+"""A launcher that has just started writes its first files within this time."""
+
+_MAX_LAG_BYTES = 4 << 20
+"""A terminal that is further behind than this skips lines: nobody can read them."""
+
+_LINES = 24
+_NICE = 10
+
+
+def wait(text: str, log_dir: str | None) -> int:
+    """Wait for the end of the run and return its exit code.
+
+    Raises:
+        UsageError: there is no such run.
+        LaunchError: it keeps no files, or its launcher was killed.
+    """
+    run = _found("--wait", text, log_dir)
+    while run.is_running():
+        time.sleep(_END_S)
+    return run.exit_code()
+
+
+def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int:
+    """Show the last lines of the run and what follows, until it ends or the user leaves; return the exit code.
+
+    Raises:
+        UsageError, LaunchError: as ``wait``.
+    """
+    run = _begun(_found("--attach", text, log_dir))
+    follower = LogFollower(run.path, CONSOLE_LOG)
+    viewer = _Viewer(run, follower, report)
+    try:
+        while True:
+            try:
+                viewer.begin()
+                return viewer.follow_to_the_end()
+            except KeyboardInterrupt:
+                if not _wants_to_stop(run, report):
+                    return LEFT
+                _stop(run, report)
+    finally:
+        follower.close()
+
+
+def _found(option: str, text: str, log_dir: str | None) -> RunFolder:
+    """The run, which must not be the one that this process is a part of: each would wait for the other's end."""
+    run = find(option, text, log_dir)
+    if run_tags.run_tag_of(os.environ.get(RUN_ID, "")) == run_json.text(run.started, "run_tag") != "":
+        raise UsageError(f"{option} {text}: this command is a part of that run", "Use another terminal.")
+    return run
+
+
+def _begun(run: RunFolder) -> RunFolder:
+    """``run`` with its run.json, once its launcher has written that and has begun console.log."""
+    deadline = time.monotonic() + _BEGIN_S
+    while run.is_running() and time.monotonic() < deadline:
+        run = replace(run, started=run_json.read(run.path / run_json.RUN) or {})
+        if run.started and os.path.exists(run.path / CONSOLE_LOG):
+            break
+        time.sleep(POLL_S)
+    return run
+
+
+class _Viewer:
+    """Shows one run on stdout; messages go to ``report``."""
+
+    def __init__(self, run: RunFolder, follower: LogFollower, report: Callable[[str], None]) -> None:
+        self._run, self._follower, self._report = run, follower, report
+        self._has_begun, self._is_terminal = False, os.isatty(1)
+        self._was_running = run.is_running()
+        self._coloured: Callable[[bytes], bytes] = lambda data: data
+        if self._is_terminal and not os.environ.get("NO_COLOR"):
+            from ddplaunch.features.come_back.prefix_colours import colouring
+
+            self._coloured = colouring(run_json.text(run.started, "line_prefix"))
+
+    def begin(self) -> None:
+        """Show what this is, and the last lines, unless they have been shown."""
+        if self._has_begun:
+            return
+        self._has_begun = True
+        for line in _introduction(self._run, is_running=self._was_running):
+            self._report(line)
+        stdout.write(self._coloured(self._follower.last_lines(_rows())))
+        os.nice(_NICE)  # Now that the first lines are shown, the job comes first.
+
+    def follow_to_the_end(self) -> int:
+        """Show what is written until the run ends; return its exit code."""
+        looked_s = time.monotonic()
+        while True:
+            self._show_next()
+            if time.monotonic() >= looked_s + _END_S:
+                looked_s = time.monotonic()
+                if not self._run.is_running():
+                    break
+            stdout.pause(POLL_S)  # Also in a flood of lines: it is the job that needs the CPU.
+        while self._show_next():
+            pass
+        code = self._run.exit_code()
+        if not self._was_running:
+            self._report(f"the run has ended with exit code {code}")
+        return code
+
+    def _show_next(self) -> bool:
+        if self._is_terminal and (skipped := self._follower.skip(_MAX_LAG_BYTES)):
+            self._report(f"... {skipped >> 20} MB not shown: the run writes faster than this terminal shows")
+        data = self._follower.read()
+        if self._follower.has_gap:
+            self._follower.has_gap = False
+            self._report("... lines not shown: they were deleted before they could be shown here")
+        stdout.write(self._coloured(data))
+        return bool(data)
+
+
+def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
+    """What the user should know before the lines of the run."""
+    more = f"; {run.launchers} launchers of it are on this machine, this is {run.name}" if run.launchers > 1 else ""
+    if not is_running and (problem := run.unknown()):
+        return [f"run {run.run_id}{more}; {problem}. There: ssh -t {run.other_host} ddplaunch --attach {run.run_id}"]
+    if not is_running:
+        return [f"run {run.run_id}{more}; it has ended"]
+    lines = [f"run {run.run_id}{more}; Ctrl-C leaves it"]
+    if run.other_host:
+        kill = f"ssh {run.other_host} ddplaunch --kill {run.run_id}"
+        lines.append(f"its launcher is on {run.other_host}, which shares the run folder; to end it: {kill}")
+    streams = run.started.get("on_terminal")
+    if isinstance(streams, list) and streams:
+        names = quote(" and ".join(map(str, streams)))
+        lines.append(f"the {names} of its only worker is on its terminal only, not here (with -t 3 also here)")
+    if not os.path.exists(run.path / CONSOLE_LOG):
+        raise LaunchError(f"{run.run_id}: it has no {CONSOLE_LOG}", f"Its files are in {run.name}.", NODE_NOT_READY)
+    if free_space.is_low(run.path):
+        lines.append(f"the disk of {run.name} is full: lines are missing here")
+    if run.launcher_pid and (state := process_activity.suspended(run.launcher_pid)):
+        lines.append(f"its launcher is {state}, as by Ctrl-Z: `kill -CONT {run.launcher_pid}` continues it")
+    return lines
+
+
+def _rows() -> int:
+    """About a screen of lines."""
+    with contextlib.suppress(OSError):
+        if rows := os.get_terminal_size(1).lines:
+            return max(1, rows - 3)
+    return _LINES
+
+
+# Ctrl-C.
+
+
+def _wants_to_stop(run: RunFolder, report: Callable[[str], None]) -> bool:
+    """Whether a second Ctrl-C follows and the user then says yes; otherwise say how to come back."""
+    try:
+        there = f"ssh {run.other_host} " if run.other_host else ""
+        back, end = f"ddplaunch --attach {run.run_id}", f"{there}ddplaunch --kill {run.run_id}"
+        report(f"left; the run goes on. Back: {back}; end it: {end}")
+        if not (os.isatty(0) and run.launcher_pid):
+            return False
+        time.sleep(_AGAIN_S)
+    except KeyboardInterrupt:
+        return _says_yes(f"ddplaunch: stop the run {quote(run.run_id)}? [y/N] ")
+    return False
+
+
+def _says_yes(question: str) -> bool:
+    try:
+        os.write(2, question.encode())
+        return os.read(0, 100).strip().lower() in (b"y", b"yes")
+    except (KeyboardInterrupt, OSError):
+        return False
+
+
+def _stop(run: RunFolder, report: Callable[[str], None]) -> None:
+    from ddplaunch.features.come_back import launcher_request
+
+    try:
+        launcher_request.stop(run)
+    except LaunchError as error:
+        report(error.text)

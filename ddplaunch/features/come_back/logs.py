@@ -1,0 +1,179 @@
+"""``--logs``: prints the log files of ranks, and follows them.
+
+Runs in the process that the user started. It only reads files, so that no worker or agent ever waits for it.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Collection
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.come_back import rank_logs, stdout
+from ddplaunch.features.come_back.log_follower import LogFollower
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files.run_folders import find
+from ddplaunch.text import fold_ints, quote, ranks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+    from ddplaunch.features.come_back.rank_logs import RankLogs
+    from ddplaunch.system.files.run_folders import RunFolder
+
+_POLL_S, _AGAIN_S = 0.1, 1.0
+"""Seconds between two looks at the files, and at the run: whether it has ended, or another attempt has started."""
+
+
+@dataclass(frozen=True)
+class LogsRequest:
+    """What the user wants to see.
+
+    Attributes:
+        ranks: None: all.
+        attempt: None: the last one.
+        follows: also what is written from now on, until the run ends.
+    """
+
+    run_id: str
+    ranks: Collection[int] | None = None
+    attempt: int | None = None
+    follows: bool = False
+
+
+@dataclass
+class _File:
+    title: str
+    reader: LogFollower
+
+
+@dataclass
+class _Output:
+    """What was printed: a title stands before the first lines of a file, where there are several."""
+
+    has_titles: bool = False
+    _last: str = field(default="", init=False)
+    _is_at_line_end: bool = field(default=True, init=False)
+
+    def write(self, title: str, data: bytes) -> None:
+        """Print ``data`` of the file with this title."""
+        if self.has_titles and title != self._last:
+            before = "" if self._is_at_line_end else "\n"
+            stdout.write(
+                f"{before}{chr(10) if self._last else ''}==> {title} <==\n".encode("utf-8", "backslashreplace")
+            )
+            self._last = title
+        stdout.write(data)
+        self._is_at_line_end = data.endswith(b"\n")
+
+
+def logs(request: LogsRequest, log_dir: str | None, report: Callable[[str], None]) -> int:
+    """Print the log files to stdout; ``report`` says which are not on this machine. Returns 0.
+
+    Raises:
+        UsageError: there is no such run, attempt or rank.
+        LaunchError: no attempt has started, or no file of these ranks is on this machine.
+    """
+    run = find("--logs", request.run_id, log_dir)
+    attempt, chosen = _chosen(run, request)
+    output = _Output()
+    files = _opened(chosen, report, output)
+    if not files:
+        raise LaunchError(f"--logs: no log file of {ranks(chosen)} is on this machine", _hint(run), NODE_NOT_READY)
+    _print_all(files, output)
+    is_running = request.follows
+    while is_running:
+        if is_running := run.is_running():
+            _follow_for(_AGAIN_S, files, output)
+        for now, started in _started(run, request, attempt):
+            if now != attempt:
+                report(f"attempt {now}")
+                _close(files)
+                attempt, chosen, files = now, {}, []
+            # The nodes of an attempt do not start at one moment.
+            new = {rank: logs for rank, logs in started.items() if rank not in chosen}
+            files += _opened(new, report, output)
+            chosen |= started
+            _print_all(files, output)
+    if request.follows and (problem := run.unknown()):
+        report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
+    return 0
+
+
+def _hint(run: RunFolder) -> str:
+    return (
+        f"What was shown of them: ddplaunch --attach {run.run_id}. --collect-logs copies the files at the end of a run."
+    )
+
+
+def _started(run: RunFolder, request: LogsRequest, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
+    """The attempts from ``first`` on, if they are to be shown, and of each the logs by rank: those of its ranks."""
+    for attempt, found in sorted(rank_logs.of_run(run).items()):
+        if attempt == request.attempt or (request.attempt is None and attempt >= first):
+            wanted = found if request.ranks is None else found.keys() & request.ranks
+            yield attempt, {rank: found[rank] for rank in sorted(wanted)}
+
+
+def _chosen(run: RunFolder, request: LogsRequest) -> tuple[int, dict[int, RankLogs]]:
+    """The attempt with which the command begins, and the logs of the ranks that are to be shown."""
+    attempts = rank_logs.of_run(run)
+    if not attempts:
+        raise LaunchError(f"--logs {request.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
+    attempt = max(attempts) if request.attempt is None else request.attempt
+    if attempt not in attempts:
+        raise UsageError(f"--attempt {attempt}: the workers have started in attempt {fold_ints(attempts)} only")
+    found = attempts[attempt]
+    if missing := sorted(set(request.ranks or ()) - found.keys()):
+        raise UsageError(f"--ranks: no {ranks(missing)} in attempt {attempt}, which has {ranks(found)}")
+    return attempt, {rank: found[rank] for rank in sorted(request.ranks or found)}
+
+
+def _opened(chosen: dict[int, RankLogs], report: Callable[[str], None], output: _Output) -> list[_File]:
+    files = [file for logs in chosen.values() for file in _files(logs)]
+    output.has_titles = output.has_titles or len(files) > 1
+    for logs in chosen.values():
+        if logs.folder is None:
+            only = "; here are its last lines" if logs.last_lines else ""
+            where = quote(f"{logs.host}:<run folder>/{logs.subfolder}", 300)
+            report(f"rank {logs.rank}: its log files are on its node only, {where}{only}")
+    return files
+
+
+def _files(logs: RankLogs) -> list[_File]:
+    """The files with lines of a rank, which may grow."""
+    if logs.folder is None:
+        paths = [logs.last_lines] if logs.last_lines else []
+    else:
+        paths = [path for name in rank_logs.STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
+    return [
+        _File(f"rank {logs.rank} on {quote(logs.host)}, {path.stem}", LogFollower(path.parent, path.name))
+        for path in paths
+    ]
+
+
+def _close(files: Iterable[_File]) -> None:
+    for file in files:
+        file.reader.close()
+
+
+def _print_all(files: Iterable[_File], output: _Output) -> None:
+    for file in files:
+        while _print_next(file, output):
+            pass
+
+
+def _follow_for(seconds: float, files: Collection[_File], output: _Output) -> None:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if not any([_print_next(file, output) for file in files]):
+            stdout.pause(_POLL_S)
+
+
+def _print_next(file: _File, output: _Output) -> bool:
+    data = file.reader.read()
+    if data:
+        output.write(file.title, data)
+    return bool(data)

@@ -1,0 +1,116 @@
+"""The debug sessions of this node: processes of workers that have stopped in a debugger and ask for the terminal.
+
+Runs in the agent. The examiner's thread hands over connections, each session has a thread, and the main thread passes
+on the launcher's orders. Decides nothing: the launcher says which session gets the terminal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import OutputResumed
+from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.debug import records as debugging
+from ddplaunch.features.debug.records import SessionOrder, SessionRequest
+from ddplaunch.protocol import wire
+from ddplaunch.system import linux
+
+if TYPE_CHECKING:
+    import socket
+
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.debug.agent_session import DebugSession
+    from ddplaunch.protocol.results import Round
+
+_REQUEST_S = 5.0
+_MAX_SESSIONS = 1024
+
+
+class DebugPart(Part):
+    """All sessions of one agent, of all attempts."""
+
+    def __init__(self, node: NodeServices) -> None:
+        super().__init__(node)
+        self._group: WorkerGroup | None = None
+        node.examiner.on_debugger = self._start
+        self._numbers = itertools.count()
+        self._lock = threading.Lock()
+        self._sessions: dict[int, DebugSession] = {}
+
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """As ``Part.on_attempt``."""
+        self._group = group
+
+    def on_event(self, event: object) -> bool:
+        """Pass on an order of the launcher, unless its session has ended."""
+        if not isinstance(event, SessionOrder):
+            return False
+        with self._lock:
+            session = self._sessions.get(event.session)
+            if session:
+                session.handle(event)
+        return True
+
+    def _start(self, connection: socket.socket) -> None:
+        """Serve the session of this ``connection`` in a thread. Called in the examiner's thread."""
+        if len(self._sessions) >= _MAX_SESSIONS:
+            connection.close()
+            return
+        threading.Thread(target=self._serve, args=(connection,), name="debug session", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        from ddplaunch.features.debug.agent_session import DebugSession
+
+        group = self._group
+        send = self._node.outbox.send
+        with contextlib.closing(connection):
+            opened = self._opened(connection, group) if group else None
+            if group is None or opened is None:
+                return
+            worker = next(each for each in group.workers if each.rank == opened.rank)
+            session = DebugSession(opened.session, connection, linux.peer_credentials(connection)[0], send)
+            with self._lock:
+                self._sessions[session.number] = session
+            self._mark(group, is_debugged=True)
+            worker.in_post_mortem = opened.is_post_mortem
+            send(opened)
+            try:
+                session.run()
+            finally:
+                worker.in_post_mortem = False
+                with self._lock:
+                    del self._sessions[session.number]
+                    session.close()
+                self._mark(group, is_debugged=False)
+
+    def _opened(self, connection: socket.socket, group: WorkerGroup) -> debugging.SessionOpened | None:
+        """What the process asks for; None if it is none of this user, or of these workers."""
+        connection.settimeout(_REQUEST_S)
+        try:
+            line = connection.recv(debugging.MAX_LINE_BYTES)
+            connection.settimeout(None)
+            request: SessionRequest = wire.decode(line, (SessionRequest,))
+        except (OSError, wire.ProtocolError):
+            return None
+        worker = next((each for each in group.workers if each.pid == request.worker), None)
+        if worker is None:
+            return None
+        return debugging.SessionOpened(
+            session=next(self._numbers),
+            attempt=group.attempt,
+            rank=worker.rank,
+            host=group.host,
+            place=request.place,
+            is_post_mortem=request.is_post_mortem,
+        )
+
+    def _mark(self, group: WorkerGroup, *, is_debugged: bool) -> None:
+        """What a rank does while it is debugged, or others while they wait for it, is no hang."""
+        with self._lock:
+            group.debugged += 1 if is_debugged else -1
+            group.debugged_at = time.monotonic()
+        self._node.post(OutputResumed(group.attempt))

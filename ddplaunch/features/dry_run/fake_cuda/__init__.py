@@ -1,0 +1,66 @@
+"""Simulates CUDA on the CPU: workers of a dry run see GPUs that do not exist.
+
+Runs in the workers of a dry run, never in others. A call that needs a real GPU exits the worker with a message that
+names the call. Must not compute a wrong tensor.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.spawn
+import sys
+from typing import Any
+
+
+def install(gpus: int, compile_on_cpu: bool = False) -> None:
+    """Make this process a worker on a node with fake GPUs; CUDA_VISIBLE_DEVICES hides some, as on a real node.
+
+    Torch may be imported already but must not have used a GPU.
+
+    Args:
+        gpus: number of GPUs of the node.
+        compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
+    """
+    from ddplaunch.features.dry_run.fake_cuda import (
+        attention,
+        cuda,
+        custom_ops,
+        forks,
+        kernels,
+        patching,
+        process_groups,
+        profiling,
+        sharded_random,
+        tensors,
+        training,
+        unsupported,
+    )
+    from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices, hide_real_gpus
+
+    devices = FakeDevices(gpus)
+    hide_real_gpus()
+    tensors.install(devices, compile_on_cpu)
+    cuda.install(devices)
+    process_groups.install(devices)
+    forks.install()
+    training.install(compile_on_cpu)
+    attention.install()
+    sharded_random.install()
+    profiling.install()
+    kernels.install()
+    custom_ops.install()
+    patching.replace_imported_names()
+    _install_in_children(gpus, compile_on_cpu)
+    sys.excepthook = unsupported.excepthook
+
+
+def _install_in_children(gpus: int, compile_on_cpu: bool) -> None:
+    """Make ``multiprocessing`` children with the start methods spawn and forkserver call ``install`` as they start."""
+
+    class Installation:
+        """Calls ``install`` when it is unpickled."""
+
+        def __reduce__(self) -> tuple[Any, ...]:
+            return install, (gpus, compile_on_cpu)
+
+    original = multiprocessing.spawn.get_preparation_data
+    multiprocessing.spawn.get_preparation_data = lambda name: {"fake_cuda": Installation(), **original(name)}

@@ -1,0 +1,243 @@
+"""Collectives by NCCL's rules on process groups of gloo: shapes, types and reduce operations that gloo refuses.
+
+Runs in a worker of a dry run. Patches the methods of ``ProcessGroup``, which all of torch.distributed's Python code
+calls. A group that the script made for gloo keeps gloo's rules.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from ddplaunch.features.dry_run.fake_cuda.patching import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_GLOO_TYPES = {torch.float64, torch.float32, torch.float16, torch.bfloat16}
+_GLOO_TYPES |= {torch.int64, torch.int32, torch.int8, torch.uint8, torch.bool}
+
+_coalesced: dict[Any, list[Any]] = {}
+"""Process group -> works that were started since ``_start_coalescing``."""
+
+
+class JointWork(dist.Work):
+    """Several works as one. ``finish`` runs once, when all have ended and someone waits for them."""
+
+    def __init__(
+        self, works: Sequence[Any], outputs: Sequence[torch.Tensor] = (), finish: Callable[[], object] | None = None
+    ) -> None:
+        super().__init__()
+        self._works, self._outputs, self._finish = works, list(outputs), finish
+
+    def wait(self, *timeout: Any) -> bool:
+        for work in self._works:
+            work.wait(*timeout)
+        self._finish_once()
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+    def result(self) -> list[torch.Tensor]:
+        return self._outputs
+
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
+        def finished(all_ended: Any) -> list[torch.Tensor]:
+            all_ended.wait()
+            self._finish_once()
+            return self._outputs
+
+        return torch.futures.collect_all([work.get_future() for work in self._works]).then(finished)
+
+    def _finish_once(self) -> None:
+        finish, self._finish = self._finish, None
+        if finish:
+            finish()
+
+
+def install(is_nccl: Callable[[Any], bool]) -> None:
+    """Patch ``ProcessGroup``. ``is_nccl`` tells whether the script made the group for NCCL."""
+    for method, names in _METHODS.items():
+        for name in names:
+            wrap(f"torch.distributed.ProcessGroup.{name}", _for_nccl_groups(is_nccl, method))
+
+
+def _for_nccl_groups(is_nccl: Callable[[Any], bool], method: Callable[..., Any]) -> Callable[..., Any]:
+    def around(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+        if not is_nccl(group):
+            return original(group, *args, **kwargs)
+        work = method(original, group, *args, **kwargs)
+        if group in _coalesced and work is not None:
+            _coalesced[group].append(work)
+        return work
+
+    return around
+
+
+# Operations that move elements.
+
+
+def _move(original: Callable[..., Any], group: Any, *args: Any, **kwargs: Any) -> Any:
+    """Any operation that does not compute: types that gloo does not know travel as bytes."""
+    return original(group, *map(_movable, args), **kwargs)
+
+
+def _all_gather(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
+    [parts], [mine] = outputs, inputs
+    if len({part.numel() for part in parts}) == 1:
+        return original(group, [[_flat(part) for part in parts]], [_flat(mine)], *opts)
+    # As in NCCL, each rank broadcasts its part.
+    _flat(parts[group.rank()]).copy_(_flat(mine))
+    return JointWork([group.broadcast(part, rank) for rank, part in enumerate(parts)], parts)
+
+
+def _all_gather_single(original: Callable[..., Any], group: Any, output: Any, input: Any, *opts: Any) -> Any:
+    _check_sizes(output, input, "output tensor size must be equal to world_size times input tensor size", group)
+    return original(group, _flat(output), _flat(input), *opts)
+
+
+def _all_to_all(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *_opts: Any) -> Any:
+    """Lists of tensors of any sizes: as one tensor with split sizes."""
+    targets, parts = [[_flat(each) for each in tensors] for tensors in (outputs, inputs)]
+    target_sizes, part_sizes = [[each.numel() for each in tensors] for tensors in (targets, parts)]
+    received = torch.cat(targets)
+    work = group.alltoall_base(received, torch.cat(parts), target_sizes, part_sizes)
+
+    def distribute() -> None:
+        for target, values in zip(targets, torch.split(received, target_sizes), strict=True):
+            target.copy_(values)
+
+    return JointWork([work], outputs, distribute)
+
+
+# Operations that compute.
+
+
+def _all_reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) -> Any:
+    factor, finish = _sum_instead(group, opts, tensors)
+    for tensor in tensors if factor is not None else ():
+        tensor.mul_(factor)
+    return _then(original(group, tensors, *opts), tensors, finish)
+
+
+def _reduce(original: Callable[..., Any], group: Any, tensors: Any, *opts: Any) -> Any:
+    if opts and getattr(opts[0], "rootRank", None) != group.rank():
+        tensors = [tensor.clone() for tensor in tensors]  # In NCCL only the root's tensor changes.
+    return _all_reduce(original, group, tensors, *opts)
+
+
+def _reduce_scatter(original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
+    factor, finish = _sum_instead(group, opts, outputs)
+    scaled = [[_scaled(part, factor) for part in parts] for parts in inputs]
+    return _then(original(group, outputs, scaled, *opts), outputs, finish)
+
+
+def _reduce_scatter_single(original: Callable[..., Any], group: Any, output: Any, input: Any, *opts: Any) -> Any:
+    _check_sizes(input, output, "input tensor must be the same size as output size times world size", group)
+    factor, finish = _sum_instead(group, opts, [output])
+    whole = _scaled(_flat(input, as_bytes=False), factor)
+    return _then(original(group, _flat(output, as_bytes=False), whole, *opts), [output], finish)
+
+
+def _sum_instead(group: Any, opts: Sequence[Any], outputs: Any) -> tuple[Any, Callable[[], object] | None]:
+    """Replace an operation of ``opts`` that gloo lacks by SUM.
+
+    Returns what the inputs must be multiplied with, and what must be called at the end; None for either: nothing.
+    """
+    options = opts[0] if opts and hasattr(opts[0], "reduceOp") else None
+    if options is None:
+        return None, None
+    if options.reduceOp == dist.ReduceOp.PREMUL_SUM:
+        factor = options.reduceOp.__getstate__()[1]
+        options.reduceOp = dist.ReduceOp.SUM
+        return factor, None
+    if options.reduceOp == dist.ReduceOp.AVG and not outputs[0].is_floating_point():
+        options.reduceOp = dist.ReduceOp.SUM
+        return None, lambda: [output.div_(group.size(), rounding_mode="trunc") for output in outputs]
+    return None, None
+
+
+def _scaled(tensor: torch.Tensor, factor: Any) -> torch.Tensor:
+    return tensor if factor is None else tensor * factor
+
+
+def _then(work: Any, outputs: Sequence[torch.Tensor], finish: Callable[[], object] | None) -> Any:
+    return JointWork([work], outputs, finish) if finish else work
+
+
+# Several operations as one.
+
+
+def _each(name: str) -> Callable[..., Any]:
+    """Start the operation ``name`` for each pair of tensors."""
+
+    def start_all(_original: Callable[..., Any], group: Any, outputs: Any, inputs: Any, *opts: Any) -> Any:
+        works = [getattr(group, name)(output, input, *opts) for output, input in zip(outputs, inputs, strict=True)]
+        return JointWork(works, outputs)
+
+    return start_all
+
+
+def _start_coalescing(_original: Callable[..., Any], group: Any, *_device: Any) -> None:
+    _coalesced[group] = []
+
+
+def _end_coalescing(_original: Callable[..., Any], group: Any, *_device: Any) -> Any:
+    return JointWork(_coalesced.pop(group))
+
+
+# Tensors.
+
+
+def _check_sizes(large: torch.Tensor, small: torch.Tensor, message: str, group: Any) -> None:
+    """Raise NCCL's errors; gloo ends the process instead, or reads past the end of a tensor."""
+    if large.dtype != small.dtype:
+        raise TypeError("output tensor must have the same type as input tensor")
+    if large.numel() != small.numel() * group.size():
+        raise ValueError(message)
+
+
+def _flat(tensor: torch.Tensor, *, as_bytes: bool = True) -> torch.Tensor:
+    """The elements of ``tensor`` in the order of its memory, which both share."""
+    tensor, expected = tensor.detach(), 1
+    for stride, size in sorted((s, n) for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n != 1):
+        if stride != expected and tensor.numel():
+            raise ValueError("Tensors must be non-overlapping and dense")
+        expected *= size
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return flat.view(torch.uint8) if as_bytes else flat
+
+
+def _movable(value: Any) -> Any:
+    """``value`` with tensors of types that gloo does not know as bytes; also in lists, in the same memory."""
+    if isinstance(value, list):
+        return [_movable(each) for each in value]
+    if not isinstance(value, torch.Tensor) or value.dtype in _GLOO_TYPES:
+        return value
+    return value.detach().unsqueeze(-1).view(torch.uint8)
+
+
+_METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
+    _move: ("broadcast", "gather", "scatter", "send", "recv", "recv_anysource", "all_to_all_single", "alltoall_base"),
+    _all_gather: ("allgather",),
+    _all_gather_single: ("all_gather_single", "_allgather_base"),
+    _all_to_all: ("alltoall",),
+    _all_reduce: ("allreduce", "allreduce_coalesced"),
+    _reduce: ("reduce",),
+    _reduce_scatter: ("reduce_scatter",),
+    _reduce_scatter_single: ("reduce_scatter_single", "_reduce_scatter_base"),
+    _each("_allgather_base"): ("all_gather_single_coalesced", "allgather_into_tensor_coalesced"),
+    _each("_reduce_scatter_base"): ("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced"),
+    _start_coalescing: ("_start_coalescing",),
+    _end_coalescing: ("_end_coalescing",),
+}
+"""Replacement -> the methods that it replaces, by all their names: torch 2.13 has new ones, and keeps the old ones."""

@@ -1,0 +1,245 @@
+"""Process groups and data parallel wrappers: gloo in place of NCCL, the CPU in place of GPUs.
+
+Runs in a worker of a dry run. Checks device arguments as CUDA would, then drops them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import itertools
+import os
+import weakref
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+import torch.distributed.device_mesh
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ddplaunch.features.dry_run.fake_cuda import collectives, functional_collectives
+from ddplaunch.features.dry_run.fake_cuda.patching import (
+    called_by_script,
+    replace,
+    when_imported,
+    wrap,
+)
+from ddplaunch.features.dry_run.fake_cuda.unsupported import unsupported_class, unsupported_function
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.features.dry_run.fake_cuda.devices import FakeDevices
+
+_requested_backends: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+"""Process group -> backend that the script requested; only groups with another backend."""
+
+_NCCL_TIMEOUT = timedelta(minutes=10)
+_first_group_numbers = itertools.count(0, 1000)
+
+
+class NcclConfig(SimpleNamespace):
+    """Settings of a communicator; they have no effect."""
+
+    def __init__(self) -> None:
+        unset = -(1 << 31)  # NCCL_CONFIG_UNDEF_INT
+        names = (
+            "blocking",
+            "cga_cluster_size",
+            "min_ctas",
+            "max_ctas",
+            "split_share",
+            "traffic_class",
+            "collnet_enable",
+        )
+        super().__init__(net_name=None, **dict.fromkeys(names, unset))
+
+
+class NcclOptions(SimpleNamespace):
+    """Settings of a process group; they have no effect."""
+
+    def __init__(self, is_high_priority_stream: bool = False) -> None:
+        super().__init__(
+            is_high_priority_stream=is_high_priority_stream,
+            config=NcclConfig(),
+            backend="nccl",
+            _timeout=_NCCL_TIMEOUT,
+            global_ranks_in_group=[],
+            group_name="",
+        )
+
+
+def install(devices: FakeDevices) -> None:
+    _install_groups(devices)
+    _install_wrappers(devices)
+    collectives.install(lambda group: group in _requested_backends)
+    functional_collectives.install()
+    replace("torch.distributed.distributed_c10d.split_group", unsupported_function("torch.distributed.split_group"))
+    nccl = unsupported_class("torch.distributed.ProcessGroupNCCL")
+    nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]
+    for module in ("torch.distributed", "torch.distributed.distributed_c10d"):
+        replace(f"{module}.ProcessGroupNCCL", nccl, everywhere=False)
+    replace("torch.nn.SyncBatchNorm.forward", _sync_batch_norm)
+
+
+def _install_groups(devices: FakeDevices) -> None:
+    def create(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = _by_name(original, args, kwargs)
+        if given.get("device_id") is not None:
+            devices.index(given.pop("device_id"))
+        world = dist.group.WORLD
+        backend = given.get("backend") or (_requested_backend(world) if world else dist.Backend.UNDEFINED)
+        if _includes_nccl(backend):
+            given["backend"] = "gloo"
+            given["timeout"] = given.get("timeout") or _NCCL_TIMEOUT
+            given.pop("pg_options", None)
+        created = original(**given)
+        group = created or dist.group.WORLD
+        if isinstance(group, dist.ProcessGroup):
+            _keep_alive(group)
+            if _includes_nccl(backend):
+                _requested_backends[group] = str(backend).lower()
+        return created
+
+    def init(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        # After destroy_process_group torch numbers groups from 0, and gloo would find its old addresses in the store.
+        dist.distributed_c10d._world.group_count = next(_first_group_numbers)
+        return create(original, *args, **kwargs)
+
+    def get_backend(original: Callable[..., str], group: Any = None) -> str:
+        real = original(group)
+        return dist.Backend(_requested_backend(group or dist.group.WORLD) or real) if called_by_script() else real
+
+    def get_backend_config(original: Callable[..., str], group: Any = None) -> str:
+        requested = _requested_backend(group or dist.group.WORLD)
+        if requested is None or not called_by_script():
+            return original(group)
+        default = "cpu:gloo,cuda:nccl"  # What torch makes of no choice where there are GPUs.
+        return default if requested == dist.Backend.UNDEFINED else str(dist.BackendConfig(dist.Backend(requested)))
+
+    def barrier(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        given = _by_name(original, args, kwargs)
+        for device in given.pop("device_ids", None) or ():
+            devices.index(device)
+        return original(**given)
+
+    wrap("torch.distributed.distributed_c10d.init_process_group", init)
+    wrap("torch.distributed.distributed_c10d.new_group", create)
+    wrap("torch.distributed.distributed_c10d.get_backend", get_backend)
+    wrap("torch.distributed.distributed_c10d.get_backend_config", get_backend_config)
+    wrap("torch.distributed.distributed_c10d.barrier", barrier)
+    # Imports of this name by torch stay unpatched: torch's own code would import NCCL's class.
+    wrap("torch.distributed.is_nccl_available", lambda _original: True, everywhere=False)
+
+
+def _by_name(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """All arguments by name, including those of ``**kwargs``."""
+    named = dict(inspect.signature(function).bind(*args, **kwargs).arguments)
+    rest = named.pop("kwargs", {})
+    return {**named, **rest}
+
+
+def _requested_backend(group: Any) -> str | None:
+    return _requested_backends.get(group) if isinstance(group, dist.ProcessGroup) else None
+
+
+def _includes_nccl(backend: Any) -> bool:
+    """Whether ``backend`` is NCCL, a ``device:backend`` list with NCCL, or the default; gloo then replaces it."""
+    return "nccl" in str(backend).lower() or backend == dist.Backend.UNDEFINED
+
+
+def _keep_alive(group: dist.ProcessGroup) -> None:
+    """Keep the group until the process exits.
+
+    Gloo's destructor waits for its threads and holds the GIL, while a thread that releases the Python objects of the
+    last operation waits for the GIL. Scripts whose DDP model outlives ``destroy_process_group`` would sometimes hang.
+    """
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
+
+
+def _install_wrappers(devices: FakeDevices) -> None:
+    def without_devices(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        given = _by_name(original, (self, *args), kwargs)
+        for device in (*(given.pop("device_ids", None) or ()), given.pop("output_device", None)):
+            if device is not None:
+                devices.index(device)
+        original(**given)
+
+    def shard_on_cpu(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        given = _by_name(original, (self, *args), kwargs)
+        devices.index(given.get("device_id"))
+        original(**{**given, "device_id": torch.device("cpu")})
+
+    def mesh(original: Callable[..., None], self: Any, device_type: str, *args: Any, **kwargs: Any) -> None:
+        if device_type != "cuda":
+            return original(self, device_type, *args, **kwargs)
+        if not devices.is_initialized and "LOCAL_RANK" in os.environ:
+            devices.current = devices.index(int(os.environ["LOCAL_RANK"]))
+        return original(self, "cpu", *args, **kwargs)
+
+    wrap("torch.nn.parallel.DistributedDataParallel.__init__", without_devices)
+    # The original only rejects models on the CPU.
+    wrap("torch.nn.parallel.DistributedDataParallel._passing_sync_batchnorm_handle", lambda *_: None)
+    wrap("torch.distributed.device_mesh.DeviceMesh.__init__", mesh)
+
+    def move(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+        """Copy: FSDP frees the memory "on the GPU" after a move to the CPU."""
+        original(self, *args, **{**kwargs, "copy": True})
+
+    fsdp, flat = "torch.distributed.fsdp.fully_sharded_data_parallel", "torch.distributed.fsdp._flat_param"
+    when_imported(fsdp, lambda: wrap(f"{fsdp}.FullyShardedDataParallel.__init__", shard_on_cpu))
+    when_imported(flat, lambda: wrap(f"{flat}.FlatParamHandle.flat_param_to", move))
+    init = "torch.distributed.fsdp._init_utils"
+    # It refuses the broadcast of parameters that are on the CPU.
+    when_imported(init, lambda: wrap(f"{init}._check_module_states_for_sync_module_states", lambda *_: None))
+    # FSDP synchronizes the current stream of its device, which raises for the CPU's stream.
+    replace("torch.cpu.Stream.synchronize", lambda self: None)
+    wrap("torch.nn.parallel.data_parallel._get_available_device_type", lambda _original: None, everywhere=False)
+
+
+class _SumOverRanks(torch.autograd.Function):
+    """All-reduce that autograd can differentiate."""
+
+    @staticmethod
+    def forward(context: Any, group: Any, values: torch.Tensor) -> torch.Tensor:
+        context.group = group
+        return _sum(values, group)
+
+    @staticmethod
+    def backward(context: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, _sum(gradient, context.group)
+
+
+def _sum(values: torch.Tensor, group: Any) -> torch.Tensor:
+    values = values.clone()
+    dist.all_reduce(values, group=group)
+    return values
+
+
+def _sync_batch_norm(self: Any, input: torch.Tensor) -> torch.Tensor:
+    """SyncBatchNorm on the CPU, with the statistics of all ranks' batches; torch implements it only for GPUs."""
+    self._check_input_dim(input)
+    group = self.process_group or dist.group.WORLD
+    if not self.training or not dist.is_initialized() or dist.get_world_size(group) == 1:
+        return _BatchNorm.forward(self, input)
+    other_dims = [dim for dim in range(input.dim()) if dim != 1]
+    values = input.double()  # The variance is a difference of sums, too inexact in single precision.
+    count = values.new_full((1,), input.numel() / input.size(1))
+    local = torch.cat([values.sum(other_dims), values.square().sum(other_dims), count])
+    sums = _SumOverRanks.apply(group, local)  # type: ignore[no-untyped-call]
+    count = sums[-1].detach()
+    mean, square = (sums[:-1] / count).chunk(2)
+    variance = square - mean.square()
+    if self.track_running_stats:
+        self.num_batches_tracked.add_(1)
+        share = self.momentum if self.momentum is not None else 1 / self.num_batches_tracked.item()
+        with torch.no_grad():
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), share)
+            self.running_var.lerp_((variance * count / (count - 1)).to(self.running_var.dtype), share)
+    shape = [1, -1] + [1] * (input.dim() - 2)
+    output: torch.Tensor = (values - mean.view(shape)) * (variance + self.eps).rsqrt().view(shape)
+    if self.affine:
+        output = output * self.weight.view(shape) + self.bias.view(shape)
+    return output.to(input.dtype)

@@ -1,0 +1,53 @@
+"""Mixed precision, optimizers and compiler: settings for CUDA also apply to the CPU.
+
+Runs in a worker of a dry run. ``torch.compile`` returns functions unchanged, except with ``compile_on_cpu``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ddplaunch.features.dry_run.fake_cuda.patching import wrap
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+
+def install(compile_on_cpu: bool) -> None:
+    for name in ("set_autocast_enabled", "set_autocast_dtype"):
+        wrap(f"torch.{name}", _set_for_cuda_and_cpu)
+    wrap("torch.set_autocast_gpu_dtype", lambda _original, dtype: torch.set_autocast_dtype("cuda", dtype))
+    wrap("torch.amp.autocast_mode._cast", lambda cast, value, device, dtype: cast(value, "cpu", dtype))
+    # The CPU supports `foreach=True` and `capturable=True`, though torch does not choose them there.
+    wrap("torch.utils._foreach_utils._device_has_foreach_support", lambda _original, _device: True)
+    wrap("torch.optim.optimizer._get_capturable_supported_devices", _with_cpu)
+    wrap("torch.compiler.cudagraph_mark_step_begin", lambda _original: None)
+    # Compiled code of torch >= 2.15 calls this C++ function instead of torch.accelerator.
+    wrap(
+        "torch._C._dynamo.utils.get_current_stream", lambda _original, device: torch.accelerator.current_stream(device)
+    )
+    if not compile_on_cpu:
+        wrap("torch.compile", _run_eagerly)
+
+
+def _set_for_cuda_and_cpu(original: Callable[..., Any], *args: Any) -> None:
+    """Apply a CUDA setting also to the CPU, where the tensors are."""
+    device, value = args if len(args) == 2 else ("cuda", *args)
+    original(device, value)
+    if device == "cuda":
+        # When autocast for CUDA is switched off, restore the CPU's default type.
+        is_default_type = isinstance(value, torch.dtype) and not torch.is_autocast_enabled("cuda")
+        original("cpu", torch.bfloat16 if is_default_type else value)
+
+
+def _with_cpu(original: Callable[..., list[str]], *args: Any, **kwargs: Any) -> list[str]:
+    return [*original(*args, **kwargs), "cpu"]
+
+
+def _run_eagerly(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    torch.compiler.set_stance("force_eager")
+    # `mode` and `options` make the default backend prepare for GPUs before anything is compiled.
+    given = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
+    return original(*args, **{**given, "backend": "eager"})

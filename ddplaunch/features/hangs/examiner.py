@@ -1,0 +1,223 @@
+"""Asks workers for torch's flight record, over the examination socket (see ``protocol.examination``).
+
+Runs in the agent: a daemon thread accepts connections, any other thread asks. A worker that does not answer within the
+limit, because it is suspended or holds the GIL, is not asked again before its old answer has come.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import select
+import socket
+import threading
+import time
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system import linux
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+ANSWER_S = 3.0
+_LATE_S = 0.2
+"""Time for those that have not answered an earlier question within its limit."""
+
+_MAX_CONNECTIONS = 4096
+_PASSING, _PAUSE_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED), 1.0
+"""Errors of accept(2) after which it is called again, after a pause."""
+
+_NOT_YET = object()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a worker has answered: JSON of ``examination``'s keys, and torch's flight record; each may be empty."""
+
+    facts: bytes
+    record: bytes
+
+
+@dataclass
+class _Connection:
+    socket: socket.socket
+    received: bytearray = field(default_factory=bytearray)
+    request: bytes = b""
+
+    def ask(self, request: bytes) -> bool:
+        """Send a request, unless an earlier one is not answered yet. False if the worker has ended."""
+        if not self.request:
+            try:
+                self.socket.send(request, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL)
+            except OSError:
+                return False
+            self.request = request
+        return True
+
+    def take(self) -> Answer | None:
+        """The answer, once it is complete.
+
+        Raises:
+            OSError: the worker has ended, or its answer is too long.
+        """
+        data = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
+        if not data:
+            raise ConnectionError("ended")
+        self.received += data
+        if len(self.received) < examination.HEADER_BYTES:
+            return None
+        sizes = examination.lengths(self.received)
+        if max(sizes) > examination.MAX_PART_BYTES:
+            raise OSError("too long")
+        start, middle = examination.HEADER_BYTES, examination.HEADER_BYTES + sizes[0]
+        if len(self.received) < middle + sizes[1]:
+            return None
+        answer = Answer(bytes(self.received[start:middle]), bytes(self.received[middle : middle + sizes[1]]))
+        self.received.clear()
+        self.request = b""
+        return answer
+
+
+class Examiner:
+    """The socket of one agent, for all attempts.
+
+    Attributes:
+        name: name of the socket in the abstract namespace; empty if it could not be opened.
+        on_accepted: called in the thread of the socket after each connection.
+        on_debugger: called in that thread with the connection of a process that stops in a debugger.
+    """
+
+    def __init__(self, *, is_needed: bool) -> None:
+        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask."""
+        self.name = ""
+        self.on_accepted: Callable[[], None] = lambda: None
+        self.on_debugger: Callable[[socket.socket], None] = socket.socket.close
+        self._listener: socket.socket | None = None
+        self._connections: dict[int, _Connection] = {}
+        self._forgotten: list[_Connection] = []
+        self._is_asking = False
+        self._lock, self._turn = threading.Lock(), threading.Lock()
+        if is_needed:
+            with contextlib.suppress(OSError):
+                self._open(f"ddplaunch.{os.urandom(8).hex()}")
+
+    def _open(self, name: str) -> None:
+        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        listener.bind(f"\0{name}")
+        listener.listen(socket.SOMAXCONN)
+        self.name, self._listener = name, listener
+        threading.Thread(target=self._accept_all, args=(listener,), name="examiner", daemon=True).start()
+
+    def _accept_all(self, listener: socket.socket) -> None:
+        with contextlib.suppress(OSError), listener:
+            while True:
+                try:
+                    connection, address = listener.accept()
+                except OSError as error:
+                    if error.errno not in _PASSING:
+                        raise
+                    time.sleep(_PAUSE_S)
+                    continue
+                self._sort(connection, address)
+
+    def _sort(self, connection: socket.socket, address: bytes | str) -> None:
+        """Keep a connection of this user's; the kernel tells the peer's pid (SO_PEERCRED), so it cannot be forged."""
+        pid, uid = linux.peer_credentials(connection)
+        if uid != os.getuid():
+            connection.close()
+        elif address:  # Only a debugger has one: a worker that answers does not bind its socket.
+            self.on_debugger(connection)
+        else:
+            self._keep(connection, pid)
+            self.on_accepted()
+
+    def _keep(self, connection: socket.socket, pid: int) -> None:
+        if len(self._connections) >= _MAX_CONNECTIONS:
+            connection.close()
+            return
+        self.forget(pid)
+        with self._lock:
+            self._connections[pid] = _Connection(connection)
+
+    def close(self) -> None:
+        """Close the socket and all connections."""
+        for pid in list(self._connections):
+            self.forget(pid)
+        if self._listener:
+            with contextlib.suppress(OSError):
+                self._listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread, which closes it.
+
+    def is_connected(self, pid: int) -> bool:
+        """Whether process ``pid`` can be asked: it has created a process group."""
+        return pid in self._connections
+
+    def forget(self, pid: int) -> None:
+        """Close the connection of a process, before its pid can be another's."""
+        with self._lock:
+            connection = self._connections.pop(pid, None)
+            if connection and self._is_asking:  # The thread that asks may wait for it, and closes it.
+                self._forgotten.append(connection)
+            elif connection:
+                connection.socket.close()
+
+    def ask(self, pids: Iterable[int], request: bytes, timeout_s: float = ANSWER_S) -> dict[int, Answer]:
+        """Ask all ``pids`` at once. Returns the answers that come in time, by pid.
+
+        Any thread; it waits while another asks.
+        """
+        with self._turn:
+            return self._ask_in_turn(pids, request, timeout_s)
+
+    def _ask_in_turn(self, pids: Iterable[int], request: bytes, timeout_s: float) -> dict[int, Answer]:
+        with self._lock:
+            self._is_asking = True
+            asked = {pid: self._connections[pid] for pid in pids if pid in self._connections}
+        try:
+            return self._ask(asked, request, time.monotonic() + timeout_s)
+        finally:
+            with self._lock:
+                self._is_asking = False
+                while self._forgotten:
+                    self._forgotten.pop().socket.close()
+
+    def _ask(self, asked: dict[int, _Connection], request: bytes, deadline: float) -> dict[int, Answer]:
+        late = {pid for pid, connection in asked.items() if connection.request}
+        waiting = {pid: connection for pid, connection in asked.items() if connection.ask(request)}
+        for pid in asked.keys() - waiting.keys():
+            self.forget(pid)
+        answers: dict[int, Answer] = {}
+        late_end = min(deadline, time.monotonic() + _LATE_S)
+        while waiting and (ready := _readable(waiting, deadline if waiting.keys() - late else late_end)):
+            for pid in ready:
+                answer = self._answer(pid, waiting[pid], request)
+                if answer is not _NOT_YET:
+                    del waiting[pid]
+                if isinstance(answer, Answer):
+                    answers[pid] = answer
+        return answers
+
+    def _answer(self, pid: int, connection: _Connection, request: bytes) -> object:
+        """The answer to ``request``; None if the worker has ended; ``_NOT_YET`` if more is to come."""
+        asked = connection.request
+        try:
+            answer = connection.take()
+        except OSError:
+            self.forget(pid)
+            return None
+        if answer is None:
+            return _NOT_YET
+        if asked == request:
+            return answer
+        return _NOT_YET if connection.ask(request) else None  # A late answer to another request.
+
+
+def _readable(waiting: dict[int, _Connection], deadline: float) -> list[int]:
+    poll = select.poll()
+    by_fd = {connection.socket.fileno(): pid for pid, connection in waiting.items()}
+    for fd in by_fd:
+        poll.register(fd, select.POLLIN)
+    return [by_fd[fd] for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]

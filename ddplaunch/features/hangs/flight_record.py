@@ -1,0 +1,249 @@
+"""Reads dumps of torch's flight recorder, which a user's process wrote: ``_dump_fr_trace_json``, gloo and NCCL.
+
+The recorder is a ring buffer of the last calls of collectives. Facts about torch 2.13 on which this module relies:
+
+- A call of gloo stays in the state ``scheduled``; ``retired`` tells that it has finished. Gloo records neither send and
+  recv nor monitored_barrier. Groups without a description have ``undefined``, and ``pg_config`` names no ranks.
+- A call of NCCL is ``scheduled``, ``started`` (its kernel runs) or ``completed``. Sends and receives that were called
+  as one batch stay ``scheduled``: the entry ``coalesced`` that follows them has their state.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import pickle
+import re
+from collections import defaultdict
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.features.hangs.records import (
+    MAX_CALLS,
+    MAX_GROUPS,
+    MAX_TIMES,
+    CollectiveCall,
+    CollectiveTimes,
+    FlightRecord,
+    ProcessGroup,
+)
+from ddplaunch.protocol import rank_list
+from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+MAX_DUMP_BYTES = 32 << 20
+"""An entry has some 450 bytes; torch keeps 2,000 entries unless the user wants more."""
+
+_MAX_SIZES = 16
+_MAX_NAME = 200
+_MAX_NUMBER = 1 << 24
+_MAX_TIME = 1 << 62
+_COALESCED = "coalesced"
+_SYNCHRONISES = re.compile("_?(all_?reduce|all_?gather|reduce_scatter|all_?to_?all|barrier)", re.IGNORECASE)
+
+
+def parse(dump: bytes, groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
+    """The end of the flight record in ``dump``: the newest calls, the unfinished ones, and the last one of each group.
+
+    Arguments:
+        dump: JSON as torch writes it.
+        groups: description and global ranks of the process groups of the worker, by name.
+
+    Raises:
+        ValueError: one sentence about a dump that is too large, cut off, or not a flight record.
+    """
+    with _only_value_errors():
+        return _parsed(_document(dump), groups)
+
+
+def parse_file(dump: bytes) -> FlightRecord:
+    """The end of the flight record in a file that torch wrote when a collective had timed out: a pickle.
+
+    Raises:
+        ValueError: as ``parse``.
+    """
+    with _only_value_errors():
+        document = _unpickled(_limited(dump))
+        return _parsed(document, _configured_groups(document.get("pg_config", {})))
+
+
+def with_failed_call(record: FlightRecord, group: str) -> FlightRecord:
+    """The record of a worker that has ended by an exception, with the call that has raised it as unfinished.
+
+    gloo counts that call as finished. It is the newest one of ``group``; empty: the newest of all.
+    """
+    if any(not call.is_done for call in record.calls):
+        return record
+    newest = max((call for call in record.calls if group in ("", call.group)), key=_created_ns, default=None)
+    return replace(record, calls=tuple(replace(call, is_done=call is not newest) for call in record.calls))
+
+
+def parse_times(dump: bytes, rank: int, host: str, newest: int = MAX_TIMES) -> tuple[CollectiveTimes, ...]:
+    """When the worker called collectives in which all ranks wait for each other; for ``slow_ranks``.
+
+    Only the ``newest`` entries are read.
+
+    Raises:
+        ValueError: as ``parse``.
+    """
+    by_group: defaultdict[str, dict[int, int]] = defaultdict(dict)
+    with _only_value_errors():
+        for entry in _entries(_document(dump))[-newest:]:
+            operation = _text(entry["profiling_name"]).partition(":")[2]
+            if entry.get("is_p2p", False) is not True and _SYNCHRONISES.match(operation):
+                number = _integer(entry["collective_seq_id"], _MAX_NUMBER)
+                created_ns = _integer(entry.get("time_created_ns") or 0, _MAX_TIME)
+                by_group[_text(entry["process_group"][0])][number] = created_ns
+    return tuple(_times(rank, host, group, created) for group, created in list(by_group.items())[:MAX_GROUPS])
+
+
+def _created_ns(call: CollectiveCall) -> int:
+    return call.created_ns
+
+
+class _PlainUnpickler(pickle._Unpickler):
+    """Builds numbers, texts, lists, tuples and dictionaries only: a user's process wrote the pickle.
+
+    The one in C would allocate as much memory as the pickle wants.
+    """
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise pickle.UnpicklingError(f"it needs {module}.{name}")
+
+    def persistent_load(self, pid: Any) -> Any:
+        raise pickle.UnpicklingError("it refers to another file")
+
+
+def _unpickled(data: bytes) -> Any:
+    try:
+        return _PlainUnpickler(io.BytesIO(data)).load()
+    except Exception as error:  # It raises whatever a wrong pickle makes it raise.
+        raise ValueError(f"its pickle cannot be read: {error}") from None
+
+
+def _configured_groups(config: Mapping[str, Any]) -> dict[str, tuple[str, Sequence[int]]]:
+    """Description and ranks by name, from the part ``pg_config`` of NCCL."""
+    return {name: (_text(group["desc"]), json.loads(group["ranks"])) for name, group in config.items() if name}
+
+
+def _parsed(document: dict[str, Any], groups: Mapping[str, tuple[str, Sequence[int]]]) -> FlightRecord:
+    entries = _entries(document)
+    calls = _without_batches([(_call(entry), _batch(entry)) for entry in entries])
+    kept = _kept(calls)
+    is_complete = len(kept) == len(calls) and (not entries or entries[0]["record_id"] == 0)
+    return FlightRecord(groups=_groups(entries, groups, kept), calls=tuple(kept), is_complete=is_complete)
+
+
+def _times(rank: int, host: str, group: str, created: dict[int, int]) -> CollectiveTimes:
+    last = max(created)
+    first = max(min(created), last - MAX_TIMES + 1)
+    return CollectiveTimes(rank, host, group, first, tuple(created.get(number, 0) for number in range(first, last + 1)))
+
+
+@contextlib.contextmanager
+def _only_value_errors() -> Iterator[None]:
+    try:
+        yield
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        text = quote(str(error), 100)
+        raise ValueError(f"the flight record is too large, cut off or not one of torch: {text}") from error
+
+
+def _document(dump: bytes) -> Any:
+    return json.loads(_limited(dump))
+
+
+def _limited(dump: bytes) -> bytes:
+    if len(dump) > MAX_DUMP_BYTES:
+        raise ValueError(f"it has {len(dump)} bytes, at most {MAX_DUMP_BYTES} are read")
+    return dump
+
+
+def _entries(document: Any) -> list[dict[str, Any]]:
+    entries = document.get("entries", [])
+    if not isinstance(entries, list):
+        raise TypeError("its entries are no list")
+    return entries
+
+
+def _call(entry: dict[str, Any]) -> CollectiveCall:
+    backend, _, operation = _text(entry["profiling_name"]).partition(":")
+    is_p2p = entry.get("is_p2p", False) is True
+    number = entry["p2p_seq_id"] if is_p2p else entry["collective_seq_id"]
+    dtypes = entry.get("input_dtypes") or entry.get("output_dtypes") or ()
+    state = entry.get("state")
+    return CollectiveCall(
+        group=_text(entry["process_group"][0]),
+        number=_integer(number, _MAX_NUMBER),
+        operation=operation,
+        backend=backend,
+        input_sizes=_sizes(entry.get("input_sizes")),
+        output_sizes=_sizes(entry.get("output_sizes")),
+        dtypes=tuple(_text(dtype) for dtype in dtypes[:_MAX_SIZES]),
+        is_p2p=is_p2p,
+        is_started=state == "started",
+        is_done=entry.get("retired") is True or state == "completed",
+        created_ns=_integer(entry.get("time_created_ns") or 0, _MAX_TIME),
+    )
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"{value!r:.40} is not a text")
+    return quote(value, _MAX_NAME)
+
+
+def _integer(value: Any, most: int) -> int:
+    if type(value) is not int or not 0 <= value <= most:
+        raise TypeError(f"{value!r:.40} is not a number from 0 to {most}")
+    return value
+
+
+def _sizes(sizes: Any) -> tuple[tuple[int, ...], ...]:
+    shapes = (shape[:_MAX_SIZES] for shape in (sizes or ())[:_MAX_SIZES])
+    return tuple(tuple(_integer(length, _MAX_TIME) for length in shape) for shape in shapes)
+
+
+def _batch(entry: dict[str, Any]) -> tuple[Any, ...]:
+    """What calls of one batch have in common."""
+    return str(entry["process_group"][0]), entry.get("is_p2p"), entry.get("p2p_seq_id"), entry["collective_seq_id"]
+
+
+def _without_batches(calls: Iterable[tuple[CollectiveCall, tuple[Any, ...]]]) -> list[CollectiveCall]:
+    """The calls without the entries of batches; a call in a batch that has finished has finished too."""
+    pairs = list(calls)
+    batches = {batch: call.is_done for call, batch in pairs if call.operation == _COALESCED}
+    members = {batch for call, batch in pairs if call.operation != _COALESCED}
+    return [
+        replace(call, is_done=True) if batches.get(batch) and not call.is_done else call
+        for call, batch in pairs
+        if call.operation != _COALESCED or batch not in members
+    ]
+
+
+def _kept(calls: list[CollectiveCall]) -> list[CollectiveCall]:
+    """At most 2 * MAX_CALLS calls, in their order."""
+    newest = range(max(len(calls) - MAX_CALLS, 0), len(calls))
+    older = range(newest.start)
+    unfinished = [index for index in older if not calls[index].is_done]
+    last = {(calls[index].group, calls[index].is_p2p): index for index in range(len(calls))}
+    others = dict.fromkeys([*unfinished, *(index for index in last.values() if index in older)])
+    return [calls[index] for index in sorted({*newest, *list(others)[:MAX_CALLS]})]
+
+
+def _groups(
+    entries: list[dict[str, Any]], known: Mapping[str, tuple[str, Sequence[int]]], calls: list[CollectiveCall]
+) -> tuple[ProcessGroup, ...]:
+    """Process groups, those of ``calls`` first."""
+    described = {_text(entry["process_group"][0]): _text(entry["process_group"][1]) for entry in entries}
+    names = dict.fromkeys([*(call.group for call in calls), *known])
+    return tuple(_group(name, *known.get(name, (described.get(name, ""), ()))) for name in list(names)[:MAX_GROUPS])
+
+
+def _group(name: str, description: str, ranks: Sequence[int]) -> ProcessGroup:
+    shown = "" if description == "undefined" else quote(description, _MAX_NAME)
+    members = rank_list.fold([_integer(rank, _MAX_NUMBER) for rank in ranks])
+    return ProcessGroup(quote(name, _MAX_NAME), shown, members)

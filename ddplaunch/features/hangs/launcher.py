@@ -1,0 +1,345 @@
+"""Notices that a job stands still, has its workers examined, and reports or ends it.
+
+Runs in the launcher, in the main thread. Agents report for how long their workers have been quiet
+(``WorkerActivity``); if all of them have for a limit of ``TimeoutConfig``, the launcher asks for evidence
+(``ExamineWorkers``), and only that decides: a job of which anything moves is never called stuck.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import Level
+from ddplaunch.features.hangs.rank_state import JobState
+from ddplaunch.features.hangs.records import EXAMINATION_S, NodeEvidence, RankEvidence
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.launcher_agent import (
+    AbortHungAttempt,
+    ExamineWorkers,
+    OrderToNodes,
+    ReportOfNode,
+    WorkerActivity,
+    WorkersExamined,
+)
+from ddplaunch.text import duration, quote
+from ddplaunch.timeouts import AUTO_HANG_REPORT_S
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.hangs.explanation import Explanation
+    from ddplaunch.launcher.display.messages import UserMessages
+
+_NEVER = float("inf")
+_LOAD_S = 1.0
+"""What explains a hang is imported after this time: a short run does without, and a file system that hangs later has no
+effect."""
+
+_MIN_PAUSE_S, _MAX_PAUSE_S = 1.0, 60.0
+_JUDGE_S = 0.5
+"""After a judgement the next one follows no sooner: each passes over all nodes, and so many may report at once."""
+
+_PAUSES = 10
+"""The automatic limit is this many times the longest pause so far."""
+
+
+@dataclass
+class _Examination:
+    """One round of questions to all nodes, ended by the last answer or at ``deadline``."""
+
+    number: int
+    attempt: int
+    quiet_s: float
+    still_s: float
+    waiting_s: float
+    deadline: float
+    missing: set[int]
+    ranks: list[RankEvidence] = field(default_factory=list)
+    nodes: list[NodeEvidence] = field(default_factory=list)
+
+
+class HangWatch:
+    """Watches one run."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        send: Callable[[object], None],
+        folder: Callable[[], Path | None],
+        messages: UserMessages,
+    ) -> None:
+        """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
+        self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
+        self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self._load_at = time.monotonic() + _LOAD_S
+        self._attempt = -1
+        self._participants: Sequence[int] = ()
+        self._activity: dict[int, WorkerActivity] = {}
+        self._active: set[int] = set()
+        """The nodes whose last report said that they are active."""
+        self._has_news, self._judge_at = False, 0.0
+        self._longest_pause_s = self._longest_wait_s = 0.0
+        self._examination: _Examination | None = None
+        self._count = 0
+        self._reported: JobState | None = None
+        self._waiting_s, self._has_waiting = 0.0, False
+        self._is_wait_known = self._is_wait_reported = False
+        """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
+        self._not_before = 0.0
+        self._ranks_at_stop: list[RankEvidence] = []
+        self._nodes_at_stop: list[NodeEvidence] = []
+
+    # Events.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case WorkerActivity() | WorkersExamined():
+                self.on_report(index, participants, event)
+            case ReportOfNode(report=WorkerActivity() | WorkersExamined() as report):
+                self.on_report(event.node_index, event.participants, report)
+
+    def on_report(self, index: int, participants: Sequence[int], report: WorkerActivity | WorkersExamined) -> None:
+        """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
+        self._participants = participants
+        if isinstance(report, WorkerActivity):
+            self._on_activity(index, report)
+        else:
+            self._on_examined(index, report, time.monotonic())
+
+    def _on_activity(self, index: int, event: WorkerActivity) -> None:
+        if event.attempt > self._attempt:
+            self._start_attempt(event.attempt)
+        if event.attempt < self._attempt:
+            return
+        if event.quiet_s or event.is_finished:
+            self._active.discard(index)
+        else:
+            if self._reported or not self._active:  # Otherwise the job was active before.
+                self._on_active()
+            self._active.add(index)
+        self._activity[index], self._has_news = event, True
+        if event.waiting_s < self._waiting_s and not event.is_finished:
+            self._on_waiting()
+
+    def _start_attempt(self, attempt: int) -> None:
+        self._attempt, self._activity, self._examination, self._reported = attempt, {}, None, None
+        self._active, self._has_news = set(), False
+        self._waiting_s, self._is_wait_known, self._is_wait_reported = 0.0, False, False
+
+    def _on_active(self) -> None:
+        quiet_s, still_s = self._job_quiet_s()
+        self._longest_pause_s = max(self._longest_pause_s, still_s)
+        if self._reported:
+            self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
+            self._reported = None
+
+    def _on_waiting(self) -> None:
+        """Ranks wait in a collective, or they go on; whatever the others write."""
+        running = self._running()
+        if not running:
+            return
+        waiting_s, before_s = min(each.waiting_s for each in running), self._waiting_s
+        if waiting_s < before_s:
+            self._longest_wait_s = max(self._longest_wait_s, before_s)
+            if self._is_wait_reported:
+                text = f"collectives are called and finished again, after {duration(before_s)}"
+                self._messages.show(text, Level.ALWAYS, "moves_again")
+            self._is_wait_reported = self._is_wait_known = False
+        self._waiting_s, self._has_waiting = waiting_s, any(each.has_waiting for each in running)
+
+    def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
+        if event.number == 0:  # Before a stop.
+            self._ranks_at_stop.extend(event.ranks)
+            self._nodes_at_stop.extend([event.node] if event.node else [])
+        examination = self._examination
+        if examination and event.number == examination.number and index in examination.missing:
+            examination.missing.discard(index)
+            examination.ranks.extend(event.ranks)
+            examination.nodes.extend([event.node] if event.node else [])
+            if not examination.missing:
+                self._conclude(examination, now)
+
+    # Limits.
+
+    @property
+    def _report_s(self) -> float:
+        return self._limit_s(self._longest_pause_s)
+
+    def _limit_s(self, longest_s: float) -> float:
+        limit = self._timeouts.hang_report_s
+        if limit == "auto":
+            return max(AUTO_HANG_REPORT_S, _PAUSES * longest_s)
+        return _NEVER if limit is None else limit
+
+    def _job_quiet_s(self) -> tuple[float, float]:
+        """Seconds for which the whole job has been quiet, and still; 0 if a node is active or has not reported."""
+        known = self._running()
+        if not known or any(not event.quiet_s for event in known):
+            return 0.0, 0.0
+        # A report is repeated while it holds: what has happened since the last one is not known yet.
+        return min(event.quiet_s for event in known), min(event.still_s for event in known)
+
+    def _running(self) -> list[WorkerActivity]:
+        """The last reports of all nodes whose workers run; empty if one has not reported."""
+        if any(index not in self._activity for index in self._participants):
+            return []
+        reports = (self._activity[index] for index in self._participants)
+        return [report for report in reports if not report.is_finished]
+
+    def _is_wait_due(self, quiet_s: float) -> bool:
+        """Whether ranks wait for so long, while others write output, that the user should know it."""
+        is_new = self._has_waiting and not quiet_s and not self._is_wait_known
+        return is_new and self._waiting_s >= self._limit_s(self._longest_wait_s)
+
+    def _is_due(self, quiet_s: float, still_s: float) -> bool:
+        timeouts = self._timeouts
+        limits = (
+            (still_s, timeouts.hang_timeout_s),
+            (quiet_s, timeouts.busy_timeout_s),
+            (quiet_s, None if self._reported else self._report_s),
+            (still_s, None if self._reported is JobState.STUCK else self._report_s),
+        )
+        return self._is_wait_due(quiet_s) or any(limit is not None and reached >= limit for reached, limit in limits)
+
+    def run_due(self, now: float) -> float:
+        """Begin or end an examination if it is time. Returns when to call again."""
+        if now >= self._load_at:
+            _load()
+            self._load_at = _NEVER
+        return min(self._load_at, self._examine_if_due(now))
+
+    def _examine_if_due(self, now: float) -> float:
+        if self._examination:
+            if now >= self._examination.deadline:
+                self._conclude(self._examination, now)
+            return self._examination.deadline if self._examination else _NEVER
+        if not self._has_news:
+            return _NEVER  # The next report of an agent ends the wait.
+        if now < self._judge_at:
+            return self._judge_at
+        return self._judge(now)
+
+    def _judge(self, now: float) -> float:
+        """Begin an examination if the reports of the nodes say so, and enough time has passed since the last one."""
+        self._judge_at, self._has_news = now + _JUDGE_S, False
+        self._on_waiting()
+        quiet_s, still_s = self._job_quiet_s()
+        if not self._is_due(quiet_s, still_s):
+            return _NEVER
+        if now >= self._not_before:
+            self._examine(now, quiet_s, still_s)
+            return now + EXAMINATION_S
+        self._judge_at, self._has_news = self._not_before, True
+        return self._not_before
+
+    # Examinations.
+
+    def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
+        self._count += 1
+        running = {index for index in self._participants if not self._activity[index].is_finished}
+        self._examination = _Examination(
+            self._count, self._attempt, quiet_s, still_s, self._waiting_s, now + EXAMINATION_S, running
+        )
+        self._send(ExamineWorkers(self._attempt, self._count))
+
+    def _conclude(self, examination: _Examination, now: float) -> None:
+        self._examination, self._has_news = None, True
+        self._not_before = now + min(
+            max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
+        )
+        found = _explained(examination.ranks, examination.nodes)
+        # An agent that does not answer may have workers that move: nothing is ended then.
+        if (reason := self._reason_to_abort(examination, found)) and not examination.missing:
+            self._abort(examination, found, reason)
+        elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
+            self._reported = JobState.BUSY if examination.missing else found.job_state
+            self._is_wait_known = True
+            self._report(examination, found, self._first_line(examination, found))
+        elif self._is_wait_due(examination.quiet_s) and not examination.missing:
+            self._report_wait(examination)
+
+    def _reason_to_abort(self, examination: _Examination, found: Explanation) -> str:
+        hang_s, busy_s = self._timeouts.hang_timeout_s, self._timeouts.busy_timeout_s
+        if found.job_state is JobState.STUCK and hang_s is not None and examination.still_s >= hang_s:
+            return f"nothing has moved for {duration(examination.still_s)}: the job hangs"
+        if found.job_state is not JobState.MOVING and busy_s is not None and examination.quiet_s >= busy_s:
+            return f"no output and no collective for {duration(examination.quiet_s)} (--busy-timeout)"
+        return ""
+
+    def _is_new(self, found: Explanation, examination: _Examination) -> bool:
+        """Whether the user does not know it yet: one report for each pause, and one more if a busy job gets stuck."""
+        if found.job_state is JobState.BUSY and self._is_wait_reported:
+            return False
+        reached_s = examination.still_s if found.job_state is JobState.STUCK else examination.quiet_s
+        return self._reported not in (found.job_state, JobState.STUCK) and reached_s >= self._report_s
+
+    def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
+        self._write(examination.ranks, examination.nodes, found)
+        explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
+        self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
+        self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
+
+    def _first_line(self, examination: _Examination, found: Explanation) -> str:
+        silence = f"no output and no collective for {duration(examination.quiet_s)}"
+        if examination.missing:
+            hosts = quote(", ".join(sorted(self._activity[index].host for index in examination.missing)))
+            silence += f", and no answer from {hosts} for {EXAMINATION_S:.0f} s"
+            return f"{silence}: the job may hang; of the other nodes:"
+        if found.job_state is JobState.STUCK:
+            return f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
+        return f"{silence}, while some ranks compute"
+
+    def _report_wait(self, examination: _Examination) -> None:
+        """Ranks wait in a collective for others that go on writing output."""
+        found = _explained(examination.ranks, examination.nodes, output_counts=False)
+        if found.job_state is JobState.BUSY:
+            self._is_wait_known = self._is_wait_reported = True
+            since = f"no collective was called or finished for {duration(examination.waiting_s)}"
+            said = "ranks wait in one while others write output, as in a long evaluation or an endless loop"
+            self._report(examination, found, f"{since}: {said}")
+
+    def _report(self, examination: _Examination, found: Explanation, first: str) -> None:
+        path = self._write(examination.ranks, examination.nodes, found)
+        files = f"; all stacks: {path}" if path else ""
+        self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
+        for sentence in found.sentences:
+            self._messages.show(f"  {sentence}", Level.ALWAYS)
+
+    def _write(self, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> Path | None:
+        from ddplaunch.features.hangs import hang_files
+
+        folder = self._folder()
+        return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
+
+    def show_stopped(self) -> None:
+        """At the end of the run: where the workers were, if it was stopped when it had been quiet for long."""
+        if not self._ranks_at_stop:
+            return
+        found = _explained(self._ranks_at_stop, self._nodes_at_stop)
+        if found.job_state is not JobState.MOVING:
+            path = self._write(self._ranks_at_stop, self._nodes_at_stop, found)
+            self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
+            for sentence in found.sentences:
+                self._messages.show(f"  {sentence}", Level.NORMAL)
+
+
+def _load() -> None:
+    from ddplaunch.features.hangs import (  # noqa: F401
+        explanation,
+        gpus,
+        hang_files,
+    )
+
+
+def _explained(
+    ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], *, output_counts: bool = True
+) -> Explanation:
+    from ddplaunch.features.hangs.explanation import explain, explain_waiting
+    from ddplaunch.features.hangs.gpus import with_gpus
+
+    return with_gpus((explain if output_counts else explain_waiting)(ranks), nodes)

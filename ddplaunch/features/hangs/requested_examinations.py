@@ -1,0 +1,168 @@
+"""Has the workers examined because the user wants to know what they do (``--stacks``), whatever the limits say.
+
+Runs in the launcher, in the main thread. Requests that come during an examination share the next one. Must not decide
+anything about the job: ``hang_watch`` does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.hangs.records import EXAMINATION_S, NodeEvidence, RankEvidence
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.control_socket import ControlRequest
+from ddplaunch.protocol.control import RequestRefused, RunExamined
+from ddplaunch.protocol.launcher_agent import (
+    AttemptEnded,
+    AttemptStarted,
+    ExamineWorkers,
+    OrderToNodes,
+    ReportOfNode,
+    WorkersExamined,
+)
+from ddplaunch.text import plural, quote
+from ddplaunch.transport.handle import ChannelClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+
+_NEVER = float("inf")
+_FIRST_NUMBER = 1 << 20
+"""Those of ``hang_watch`` are smaller: it must not take these answers for its own."""
+
+_MAX_PATH = 4096
+
+
+@dataclass
+class _Examination:
+    """``expected`` is empty until it is known which nodes answer."""
+
+    number: int
+    attempt: int
+    deadline: float
+    expected: set[int]
+    requests: list[ControlRequest]
+    answered: set[int] = field(default_factory=set)
+    ranks: list[RankEvidence] = field(default_factory=list)
+    nodes: list[NodeEvidence] = field(default_factory=list)
+    all_nodes_at: str = ""
+
+
+class RequestedExaminations:
+    """Those of one run."""
+
+    def __init__(
+        self,
+        config: LaunchConfig,
+        run_tag: str,
+        send: Callable[[object], None],
+        folder: Callable[[], Path | None],
+    ) -> None:
+        """No examination goes on.
+
+        Args:
+            config: that of the run.
+            run_tag: requests for another run are refused.
+            send: sends to all nodes of this launcher.
+            folder: returns the run folder, which gets the files; None if no files are kept.
+        """
+        self._run_tag, self._folder, self._number = run_tag, folder, _FIRST_NUMBER
+        self._nodes_have_launchers = bool(config.rendezvous)
+        self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self._attempt = -1
+        self._attempts: dict[int, int] = {}
+        """By node: the attempt of its running workers. One may be in the next before the end of another's is read."""
+        self._waiting: list[ControlRequest] = []
+        self._examination: _Examination | None = None
+
+    # Events.
+
+    def on_request(self, request: ControlRequest) -> None:
+        """A client asks; ``run_due`` begins the examination."""
+        if request.request.run_tag != self._run_tag:
+            request.answer(RequestRefused("another run of this process"))
+        elif not self._running:
+            when = "have ended" if self._attempt >= 0 else "have not started"
+            request.answer(RunExamined(sentences=(f"nothing to examine: the workers {when}",)))
+        else:
+            self._waiting.append(request)
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case AttemptStarted(attempt=attempt):
+                self._attempts[index], self._attempt = attempt, max(attempt, self._attempt)
+            case AttemptEnded() | ChannelClosed():
+                self._attempts.pop(index, None)
+            case WorkersExamined():
+                self._on_examined(index, participants, event)
+            case ReportOfNode(report=WorkersExamined() as report):
+                self._on_examined(event.node_index, event.participants, report)
+
+    @property
+    def _running(self) -> set[int]:
+        """The nodes whose workers run in the newest attempt."""
+        return {index for index, attempt in self._attempts.items() if attempt == self._attempt}
+
+    def _on_examined(self, index: int, participants: Sequence[int], event: WorkersExamined) -> None:
+        examination = self._examination
+        if examination is None or event.number != examination.number or index in examination.answered:
+            return
+        examination.answered.add(index)
+        examination.ranks.extend(event.ranks)
+        examination.nodes.extend([event.node] if event.node else [])
+        examination.all_nodes_at = event.all_nodes_at
+        examination.expected = examination.expected or set(participants)
+        if examination.expected <= examination.answered:
+            self._conclude(examination)
+
+    def run_due(self, now: float) -> float:
+        """Begin or end an examination. Returns when to call again."""
+        if self._examination and now >= self._examination.deadline:
+            self._conclude(self._examination)
+        if self._waiting and not self._examination:
+            self._begin(now)
+        return self._examination.deadline if self._examination else _NEVER
+
+    # Examinations.
+
+    def _begin(self, now: float) -> None:
+        # Where each node has its own launcher, the first answer says which nodes there are.
+        expected = set() if self._nodes_have_launchers else set(self._running)
+        self._number += 1
+        requests, self._waiting = self._waiting, []
+        self._examination = _Examination(self._number, self._attempt, now + EXAMINATION_S, expected, requests)
+        self._send(ExamineWorkers(self._attempt, self._number, is_requested=True))
+
+    def _conclude(self, examination: _Examination) -> None:
+        self._examination = None
+        answer = self._answer(examination)
+        for request in examination.requests:
+            request.answer(answer)
+
+    def _answer(self, examination: _Examination) -> RunExamined:
+        from ddplaunch.features.hangs import examination_page, hang_files
+        from ddplaunch.features.hangs.explanation import explain
+        from ddplaunch.features.hangs.gpus import with_gpus
+
+        ranks, nodes, folder = examination.ranks, examination.nodes, self._folder()
+        found = with_gpus(explain(ranks), nodes)
+        path = hang_files.write(folder, examination.attempt, ranks, nodes, found) if folder and ranks else None
+        return RunExamined(
+            sentences=(*examination_page.sentences(ranks, found), *_missing(examination)),
+            lines=examination_page.lines(ranks),
+            path=quote(str(path), _MAX_PATH) if path else "",
+            all_nodes_at=examination.all_nodes_at,
+        )
+
+
+def _missing(examination: _Examination) -> list[str]:
+    count = len(examination.expected - examination.answered)
+    if not count and examination.answered:
+        return []
+    have = "has" if count == 1 else "have"
+    return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {EXAMINATION_S:.0f} s"]

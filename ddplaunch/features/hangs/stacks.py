@@ -1,0 +1,95 @@
+"""``--stacks``: what the workers of a run do now, and where they wait for whom.
+
+Runs in the process that the user started. The agent on each machine with a launcher of the run asks that launcher over
+its control socket.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
+from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.launcher import setup
+from ddplaunch.protocol.control import ANSWER_S
+from ddplaunch.protocol.queries import ExamineRuns
+from ddplaunch.system.files import run_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Mapping, Sequence
+
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.commands.query import Queries
+    from ddplaunch.commands.run_queries import QueriedHost
+    from ddplaunch.config import RemoteConfig
+    from ddplaunch.protocol.control import RunExamined
+    from ddplaunch.protocol.queries import LauncherAnswer, RunOnHost
+
+_END_S = ANSWER_S + 15
+"""Seconds for an agent: it finds the launchers again, and gives each ANSWER_S and a few seconds more."""
+
+
+def stacks(
+    run_id: str,
+    hosts: Sequence[Host],
+    remote: RemoteConfig,
+    show: Callable[[str], None],
+    report: Callable[[str], None],
+) -> None:
+    """Have the launchers of this run, here and on ``hosts``, examine their workers; ``show`` prints what they found.
+
+    Raises:
+        UsageError: there is no such run, or its launcher is not on these machines.
+        LaunchError: no launcher has answered; or the answers are of some nodes, and a host could not be queried.
+    """
+    with agents(hosts, remote) as queries:
+        parts = parts_of_run("--stacks", run_id, queries, find_runs(queries))
+        names = with_launcher(parts)
+        if not names:
+            raise_failures(queries)
+            raise _without_launcher(run_id, parts)
+        answers = _ask(queries, run_id, names)
+    examined = [(host, answer.examined) for host, answer in answers if answer.examined]
+    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.examined]
+    if not examined:
+        if not problems:
+            raise_failures(queries)
+        text = "\n  ".join(problems or ["the run has just ended"])
+        raise LaunchError(f"--stacks {run_id}: no launcher has examined its workers\n  {text}", "", NODE_NOT_READY)
+    # One that knows all nodes is enough, where each node has its own launcher.
+    whole = [(host, answer) for host, answer in examined if not answer.all_nodes_at]
+    shown = whole or examined
+    show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
+    if not whole:
+        for line in problems:
+            report(line)
+        raise_failures(queries)
+
+
+def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> UsageError:
+    is_alive = any(run.launcher_alive for runs in parts.values() for run in runs)
+    text, hint = "its launcher has ended", f"`ddplaunch --kill {run_id}` ends the processes that are left."
+    if is_alive:
+        host = run_folders.host_of_launcher(run_id)
+        text, hint = f"its launcher is on {host or 'another host'}", f"Name it with --hosts{host and ' '}{host}."
+    return UsageError(f"--stacks {run_id}: {text}", hint)
+
+
+def _ask(queries: Queries[QueriedHost], run_id: str, names: Collection[str]) -> list[tuple[str, LauncherAnswer]]:
+    machines = [machine for machine in queries.nodes if machine.name in names and not machine.failure]
+    for machine in machines:
+        machine.handle.send(ExamineRuns(run_id))
+        machine.deadline = time.monotonic() + _END_S
+    queries.wait(machines, lambda machine: machine.examined is not None)
+    return [(machine.name, answer) for machine in machines if machine.examined for answer in machine.examined.answers]
+
+
+def _page(host: str, answer: RunExamined, *, is_only: bool) -> str:
+    lines = [*([] if is_only else [f"{host}:"]), *answer.sentences]
+    lines += ["", *answer.lines] if answer.lines else []
+    on_host = "" if host == setup.local_host_name() else f"{host}:"
+    lines += [f"all stacks: {on_host}{answer.path}"] if answer.path else []
+    if answer.all_nodes_at:
+        lines.append(f"only {host}; for all nodes, add --hosts with the node that serves {answer.all_nodes_at}")
+    return "\n".join(lines)

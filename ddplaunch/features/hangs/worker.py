@@ -1,0 +1,175 @@
+"""Answers the agent's questions about process groups and torch's flight record, also while the script hangs.
+
+Runs in the worker, in one thread that starts when the script creates its first process group, and waits in a system
+call ever after: it costs nothing until the agent asks. Only ``keep_record`` runs in the main thread. A thread is needed
+because a main thread that waits in a collective runs neither Python code nor Python's signal handlers. Must not load a
+module in that thread, since the main thread may hold the import lock, nor before the script, whose folder may have a
+module of that name: the imports within functions find what torch has loaded.
+"""
+
+from __future__ import annotations
+
+import _thread
+import contextlib
+import os
+import sys
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.worker import late_patch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+    from types import FrameType, ModuleType
+
+_C10D = "torch.distributed.distributed_c10d"
+
+_socket_name = ""
+_pid = _main_thread = 0
+"""The process that may start the thread: a child that the script forks is not a worker."""
+
+
+def prepare(socket_name: str) -> None:
+    """In a worker, before the script: start the thread once the script creates a process group.
+
+    ``socket_name`` is the agent's socket. Where the forkserver has imported torch, ``watch`` has been called.
+    """
+    global _socket_name, _pid, _main_thread
+    _socket_name, _pid, _main_thread = socket_name, os.getpid(), _thread.get_ident()
+    if _C10D not in sys.modules and "torch" not in sys.modules:
+        late_patch.after_import(_C10D, watch)
+
+
+def watch(c10d: ModuleType | None) -> None:
+    """Notice new process groups of torch's module; without effect if it is None or another torch keeps none there."""
+    groups = getattr(c10d, "_pg_map", None)
+    if c10d is not None and type(groups) is dict:
+        c10d._pg_map = _Groups(groups)  # type: ignore[attr-defined]
+
+
+class _Groups(dict[Any, Any]):
+    """torch's dictionary of process groups."""
+
+    def __setitem__(self, group: Any, value: Any) -> None:
+        super().__setitem__(group, value)
+        _start()
+
+
+def _start() -> None:
+    global _socket_name
+    if _socket_name and os.getpid() == _pid:
+        name, _socket_name = _socket_name, ""
+        import json  # noqa: F401
+        import signal  # noqa: F401
+        import socket  # noqa: F401
+        import time  # noqa: F401
+
+        # Not threading.Thread: the script would see it in threading.enumerate(), and its end would be awaited.
+        with contextlib.suppress(RuntimeError):
+            _thread.start_new_thread(_serve, (name, _main_thread))
+
+
+def _serve(name: str, main_thread: int) -> None:
+    import signal
+    import socket
+
+    with contextlib.suppress(Exception):
+        signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        with contextlib.suppress(OSError), open(f"/proc/self/task/{_thread.get_native_id()}/comm", "wb", 0) as comm:
+            comm.write(examination.THREAD_NAME)
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
+            agent.connect(f"\0{name}")
+            while request := agent.recv(1):
+                facts, record = _answer(request, main_thread)
+                agent.sendall(examination.header(len(facts), len(record)) + facts + record)
+
+
+def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
+    import json
+    import time
+
+    is_whole = request == examination.RECORD
+    facts: dict[str, Any] = {}
+    record = _flight_record(is_whole)
+    if is_whole:
+        c10d = sys.modules[_C10D]
+        with contextlib.suppress(Exception):
+            facts[examination.GROUPS] = _groups(c10d)
+        with contextlib.suppress(Exception):
+            facts[examination.PENDING] = _pending(c10d, _frames_of_thread(main_thread))
+    facts[examination.CPU_S] = time.thread_time()
+    return json.dumps(facts).encode(), record
+
+
+def _flight_record(is_whole: bool) -> bytes:
+    """Torch's flight record as JSON; empty where this torch has none."""
+    torch_c = sys.modules.get("torch._C._distributed_c10d")
+    for name in ("_dump_fr_trace_json", "_dump_nccl_trace_json"):
+        with contextlib.suppress(Exception):
+            record = getattr(torch_c, name)(is_whole, False)
+            return record if isinstance(record, bytes) else str(record).encode()
+    return b""
+
+
+def _groups(c10d: Any) -> dict[str, tuple[str, list[int]]]:
+    names = dict(c10d._world.pg_names)
+    return {
+        names[group]: (str(getattr(group, "group_desc", "")), sorted(ranks, key=ranks.__getitem__))
+        for group, ranks in dict(c10d._world.pg_group_ranks).items()
+        if group in names
+    }
+
+
+def _frames_of_thread(thread: int) -> Iterator[FrameType]:
+    """Innermost first."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _pending(c10d: Any, frames: Iterable[FrameType]) -> tuple[str, int | None, str] | None:
+    """The outermost function of torch's module in ``frames``, with the rank and group of its call."""
+    found: FrameType | None = None
+    for frame in frames:
+        if frame.f_globals is c10d.__dict__ and not frame.f_code.co_name.startswith("_"):
+            found = frame
+    if found is None:
+        return None
+    arguments = dict(found.f_locals)
+    group = c10d._world.pg_names.get(arguments.get("group"), "")
+    peer = next((arguments[name] for name in ("dst", "src") if isinstance(arguments.get(name), int)), None)
+    return found.f_code.co_name, peer, group
+
+
+def keep_record(error: BaseException, folder: str) -> None:
+    """If ``error`` says that a peer is gone or has not come, write what the agent would ask to ``RECORD_FILE``.
+
+    In the main thread, at the end of the script: the agent cannot ask a worker that has ended. Takes up to 0.2 s where
+    the flight record is full. Never raises.
+    """
+    c10d = sys.modules.get(_C10D)
+    if not folder or c10d is None or os.getpid() != _pid:
+        return
+    with contextlib.suppress(Exception):
+        from ddplaunch.protocol import first_failure
+        from ddplaunch.system.files import kept_files
+
+        if not first_failure.is_peer_loss(f"{type(error).__name__}: {error}"):
+            return
+        import json
+
+        groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
+        record = _flight_record(is_whole=True) or b"null"
+        facts = json.dumps({examination.GROUPS: groups, examination.PENDING: pending}).encode()
+        data = facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n"
+        kept_files.write_whole(os.path.join(folder, examination.RECORD_FILE), data)
+
+
+def _frames_of_error(error: BaseException) -> list[FrameType]:
+    """Innermost first."""
+    found, step = [], error.__traceback__
+    while step is not None:
+        found.append(step.tb_frame)
+        step = step.tb_next
+    return found[::-1]

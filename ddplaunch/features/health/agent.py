@@ -1,0 +1,149 @@
+"""The health of this node's hardware: before the first attempt, while workers run, and after a failure.
+
+Runs in the agent, in its main thread. A thread tries the folder of the logs; ``GpusOfJob`` has the GPUs, and is loaded
+only on machines that may have some: elsewhere a start must not take longer. Each wait has a limit. In a dry run, whose
+GPUs are simulated, nothing is looked at.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import HealthEvent
+from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.features.health import findings
+from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
+from ddplaunch.protocol.gpus import MAX_GPUS
+from ddplaunch.system.files import folder_probe
+from ddplaunch.system.files.folder_probe import FolderState
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.agent.events import AttemptFailure
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.health.records import HealthFinding
+    from ddplaunch.protocol.gpus import GpuReading, IbPort
+    from ddplaunch.protocol.results import Round, WorkerExit
+
+FOLDER_LIMIT_S = 2.0
+_FIRST_LIMIT_S = 3.0
+"""The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
+
+_REFUSED_HINT = "Use another node; --health warn uses it all the same."
+
+
+class HealthPart(Part):
+    """Of one node. Its records go to the ``HealthWatch`` of a launcher, which decides."""
+
+    def __init__(self, node: NodeServices) -> None:
+        """Start to try the folder of the logs, unless the user wants nothing looked at or the run is a dry run."""
+        super().__init__(node)
+        self._spec = spec = node.spec
+        self._is_on = spec.health != "off" and not spec.fake_gpus
+        self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
+        self._is_probed = True
+        self._findings: list[HealthFinding] = []
+        self._group: WorkerGroup | None = None
+        if self._is_on and spec.node_dir:
+            self._is_probed = False
+            threading.Thread(target=self._probe, args=(spec.node_dir,), name="folder probe", daemon=True).start()
+
+    def _probe(self, folder: str) -> None:
+        self._node.post(HealthEvent(folder_probe.probe(folder)))
+
+    # Before the first attempt.
+
+    def may_take_part(self) -> bool:
+        """Wait for the first readings, and send them to the launcher. The other nodes are told what the node has."""
+        if not self._is_on:
+            return True
+        self._await_readings()
+        if self._node.is_stopping():
+            return True
+        report = self._node_health()
+        self._node.outbox.send(report)
+        self._node.rendezvous.describe(report.hardware)
+        wrong = [finding for finding in report.findings if finding.severity == "refuse"]
+        if not wrong or self._spec.health != "refuse":
+            return True
+        if not self._spec.launcher_assigns_rendezvous:
+            text = f"the hardware is not sound: {findings.refusal(wrong, self._spec.host)}"
+            self._node.rendezvous.refuse(text)
+            raise LaunchError(text, _REFUSED_HINT, HARDWARE)
+        return False
+
+    def _await_readings(self) -> None:
+        wait, is_stopping = self._node.wait, self._node.is_stopping
+        folder_by, gpus_by = time.monotonic() + FOLDER_LIMIT_S, time.monotonic() + _FIRST_LIMIT_S
+        if gpus := self._node.gpus:
+            wait(lambda: gpus.is_read or is_stopping(), lambda: gpus_by)
+        if not wait(lambda: self._is_probed or is_stopping(), lambda: folder_by):
+            self._on_folder((findings.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
+
+    def _node_health(self) -> NodeHealth:
+        gpus = self._node.gpus
+        if gpus is None:
+            return node_health(self._findings)
+        return node_health([*self._findings, *gpus.findings], gpus.gpus, gpus.ports, gpus.missing)
+
+    # Events.
+
+    def on_event(self, event: object) -> bool:
+        """Handle what a thread has found out."""
+        if not isinstance(event, HealthEvent):
+            return False
+        if isinstance(event.found, FolderState):
+            if not self._is_probed:
+                self._on_folder(findings.of_folder(event.found))
+        elif self._node.gpus:
+            self._node.gpus.handle_event(event)
+        return True
+
+    def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
+        """A single node is not refused for its log folder: the job can run without logs, and says so."""
+        self._is_probed = True
+        self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
+
+    # After a failure, and before another attempt.
+
+    def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
+        """As ``Part.on_attempt``."""
+        self._group = group
+
+    def before_stop(self, failure: AttemptFailure | None) -> None:
+        """If a worker has failed, ask for a fresh reading, which ``on_attempt_ended`` awaits."""
+        if self._node.gpus and self._group and self._group.any_failed:
+            self._node.gpus.ask_health()
+
+    def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
+        """``exits`` with the faults of the hardware that have ended workers."""
+        gpus, node = self._node.gpus, self._node
+        return gpus.blame(exits, node.wait) if gpus and not node.is_stopping() else exits
+
+    def before_next_attempt(self) -> None:
+        """Wait until the GPU memory of the workers that have ended is free."""
+        node = self._node
+        if node.gpus:
+            from ddplaunch.features.health.gpu_memory_wait import await_free_memory
+
+            await_free_memory(node.gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
+
+
+def node_health(
+    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+) -> NodeHealth:
+    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
+    ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
+    active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
+    hardware = NodeHardware(
+        gpus=tuple(gpu.identity() for gpu in gpus)[:MAX_GPUS],
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=len(os.sched_getaffinity(0)),
+        ports=tuple(active[:MAX_PORTS]),
+    )
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)

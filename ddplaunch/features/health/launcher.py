@@ -1,0 +1,163 @@
+"""The health of all nodes of this launcher: shows findings, refuses nodes before their first attempt, compares nodes.
+
+Runs in the launcher, in the main thread. Agents send one NodeHealth, and later findings. A refused node is replaced by
+a spare, or the job starts with fewer nodes, or it does not start: then all refused nodes are named, so the decision
+waits until all nodes have reported, for at most ``_COLLECT_S``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.errors import HARDWARE, LaunchError, Level
+from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health.records import HardwareOfNode, HealthFinding, NodeHealth
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
+from ddplaunch.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.health.records import NodeHardware
+    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.shutdown import Shutdown
+
+_NEVER = float("inf")
+_COLLECT_S = 3.0
+_EXACT_S = 1.0
+"""A clock that is known so exactly is not looked at again: it may be set while the job runs."""
+
+_MAX_KEPT = 1000
+"""Findings in the report of a run: a GPU may tell of many errors."""
+
+_HINT = "Drain these nodes, or add other hosts; --health warn uses them all the same."
+
+
+class HealthWatch:
+    """Watches one run."""
+
+    def __init__(
+        self, config: LaunchConfig, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
+    ) -> None:
+        self._is_on = config.health != "off"
+        # Where agents find by themselves that their node must not be used, their launcher has no other.
+        self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
+        self._nodes, self._shutdown, self._show = nodes, shutdown, show
+        self._reports: dict[int, NodeHealth] = {}
+        self._first_ranks: dict[int, int] = {}
+        self._refused: dict[int, str] = {}
+        self._decide_by = _NEVER
+        self._comparison = _Comparison(show)
+        self._kept: list[HealthFinding] = []
+
+    def findings(self) -> tuple[HealthFinding, ...]:
+        """All findings so far, for the report."""
+        return tuple(self._kept)
+
+    # Events.
+
+    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
+        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+        match event:
+            case AttemptStarted(first_rank=first_rank):
+                self._first_ranks[index] = first_rank
+            case HealthFinding():
+                self._on_findings(index, (event,))
+            case NodeHealth() if index not in self._reports:
+                self._on_report(index, participants, event)
+            case Pong(ping_time_s=sent_s, time_s=time_s) if self._is_on and time_s:
+                host = self._nodes.all[index].host
+                self._comparison.on_clock(index, host, time_s - time.time(), time_s - sent_s)
+            case ReportOfNode(node_index=node, participants=others, report=HardwareOfNode() as report):
+                self._comparison.on_hardware(node, report.host, report.hardware, others)
+                self._comparison.on_clock(node, report.host, report.clock_ahead_s, report.clock_ahead_s)
+
+    def _on_report(self, index: int, participants: Sequence[int], report: NodeHealth) -> None:
+        self._reports[index] = report
+        wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
+        self._keep(index, wrong)
+        if wrong and self._replaces:
+            self._refused[index] = findings.refusal(wrong, self._nodes.all[index].host)
+            self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
+        self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
+        if self._replaces:  # Else the launcher has one node.
+            self._comparison.on_hardware(index, self._nodes.all[index].host, report.hardware, participants)
+
+    def _on_findings(self, index: int, found: Iterable[HealthFinding]) -> None:
+        self._keep(index, found)
+        for finding in found:
+            line = findings.line(finding, self._nodes.all[index].host, self._first_ranks.get(index))
+            self._show(line, Level.ALWAYS)
+
+    def _keep(self, index: int, findings: Iterable[HealthFinding]) -> None:
+        host, first_rank = self._nodes.all[index].host, self._first_ranks.get(index)
+        for finding in findings:
+            if len(self._kept) < _MAX_KEPT:
+                ranks = () if first_rank is None else tuple(first_rank + local for local in finding.local_ranks)
+                self._kept.append(replace(finding, host=host, time_s=time.time(), ranks=ranks))
+
+    # Nodes that must not be used.
+
+    def run_due(self, now: float) -> float:
+        """Decide about the refused nodes, if it is time. Returns when to call again."""
+        if not self._refused:
+            return _NEVER
+        if now < self._decide_by and not self._reports.keys() >= set(self._nodes.participants):
+            return self._decide_by
+        # A node may have been lost since it has reported.
+        refused = {index: line for index, line in self._refused.items() if index in self._nodes.participants}
+        self._refused, self._decide_by = {}, _NEVER
+        if refused and not self._shutdown.in_progress:
+            try:
+                self._leave_out(refused)
+            except LaunchError as error:
+                self._shutdown.fail(error)
+        return _NEVER
+
+    def _leave_out(self, refused: dict[int, str]) -> None:
+        remaining, needed = self._nodes.remaining_without(*(self._nodes.all[index] for index in refused))
+        if remaining < needed:
+            lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
+            have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
+            raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
+        for index, line in refused.items():
+            self._show(f"not used: {line}", Level.ALWAYS)
+            self._nodes.retire(self._nodes.all[index])
+
+
+class _Comparison:
+    """Compares the hardware of the nodes, once all have told theirs, and their clocks with that of this machine.
+
+    Where each node has a launcher, in that of the node that serves the rendezvous. Shows each difference once. A node
+    that joins later is compared with the others.
+    """
+
+    def __init__(self, show: Callable[[str, int], None]) -> None:
+        self._show = show
+        self._known: dict[int, tuple[str, NodeHardware]] = {}
+        self._is_compared = False
+        self._has_clock: set[int] = set()
+
+    def on_hardware(self, index: int, host: str, hardware: NodeHardware, participants: Sequence[int]) -> None:
+        """Node ``index`` has told what it has; ``participants`` are all nodes of the job now."""
+        if index in self._known:
+            return
+        self._known[index] = host, hardware
+        if self._known.keys() >= set(participants):
+            nodes = dict(self._known[other] for other in (*participants, index))
+            for text in differences.between(nodes, host if self._is_compared else ""):
+                self._show(text, Level.ALWAYS)
+            self._is_compared = True
+
+    def on_clock(self, index: int, host: str, least_s: float, most_s: float) -> None:
+        """The clock of node ``index`` is ahead of this machine's by so many seconds at least, and at most."""
+        if index in self._has_clock:
+            return
+        text = differences.clock_text(host, differences.certain_offset(least_s, most_s))
+        if text:
+            self._show(text, Level.ALWAYS)
+        if text or most_s - least_s < _EXACT_S:
+            self._has_clock.add(index)

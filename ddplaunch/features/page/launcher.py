@@ -1,0 +1,150 @@
+"""Has run.html made: by child processes with the lowest priority, while the run goes on, and at its end.
+
+Runs in the launcher, in the main thread, but for a thread that waits for each child. The launcher never waits for a
+child while workers run, and ends every child; if it is killed, the child ends within ``LIMIT_S`` of ``page.__main__``.
+The first page is made after ``FIRST_S``: nobody could open an earlier one. The child for the page of a failure is
+started when the workers have failed: it loads its modules while the run ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from ddplaunch.config import LaunchConfig
+
+OFF_VARIABLE = "DDPLAUNCH_PAGE"
+"""``off``: no page is made, as with ``--no-page``; for a site, or for tests."""
+
+FIRST_S, PERIOD_S = 30.0, 30.0
+_PERIOD_PER_COST = 20.0
+"""The next page follows after so many times what the last has taken: the pages of a large run cost 5 % of a CPU."""
+
+_NEVER = float("inf")
+_POLL_S = 0.02
+_SHORT_S = 10.0
+"""A run below it has a page only if workers failed, if ``--page`` makes one, or if ``--on-exit`` waits for it."""
+
+_PATIENCE, _LEAST_S, _MOST_S = 20.0, 1.0, 10.0
+"""The launcher waits for the last page for 1/20 of the run, and for a time between the two others."""
+
+_START = f"{IMPORT_PACKAGE}; from ddplaunch.features.page.__main__ import main; main()"
+
+
+class _Child:
+    """A process that loads its modules, and makes the page of a folder after ``begin``."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises OSError or RuntimeError: no room for a process or a thread."""
+        self.ended, self._lock, self._is_reaped = threading.Event(), threading.Lock(), False
+        self._folder, self._began_at, self.duration_s = folder, time.monotonic(), 0.0
+        # A socket and no pipe: a write to a child that has ended raises no SIGPIPE.
+        self._go, theirs = socket.socketpair()
+        with theirs:
+            null = [(os.POSIX_SPAWN_OPEN, fd, "/dev/null", os.O_RDWR, 0) for fd in (1, 2)]
+            actions = [(os.POSIX_SPAWN_DUP2, theirs.fileno(), 0), *null]
+            command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
+            # A session of its own: Ctrl-C on the terminal does not end it.
+            self._pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=True)
+        threading.Thread(target=self._wait, name="page", daemon=True).start()
+
+    def begin(self) -> None:
+        """Make the page now."""
+        self._began_at = time.monotonic()
+        with contextlib.suppress(OSError), self._go:  # It has ended.
+            self._go.send(b"\n", socket.MSG_NOSIGNAL)
+
+    def _wait(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOWAIT)  # The pid stays this process's for ``kill``.
+            with self._lock:
+                os.waitpid(self._pid, 0)
+                self._is_reaped = True
+        for folder in (self._folder, self._folder.parent):  # The page of the whole run may be beside the folder.
+            with contextlib.suppress(OSError):  # What it had written when it was killed, named by ``kept_files``.
+                for part in folder.glob(f".run.html.{self._pid}.*"):
+                    part.unlink()
+        self.duration_s = time.monotonic() - self._began_at
+        self.ended.set()
+
+    def kill(self) -> None:
+        """End the process; an earlier page stays."""
+        with self._lock:
+            if not self._is_reaped:
+                os.kill(self._pid, signal.SIGKILL)
+
+
+class RunPage:
+    """The page of one run."""
+
+    def __init__(self, config: LaunchConfig, folder: Callable[[], Path | None]) -> None:
+        """``folder`` returns the run's; None if no files are kept."""
+        self._is_on = config.output.page and os.environ.get(OFF_VARIABLE) != "off"
+        self._folder = folder
+        self._is_awaited = bool(config.on_exit)
+        self._due = _NEVER
+        self._child: _Child | None = None
+        self._prepared: _Child | None = None
+
+    def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
+        """The first attempt has started: pages are made from now on. A failed one is the last: a page follows soon."""
+        if self._is_on and self._due == _NEVER and isinstance(event, AttemptStarted):
+            self._due = time.monotonic() + FIRST_S
+        if isinstance(event, AttemptEnded) and event.result.outcome == "failed" and not event.result.attempt_follows:
+            self._prepare()
+
+    def run_due(self, now: float) -> float:
+        """Make the page anew if it is time. Returns when it is time again."""
+        if now >= self._due:
+            if self._child is None or self._child.ended.is_set():
+                cost_s = self._child.duration_s if self._child else 0.0
+                self._due = now + max(PERIOD_S, _PERIOD_PER_COST * cost_s)
+                self._start()
+            else:
+                self._due = now + PERIOD_S
+        return self._due
+
+    def _prepare(self) -> None:
+        if self._is_on and self._prepared is None and (folder := self._folder()):
+            with contextlib.suppress(OSError, RuntimeError):  # No page, then: the run matters more.
+                self._prepared = _Child(folder)
+
+    def _start(self) -> None:
+        self._prepare()
+        self._child, self._prepared = self._prepared, None
+        if self._child:
+            self._child.begin()
+
+    # The end of the run.
+
+    def begin_last(self, run_s: float, *, has_failed: bool) -> None:
+        """The report is written: begin to make the last page. A run below ``_SHORT_S`` has one if workers failed."""
+        self._due = _NEVER
+        if self._child:  # It would not have the report, and could replace the last page.
+            self._child.kill()
+        self._child = None
+        if run_s >= _SHORT_S or self._is_awaited or has_failed:
+            self._start()
+        elif self._prepared:
+            self._prepared.kill()
+
+    def wait_for_last(self, run_s: float, is_interrupted: Callable[[], bool]) -> None:
+        """Wait for the last page, until ``is_interrupted()``; a page that takes too long for the run is given up."""
+        limit_s = _MOST_S if self._is_awaited else min(_MOST_S, max(_LEAST_S, run_s / _PATIENCE))
+        deadline = time.monotonic() + limit_s
+        while self._child and not self._child.ended.wait(_POLL_S):
+            if is_interrupted() or time.monotonic() > deadline:
+                self._child.kill()

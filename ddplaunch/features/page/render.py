@@ -1,0 +1,362 @@
+"""Run folder to HTML: gathers the parts of the page, and fills the template. The only importer of jinja2.
+
+The page makes no request, and its Content-Security-Policy allows none: style and script are in it, named by their
+hashes. ``autoescape`` is on; what is marked as safe below has only numbers, or is a file of this package.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import shlex
+import time
+from pathlib import Path
+from typing import Any
+
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup
+
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.features.page import charts, failures, launchers, reading, strip, usage
+from ddplaunch.features.page.reading import RunFiles, integer, line, number, words
+from ddplaunch.features.page.story import Moment, Story, story
+from ddplaunch.features.page.where_time_went import Phase, phases
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_json
+from ddplaunch.text import duration, plural
+
+MAX_BYTES = 1 << 20
+_TEMPLATES = Path(__file__).parent / "templates"
+_STEPS = ((4, 240), (32, 160), (1 << 30, 120))
+"""Steps of time of the curves, for up to so many nodes."""
+
+_MAX_NODES_WITH_DATA = 128
+_SAMPLED_S = 15.0
+"""A node whose workers run for so long has usage samples, also over SSH."""
+
+_MAX_MESSAGES = 200
+_MAX_MOMENT, _MAX_LABEL = 600, 160
+"""Characters of a text in the list of events, and of that of a mark."""
+
+_MARK_PERCENT, _MAX_LANES = 5.5, 6
+_LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 40
+"""Marks that are vertical lines in the charts, too."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """How the run ended, in a word: ``kind`` is ``good``, ``bad``, ``stopped``, ``running`` or ``unknown``."""
+
+    kind: str
+    sign: str
+    word: str
+    detail: str
+
+
+def page(folder: Path, now_s: float | None = None) -> str:
+    """The page of the run in this folder; at most about ``MAX_BYTES``."""
+    now_s = time.time() if now_s is None else now_s
+    files = launchers.read(folder)
+    told = story(files, now_s)
+    steps = next(steps for nodes, steps in _STEPS if len(files.usage) <= nodes)
+    used = usage.of_run(files.usage, told.whole, steps)
+    if used.damaged:
+        files.missing.append(f"samples: {plural(used.damaged, 'line')} cannot be read.")
+    if without := _without_samples(told, used):
+        (files.missing if used.hosts else files.notes).append(without)
+    for has_nodes, share in ((True, 1.0), (True, 0.2), (False, 0.2), (False, 0.03)):
+        has_nodes = has_nodes and len(files.usage) <= _MAX_NODES_WITH_DATA
+        drawn = [charts.chart(curve, has_nodes=has_nodes) for curve in used.curves]
+        lowered = charts.lowered_chart(used.lowered, told.whole)
+        if lowered:
+            drawn.insert(sum(curve.quantity.part == "g" for curve in used.curves), lowered)
+        text = _filled(files, told, drawn, now_s, share, has_nodes=has_nodes)
+        if len(text.encode()) <= MAX_BYTES:
+            break
+    return text
+
+
+def _without_samples(told: Story, used: usage.Usage) -> str:
+    """Which nodes have no usage samples, though they ran for long enough; empty if all have some."""
+    long = [node.host for node in told.nodes if any(bar.span.length >= _SAMPLED_S for bar in node.bars)]
+    without = [host for host in long if host not in used.hosts]
+    if not without:
+        return ""
+    if used.hosts:
+        return f"samples of {fold(without)} are missing: what they used is not known."
+    return "There are no usage samples: what this run used is not known."
+
+
+def _filled(
+    files: RunFiles, told: Story, drawn: list[charts.Chart], now_s: float, share: float, *, has_nodes: bool
+) -> str:
+    """The page; ``share``: of the usual length of texts."""
+    style, script = source("page.css"), source("page.js")
+    failed, not_shown = failures.of_run(files, share)
+    known = {**files.started, **files.report}
+    return (
+        environment()
+        .get_template("page.html.j2")
+        .render(
+            run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
+            verdict=verdict(files),
+            cause=_cause(files, failed),
+            command=_command(known),
+            facts=_facts(files, told, known),
+            phases=_phases(told),
+            goodput=_goodput(told),
+            **_time_axis(told, share),
+            **_charts(drawn, has_nodes=has_nodes),
+            failures=failed,
+            failures_left_out=not_shown,
+            sentences=failures.sentences(files),
+            texts=failures.texts(files, share),
+            tables=_tables(files),
+            environment=_run_environment(files, known),
+            missing=files.missing,
+            notes=files.notes,
+            clock="the launcher's clock" if len(files.launchers) == 1 else "each launcher's clock",
+            is_live=files.is_live and not files.report,
+            made=time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(now_s)),
+            policy=policy(style, script),
+            style=Markup(style),
+            script=Markup(script),
+            data=_data(told, drawn),
+        )
+    )
+
+
+def _time_axis(told: Story, share: float) -> dict[str, Any]:
+    marks = _marks(told, share)
+    rows = [(_row(index, moment, told, share), moment.kind == "message") for index, moment in enumerate(told.moments)]
+    return {
+        "strip": strip.strip(told),
+        "ticks": strip.ticks(told.whole),
+        "marks": marks,
+        "lanes": max((mark["lane"] for mark in marks), default=0) + 1,
+        "times": _marked_times(told),
+        "attempts": len(told.attempts),
+        "moments": [row for row, is_message in rows if not is_message],
+        "messages": [row for row, is_message in rows if is_message][:_MAX_MESSAGES],
+        "left_out": told.left_out,
+    }
+
+
+def _charts(drawn: list[charts.Chart], *, has_nodes: bool) -> dict[str, Any]:
+    return {
+        "charts": drawn,
+        "has_nodes": has_nodes,
+        "has_bands": any(len(chart.series) > 1 for chart in drawn if chart.title != charts.LOWERED),
+        "has_lowered": any(chart.title == charts.LOWERED for chart in drawn),
+    }
+
+
+def environment() -> Environment:
+    """The templates, with every text escaped."""
+    return Environment(
+        loader=FileSystemLoader(_TEMPLATES),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+
+
+def source(name: str) -> str:
+    """The text of a style or script of this package."""
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
+
+
+def policy(style: str, script: str = "") -> str:
+    """The Content-Security-Policy of a page with this style and script, and no other."""
+    return (
+        f"default-src 'none'; style-src '{_hash(style)}'; script-src '{_hash(script)}'; base-uri 'none'; "
+        "form-action 'none'"
+    )
+
+
+def _hash(text: str) -> str:
+    return f"sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}"
+
+
+def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
+    """What the script needs, in a block that is no script. ``<`` could end it."""
+    data = {
+        "start": told.whole.start,
+        "length": told.whole.length,
+        "attempts": [[each.start - told.whole.start, each.end - told.whole.start] for each in told.attempts],
+        "charts": [chart.data for chart in drawn],
+    }
+    text = json.dumps(data, separators=(",", ":"))
+    return Markup(text.replace("<", r"\u003c").replace(">", r"\u003e").replace("&", r"\u0026"))
+
+
+# The head.
+
+
+def verdict(files: RunFiles) -> Verdict:
+    """How the run has ended, or that it goes on."""
+    outcome, code = run_json.text(files.report, "outcome"), integer(files.report, "exit_code")
+    if not outcome:
+        ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
+        outcome, code = run_json.text(ended, "outcome"), integer(ended, "exit_code")
+    detail = f"exit code {code}" if code is not None else ""
+    if outcome == "succeeded":
+        # Workers that succeeded may leave processes behind.
+        return Verdict("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
+    if outcome == "failed":
+        return Verdict("bad", "✕", "failed", detail)
+    if outcome == "stopped":
+        return Verdict("stopped", "■", "stopped", detail)
+    if files.is_live:
+        return Verdict("running", "▶", "running", "")
+    return Verdict("unknown", "?", "no verdict", "its launcher was killed, or the report could not be written")
+
+
+def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
+    if run_json.text(files.report, "outcome") == "succeeded":
+        return ""
+    if failed:
+        return failed[0].title
+    if signal := run_json.text(files.report, "signal"):
+        return f"stopped by {line(signal, 20)}"
+    ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
+    reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
+    return next(filter(None, reasons), "")
+
+
+def _command(known: reading.Json) -> str:
+    return line(shlex.join(words(known, "command")) or run_json.text(known, "script"), 4000)
+
+
+def _facts(files: RunFiles, told: Story, known: reading.Json) -> list[tuple[str, str]]:
+    length = number(files.report, "duration_s")
+    ranks = {bar.rank for node in told.nodes for bar in node.bars}
+    restarts = max((integer(each, "restart_count") or 0 for each in reading.dicts(files.report, "attempts")), default=0)
+    facts = [
+        ("duration", duration(told.whole.length if length is None else length)),
+        ("started", _moment(told.whole.start)),
+        ("ended", "" if files.is_live and not files.report else _moment(told.whole.end)),
+        ("nodes", _node_count(told)),
+        ("ranks", str(len(ranks) or "")),
+        ("attempts", str(len(told.attempts) or "")),
+        ("restarts", str(restarts) if files.report else ""),
+        ("signal", line(run_json.text(known, "signal"), 20)),
+    ]
+    return [(name, value) for name, value in facts if value]
+
+
+def _node_count(told: Story) -> str:
+    """How many nodes had workers at a time, and how many in all if others took their places."""
+    attempts = {bar.attempt for node in told.nodes for bar in node.bars}
+    most = max(
+        (sum(any(bar.attempt == each for bar in node.bars) for node in told.nodes) for each in attempts), default=0
+    )
+    return f"{most} ({len(told.nodes)} took part)" if most < len(told.nodes) else str(most or "")
+
+
+def _moment(time_s: float) -> str:
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(time_s))
+    except (ValueError, OverflowError, OSError):  # A file may name any time.
+        return ""
+
+
+def _phases(told: Story) -> list[dict[str, Any]]:
+    found: tuple[Phase, ...] = phases(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
+    x, rows = 0.0, []
+    for phase in found:
+        rows.append({"phase": phase, "x": round(x, 3), "width": round(phase.share * 100, 3), "length": _length(phase)})
+        x += phase.share * 100
+    return rows
+
+
+def _length(phase: Phase) -> str:
+    return f"{phase.length_s:.1f} s" if phase.length_s < 60 else duration(phase.length_s)
+
+
+def _goodput(told: Story) -> str:
+    run = next((row["phase"].share for row in _phases(told) if row["phase"].name == "run"), None)
+    return "" if run is None else f"{run * 100:.1f} %"
+
+
+# Moments.
+
+
+def _marks(told: Story, share: float) -> list[dict[str, Any]]:
+    """Marks that are close to each other are one above the other, also 400 pixels wide; the script has more room."""
+    ends: list[float] = []
+    marks = []
+    for index, moment in enumerate(told.moments):
+        if moment.mark:
+            x = strip.percent(moment.time_s, told.whole)
+            free = (lane for lane, end in enumerate(ends) if x - end >= _MARK_PERCENT)
+            lane = next(free, min(len(ends), _MAX_LANES - 1))
+            ends[lane : lane + 1] = [x]
+            text = _cut(moment.text, int(_MAX_LABEL * max(0.3, share)))
+            label = f"{moment.kind}{f', {moment.where}' if moment.where else ''}: {text}"
+            marks.append({"id": f"e{index}", "x": x, "lane": lane, "sign": moment.mark, "label": label})
+    return marks
+
+
+def _cut(text: str, limit: int) -> str:
+    return text if len(text) <= limit else f"{text[:limit]} ..."
+
+
+def _marked_times(told: Story) -> dict[str, str]:
+    """Vertical lines in the charts, as paths: failures and lost nodes, and hangs."""
+    found: dict[str, dict[str, None]] = {}
+    for moment in told.moments:
+        if kind := _LINES.get(moment.mark):
+            x = strip.percent(moment.time_s, told.whole) * 10
+            found.setdefault(kind, {})[f"M{x:.0f} 0V100"] = None
+    return {kind: "".join(list(paths)[:_MAX_LINES]) for kind, paths in found.items()}
+
+
+def _row(number_: int, moment: Moment, told: Story, share: float) -> dict[str, str]:
+    since = moment.time_s - told.whole.start
+    return {
+        "id": f"e{number_}",
+        "since": f"+{since:.1f} s" if since < 100 else f"+{duration(since)}",
+        "clock": _moment(moment.time_s)[-8:],
+        "date": _moment(moment.time_s),
+        "kind": moment.kind,
+        "where": moment.where,
+        "text": _cut(moment.text, int(_MAX_MOMENT * max(0.1, share))),
+        "mark": moment.mark,
+    }
+
+
+# Tables.
+
+
+def _tables(files: RunFiles) -> list[tuple[str, str, str, failures.Table]]:
+    report = files.report
+    found = [
+        (
+            "slow",
+            "Slow ranks",
+            "Which ranks the others waited for in collectives, and what that cost the job; from samples.",
+            failures.slow_ranks(report),
+        ),
+        ("health", "Hardware", "What was wrong with the nodes.", failures.health(report)),
+        ("nodes", "Nodes", "", failures.hosts(report)),
+    ]
+    return [each for each in found if each[3].rows]
+
+
+def _run_environment(files: RunFiles, known: reading.Json) -> list[tuple[str, str]]:
+    versions = known.get("versions")
+    versions = versions if isinstance(versions, dict) else {}
+    job = known.get("slurm_job")
+    facts = [
+        ("ddplaunch", run_json.text(versions, "ddplaunch")),
+        ("Python", run_json.text(versions, "python")),
+        ("torch", run_json.text(versions, "torch")),
+        ("launcher's host", run_json.text(known, "host")),
+        ("working directory", run_json.text(known, "cwd")),
+        ("run folder", str(files.folder)),
+        ("SLURM job", run_json.text(job, "id") if isinstance(job, dict) else ""),
+    ]
+    return [(name, line(value, 400)) for name, value in facts if value]

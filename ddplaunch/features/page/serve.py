@@ -1,0 +1,184 @@
+"""``--serve``: the pages of all runs of this user, on 127.0.0.1 only. Read only; the pages are made when asked for.
+
+Runs in the process that the user started. Everything is below a token in the address, without which nothing is told:
+other users of this machine can connect, too. A name in an address is only compared with those of known runs, never
+joined to a path. The Host header is checked, so that a web page cannot reach the server by a name of its own. The port
+in it is not: ``ssh -L`` may forward another one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import socket
+import threading
+import time
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.features.come_back import past_runs
+from ddplaunch.features.page import index, render
+from ddplaunch.system.files import run_folders
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+_ADDRESS = "127.0.0.1"
+_HOSTS = (_ADDRESS, "localhost")
+_REQUEST_S, _ANSWER_S = 10.0, 60.0
+"""Seconds for a client to send its request, and to take the answer."""
+
+_MAX_CLIENTS = 16
+_MAX_LISTED = 1000
+_FRESH_S = 5.0
+"""A page is made at most so often; meanwhile the last one is shown."""
+
+_HEADERS = {
+    "Content-Type": "text/html; charset=utf-8",
+    "Cache-Control": "no-store",
+    "Referrer-Policy": "no-referrer",
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+}
+
+
+def serve(port: int, log_dir: str | None, show: Callable[[str], None], report: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C. ``port`` 0: any free one. ``show`` prints the address, ``report`` a message.
+
+    Raises:
+        LaunchError: the port cannot be used.
+    """
+    try:
+        server = _Server(port, log_dir)
+    except OSError as error:
+        raise LaunchError(f"--serve {port}: {error.strerror}", "Another port may be free.", NODE_NOT_READY) from None
+    # Whoever has read the address may press Ctrl-C at once.
+    with contextlib.closing(server), contextlib.suppress(KeyboardInterrupt):
+        show(server.url)
+        report("the pages of your runs are at this address, on this machine only; Ctrl-C ends it")
+        server.serve_forever()
+
+
+class _Server(ThreadingHTTPServer):
+    """Listens on the loopback address; ``url`` is the address of the index."""
+
+    daemon_threads = True
+    request_queue_size = 32
+
+    def __init__(self, port: int, log_dir: str | None) -> None:
+        super().__init__((_ADDRESS, port), _Handler)
+        self.log_dir, self.token = log_dir, secrets.token_urlsafe(24)
+        self.asking: dict[socket.socket, float] = {}
+        self.url = f"http://{_ADDRESS}:{self.server_port}/{self.token}/"
+        self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
+        self._making = threading.Lock()
+        self._made: dict[Path, tuple[float, str]] = {}
+
+    def close(self) -> None:
+        """Stop listening."""
+        self.server_close()
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Serve a client in a thread, if there are not too many (overrides ``ThreadingMixIn``)."""
+        if not self._places.acquire(blocking=False):
+            self.shutdown_request(request)
+            return
+        self.asking[request] = time.monotonic() + _REQUEST_S
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # The limit of threads.
+            self._end(request)
+            raise
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Serve a client (overrides ``ThreadingMixIn``)."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._end(request)
+
+    def _end(self, request: Any) -> None:
+        self.asking.pop(request, None)
+        self._places.release()
+
+    def service_actions(self) -> None:
+        """Cut off clients that have not sent their request in time; each byte of it would be in time (overrides)."""
+        now = time.monotonic()
+        for request in [request for request, deadline in list(self.asking.items()) if now > deadline]:
+            with contextlib.suppress(OSError):
+                request.shutdown(socket.SHUT_RDWR)
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """A client that goes away is no problem (overrides ``BaseServer``)."""
+
+    def page(self, name: str) -> str | None:
+        """The page at this part of an address: the index, or that of a run; None if there is none."""
+        runs = past_runs.found(self.log_dir)[:_MAX_LISTED]
+        found = [(run, run_folders.run_of(folders[0])) for run, folders in runs]
+        entries = {_key(folder): (run, folder) for run, folder in found}
+        if not name:
+            return index.page([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
+        known = entries.get(name.removesuffix("/"))
+        return self._page_of(known[1]) if known else None
+
+    def _page_of(self, folder: Path) -> str:
+        with self._making:  # One at a time: a page takes up to some seconds of CPU.
+            made_at, text = self._made.get(folder, (0.0, ""))
+            if time.monotonic() - made_at > _FRESH_S or not text:
+                text = render.page(folder)
+                self._made = {folder: (time.monotonic(), text)}
+            return text
+
+
+def _key(folder: Path) -> str:
+    """The folder of a run in an address: a name may have any characters, and several runs one name."""
+    return hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    """One request."""
+
+    server: _Server
+    timeout = _ANSWER_S
+    server_version, sys_version = "ddplaunch", ""
+
+    def do_GET(self) -> None:
+        """Answer with a page, or 404."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """As GET, without the page."""
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        self.server.asking.pop(self.request, None)
+        status, text = self._found()
+        body = text.encode("utf-8", "replace")
+        self.send_response(status)
+        for name, value in _HEADERS.items():
+            self.send_header(name, value)
+        self.send_header("Content-Security-Policy", "frame-ancestors 'none'")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def _found(self) -> tuple[HTTPStatus, str]:
+        if self.headers.get("Host", "").partition(":")[0].lower() not in _HOSTS:
+            return HTTPStatus.MISDIRECTED_REQUEST, ""
+        _, _, rest = self.path.partition("/")
+        token, slash, name = rest.partition("?")[0].partition("/")
+        if not slash or not secrets.compare_digest(token.encode("utf-8", "replace"), self.server.token.encode()):
+            return HTTPStatus.NOT_FOUND, ""
+        text = self.server.page(name)
+        return (HTTPStatus.NOT_FOUND, "") if text is None else (HTTPStatus.OK, text)
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Nothing is logged (overrides ``BaseHTTPRequestHandler``): addresses have the token."""

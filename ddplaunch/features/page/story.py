@@ -1,0 +1,298 @@
+"""What happened when, from events.jsonl and report.json: attempts, how each rank ended, and moments that are marked.
+
+Pure. Reports of older versions, and folders without events, give what they have.
+"""
+
+from __future__ import annotations
+
+from dataclasses import field
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.page.reading import Json, dicts, integer, line, number
+from ddplaunch.features.page.where_time_went import Span
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_json
+from ddplaunch.text import plural
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddplaunch.features.page.reading import RunFiles
+
+MARKS = {
+    "worker_failed": "failed",
+    "node_lost": "lost",
+    "hang_reported": "hang",
+    "hang_aborted": "hang",
+    "moves_again": "go",
+    "health": "health",
+    "slow_rank": "slow",
+    "signal": "stop",
+    "restart": "restart",
+    "node_joined": "joined",
+    "run_ended": "end",
+}
+"""Kinds of events with a mark on the time axis, and the mark."""
+
+_FOLDED = {
+    "agent_connected": "connected to {}",
+    "agent_ready": "ready: {}",
+    "attempt_started": "the workers run: {}",
+    "attempt_ended": "the workers have ended: {}",
+}
+"""Events of nodes that become one moment for all nodes."""
+
+_MAX_MOMENTS = 400
+_MAX_FAILURES = 20
+_MAX_MISSED = 50
+
+
+@dataclass(frozen=True)
+class RankBar:
+    """A rank in an attempt: from its start until it ended, and how.
+
+    Attributes:
+        end: ``ok``, ``failed``, ``stopped``, ``lost`` with its node, or ``open``: it runs, or its end is not known.
+    """
+
+    rank: int
+    attempt: int
+    span: Span
+    end: str
+
+
+@dataclass
+class NodeRow:
+    """A node with the bars of its ranks."""
+
+    host: str
+    bars: list[RankBar] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Moment:
+    """Something that happened; ``mark`` is its sign on the time axis, empty if it has none."""
+
+    time_s: float
+    kind: str
+    where: str
+    text: str
+    mark: str = ""
+
+
+@dataclass
+class Story:
+    """A run on the launcher's clock.
+
+    Attributes:
+        ready_s: when the last agent was ready before the first attempt; None if it is not known.
+        attempts: when all workers of each attempt ran.
+        quiet: when no worker wrote output or called a collective.
+        left_out: moments that are not listed, because they are too many.
+    """
+
+    whole: Span
+    ready_s: float | None
+    import_s: float
+    attempts: list[Span]
+    quiet: list[Span]
+    nodes: list[NodeRow]
+    moments: list[Moment]
+    left_out: int = 0
+
+
+def story(files: RunFiles, now_s: float) -> Story:
+    """The story of this run; ``now_s``: the present, for a run that goes on."""
+    events = files.events
+    whole = _whole(files, now_s)
+    of_attempts = _attempts(files, whole)
+    first_s = min((span.start for span in of_attempts.values()), default=whole.end)
+    ready = [float(event["t"]) for event in events if event["event"] == "agent_ready" and event["t"] <= first_s]
+    imports = [number(event, "import_s") or 0.0 for event in events if event["event"] == "attempt_started"]
+    moments = list(_moments(events))
+    kept = _kept(moments)
+    return Story(
+        whole=whole,
+        ready_s=max(ready, default=None),
+        import_s=max(imports, default=0.0),
+        attempts=[of_attempts[number] for number in sorted(of_attempts)],
+        quiet=_quiet(events, whole.end),
+        nodes=_nodes(files, of_attempts, whole.end),
+        moments=kept,
+        left_out=len(moments) - len(kept),
+    )
+
+
+def seconds_of(iso_time: str) -> float | None:
+    """Seconds since 1970 of an ISO 8601 time; None for another text."""
+    try:
+        return datetime.fromisoformat(iso_time).timestamp()
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _whole(files: RunFiles, now_s: float) -> Span:
+    times = [float(event["t"]) for event in files.events]
+    start = seconds_of(run_json.text(files.report, "start") or run_json.text(files.started, "start"))
+    start = min([*times[:1], *([start] if start is not None else [])], default=now_s)
+    end = seconds_of(run_json.text(files.report, "end"))
+    if end is None:
+        length = number(files.report, "duration_s")
+        known = now_s if files.is_live else max([*times, start])
+        end = start + length if length is not None else known
+    return Span(start, max(start, end))
+
+
+# Attempts.
+
+
+def _attempts(files: RunFiles, whole: Span) -> dict[int, Span]:
+    found: dict[int, Span] = {}
+    for event in files.events:
+        attempt = integer(event, "attempt")
+        if attempt is None or event["event"] not in ("attempt_started", "attempt_ended"):
+            continue
+        time_s, known = float(event["t"]), found.get(attempt)
+        if event["event"] == "attempt_started":
+            found[attempt] = Span(max(time_s, known.start if known else time_s), whole.end)
+        elif known:
+            found[attempt] = Span(known.start, time_s)
+    ended = {integer(event, "attempt") for event in files.events if event["event"] == "attempt_ended"}
+    for attempt in found:  # One whose end is not known has ended before the next one.
+        if attempt not in ended and attempt + 1 in found:
+            found[attempt] = Span(found[attempt].start, found[attempt + 1].start)
+    return found or _reported_attempts(files, whole)
+
+
+def _reported_attempts(files: RunFiles, whole: Span) -> dict[int, Span]:
+    """Without events: by the clocks of the hosts on which the workers ran."""
+    found = {}
+    for attempt in dicts(files.report, "attempts"):
+        ends = [(number(each, "time_s"), number(each, "duration_s")) for each in dicts(attempt, "exits")]
+        known = [(end, length) for end, length in ends if end is not None and length is not None]
+        number_ = integer(attempt, "attempt")
+        if known and number_ is not None:
+            start = max(min(end - length for end, length in known), whole.start)
+            found[number_] = Span(start, min(max(end for end, _ in known), whole.end))
+    return found
+
+
+def _quiet(events: Sequence[Json], end_s: float) -> list[Span]:
+    spans: list[Span] = []
+    since: float | None = None
+    for event in events:
+        if event["event"] == "quiet" and since is None:
+            since = float(event["t"])
+        elif event["event"] == "active" and since is not None:
+            spans.append(Span(since, float(event["t"])))
+            since = None
+    return [*spans, *([Span(since, end_s)] if since is not None else [])]
+
+
+# Nodes and ranks.
+
+
+def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> list[NodeRow]:
+    rows: dict[str, NodeRow] = {}
+    exits = {
+        (integer(attempt, "attempt"), integer(each, "rank")): each
+        for attempt in dicts(files.report, "attempts")
+        for each in dicts(attempt, "exits")
+    }
+    lost = {run_json.text(event, "host"): float(event["t"]) for event in files.events if event["event"] == "node_lost"}
+    for event in files.events:
+        if event["event"] != "attempt_started":
+            continue
+        host, attempt = line(run_json.text(event, "host"), 64), integer(event, "attempt")
+        first, workers = integer(event, "first_rank"), integer(event, "workers")
+        if attempt is not None and first is not None and workers is not None and 0 <= workers <= 100_000:
+            row = rows.setdefault(host, NodeRow(host))
+            known = attempts[attempt].end if attempt in attempts else end_s
+            start, lost_s = float(event["t"]), lost.get(run_json.text(event, "host"), -1.0)
+            is_lost = start <= lost_s <= known
+            span = Span(start, lost_s if is_lost else max(start, known))
+            for rank in range(first, first + workers):
+                exit_ = exits.get((attempt, rank))
+                row.bars.append(_bar(rank, attempt, span, exit_, "lost" if is_lost else "open"))
+    found = (rows or _reported_nodes(exits, attempts)).values()
+    return sorted(found, key=lambda row: min(((bar.attempt, bar.rank) for bar in row.bars), default=(0, 0)))
+
+
+def _reported_nodes(exits: dict[tuple[int | None, int | None], Json], attempts: dict[int, Span]) -> dict[str, NodeRow]:
+    """Without events: the nodes of the workers that have ended."""
+    rows: dict[str, NodeRow] = {}
+    for (attempt, rank), each in exits.items():
+        if attempt is not None and attempt in attempts and rank is not None:
+            host = line(run_json.text(each, "host"), 64)
+            rows.setdefault(host, NodeRow(host)).bars.append(_bar(rank, attempt, attempts[attempt], each))
+    return rows
+
+
+def _bar(rank: int, attempt: int, span: Span, exit_: Json | None, without: str = "open") -> RankBar:
+    """``without``: how it ended if its exit is not known."""
+    if exit_ is None:
+        return RankBar(rank, attempt, span, without)
+    length = number(exit_, "duration_s")
+    end = span.end if length is None else min(span.end, span.start + length)
+    code = integer(exit_, "returncode")
+    how = "stopped" if exit_.get("stopped") is True else "ok" if code == 0 else "failed"
+    return RankBar(rank, attempt, Span(span.start, end), how)
+
+
+# Moments.
+
+
+def _moments(events: Sequence[Json]) -> Iterator[Moment]:
+    folded: dict[tuple[str, int | None], list[Json]] = {}
+    failures: dict[int | None, int] = {}
+    for event in events:
+        kind, attempt = str(event["event"]), integer(event, "attempt")
+        if kind in _FOLDED:
+            folded.setdefault((kind, attempt), []).append(event)
+        elif kind == "worker_failed" and failures.setdefault(attempt, 0) >= _MAX_FAILURES:
+            failures[attempt] += 1
+        elif kind not in ("dropped", "limit", "first_output", "node_left", "active"):
+            failures[attempt] = failures.get(attempt, 0) + (kind == "worker_failed")
+            yield _moment(event)
+    for (kind, attempt), group in folded.items():
+        yield _folded(kind, attempt, group)
+    for event in next(([each] for each in events if each["event"] == "first_output"), []):
+        yield Moment(float(event["t"]), "first output", _where(event), "the first output of a worker has arrived")
+
+
+def _moment(event: Json) -> Moment:
+    kind = str(event["event"])
+    text = line(run_json.text(event, "text"))
+    if kind == "quiet":
+        text = "no output and no collective from here on"
+    elif kind == "node_joined" and not text:
+        text = f"ready to take part: {plural(integer(event, 'workers') or 0, 'worker')}"
+    elif kind == "run_ended":
+        text = f"{line(run_json.text(event, 'outcome'), 20)}{f': {text}' if text else ''}"
+    return Moment(float(event["t"]), kind.replace("_", " "), _where(event), text, MARKS.get(kind, ""))
+
+
+def _where(event: Json) -> str:
+    host, rank, gpu = line(run_json.text(event, "host"), 64), integer(event, "rank"), integer(event, "gpu")
+    parts = [host, "" if rank is None else f"rank {rank}", "" if gpu is None else f"GPU {gpu}"]
+    return " ".join(filter(None, parts))
+
+
+def _folded(kind: str, attempt: int | None, group: Sequence[Json]) -> Moment:
+    hosts = list(dict.fromkeys(line(run_json.text(event, "host"), 64) for event in group))
+    workers = sum(integer(event, "workers") or 0 for event in group)
+    who = hosts[0] if len(hosts) == 1 else plural(len(hosts), "node")
+    count = f", {plural(workers, 'worker')}" if workers else ""
+    text = _FOLDED[kind].format(f"{who}{count}")
+    text = f"attempt {attempt}: {text}" if attempt is not None else text
+    return Moment(float(group[-1]["t"]), kind.replace("_", " "), hosts[0] if len(hosts) == 1 else "", text)
+
+
+def _kept(moments: Sequence[Moment]) -> list[Moment]:
+    """By time; of too many, those with a mark first, and of these the earliest and the latest."""
+    marked = [moment for moment in moments if moment.mark]
+    if len(marked) > _MAX_MOMENTS:
+        marked = [*marked[: _MAX_MOMENTS - _MAX_MISSED], *marked[-_MAX_MISSED:]]
+    others = [moment for moment in moments if not moment.mark][: _MAX_MOMENTS - len(marked)]
+    return sorted([*marked, *others], key=lambda moment: moment.time_s)

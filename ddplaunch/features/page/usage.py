@@ -1,0 +1,365 @@
+"""Usage samples of a run folder (``samples/node_K.jsonl``) as curves, and the ranks or GPUs that are unlike the others.
+
+A curve has the smallest, middle and largest value of each node over time. One file is in memory at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, by_reason
+from ddplaunch.features.page.reading import Json, content, dicts, integer, integers, line
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_json
+from ddplaunch.text import median
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from ddplaunch.features.page.where_time_went import Span
+
+_MAX_OUTLIERS = 3
+_MIN_ALIKE = 3
+_FAR, _SPREADS = 0.15, 8
+"""An outlier is further from the middle than this share of it, and than so many times the usual distance: of thousands
+of values that differ by chance only, none is."""
+
+_MAX_COLUMNS = 4096
+_MANY, _EACH = 50, 7
+"""Of many samples, each 7th counts for the mean of a column: the page must be made within seconds."""
+
+_HUGE = 1e18
+_DECODER = json.JSONDecoder(parse_constant=lambda _: None)
+"""NaN and infinity are no JSON, and no value."""
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One chart: where its values are in a sample, and how they are shown.
+
+    Attributes:
+        top: the upper end of the chart; None: a round number above the largest value.
+        least: a chart with no larger value is not shown, and no smaller difference makes an outlier.
+    """
+
+    title: str
+    unit: str
+    part: str
+    key: str
+    scale: float = 1.0
+    top: float | None = None
+    least: float = 0.0
+
+
+QUANTITIES = (
+    Quantity("GPU utilisation", "%", "g", "util", top=100, least=3),
+    Quantity("GPU memory", "GB", "g", "mem", 1e-9, least=0.1),
+    Quantity("GPU power", "W", "g", "power", least=20),
+    Quantity("GPU temperature", "°C", "g", "temp", least=5),
+    Quantity("Worker CPU", "% of a core", "w", "cpu", least=5),
+    Quantity("Worker memory", "GB", "w", "rss", 1e-9, least=0.01),
+    Quantity("Lines of output", "lines/s", "w", "lines", least=0.01),
+    Quantity("Worker reads", "MB/s", "w", "rd", 1e-6, least=0.1),
+    Quantity("Worker writes", "MB/s", "w", "wr", 1e-6, least=0.1),
+    Quantity("Node CPU", "% of all cores", "n", "cpu", top=100, least=5),
+    Quantity("Node memory", "GB", "n", "mem", 1e-9),
+    Quantity("Network received", "MB/s", "n", "rx", 1e-6, least=0.1),
+    Quantity("Network sent", "MB/s", "n", "tx", 1e-6, least=0.1),
+    Quantity("Disk of the logs", "% full", "n", "disk", top=100),
+)
+
+
+_PARTS = {part: [each for each in QUANTITIES if each.part == part] for part in ("n", "w", "g")}
+
+
+@dataclass
+class Band:
+    """A curve over equal steps of time: smallest, middle and largest value; None where there was no sample."""
+
+    low: list[float | None]
+    mid: list[float | None]
+    high: list[float | None]
+
+
+@dataclass
+class Outlier:
+    """A rank, GPU or node that is unlike the others."""
+
+    name: str
+    mean: float
+    usual: float
+    node: int
+    column: int
+    values: list[float | None] = field(default_factory=list)
+
+
+@dataclass
+class Curve:
+    """A quantity of the whole run.
+
+    Attributes:
+        nodes: a band for each node with a sample.
+        low_of: whose the smallest value of each step is, and ``high_of`` the largest; empty where there is no sample.
+    """
+
+    quantity: Quantity
+    all: Band
+    nodes: dict[str, Band]
+    outliers: list[Outlier]
+    low_of: list[str] = field(default_factory=list)
+    high_of: list[str] = field(default_factory=list)
+
+
+@dataclass
+class Usage:
+    """What the samples of a run say; ``hosts`` have some, ``damaged`` lines could not be read."""
+
+    curves: list[Curve]
+    lowered: list[Lowered]
+    hosts: set[str]
+    damaged: int
+
+
+class _Sums:
+    """What one node's samples say of one quantity, while its file is read."""
+
+    def __init__(self, steps: int) -> None:
+        self.low, self.high = [math.inf] * steps, [-math.inf] * steps
+        self.low_of, self.high_of = [0] * steps, [0] * steps
+        self.mid, self.weight = [0.0] * steps, [0.0] * steps
+        self.totals: list[float] = []
+        self.weights: list[float] = []
+
+    def add(self, steps: range, values: list[Any], span_s: float, *, is_counted: bool = True) -> None:
+        """A sample that lasted ``span_s`` and falls into ``steps``; ``is_counted``: in the mean of each column, too."""
+        extremes = _extremes(values)
+        if extremes is None:
+            return
+        low, middle, high = extremes
+        if is_counted:
+            self._count(values, span_s)
+        for step in steps:
+            if low < self.low[step]:
+                self.low[step], self.low_of[step] = low, values.index(low)
+            if high > self.high[step]:
+                self.high[step], self.high_of[step] = high, values.index(high)
+            self.mid[step] += middle * span_s
+            self.weight[step] += span_s
+
+    def _count(self, values: list[Any], span_s: float) -> None:
+        missing = len(values) - len(self.totals)
+        self.totals += [0.0] * missing
+        self.weights += [0.0] * missing
+        for index, value in enumerate(values):
+            if _is_value(value):
+                self.totals[index] += value * span_s
+                self.weights[index] += span_s
+
+    def band(self, scale: float) -> Band:
+        """The curve of the node."""
+        steps = range(len(self.low))
+        known = [self.weight[step] > 0 for step in steps]
+        return Band(
+            [self.low[step] * scale if known[step] else None for step in steps],
+            [self.mid[step] / self.weight[step] * scale if known[step] else None for step in steps],
+            [self.high[step] * scale if known[step] else None for step in steps],
+        )
+
+
+def _extremes(values: list[Any]) -> tuple[float, float, float] | None:
+    """The smallest, middle and largest value; None if none is known. Called half a million times for a large run."""
+    try:
+        ordered = sorted(values) if len(values) > 1 else values
+        low, high = ordered[0] + 0.0, ordered[-1] + 0.0
+        middle = (ordered[len(ordered) >> 1] + ordered[~(len(ordered) >> 1)]) / 2
+    except (TypeError, OverflowError, IndexError):  # Unknown values.
+        low = high = middle = math.inf
+    if -_HUGE < low <= high < _HUGE:
+        return low, middle, high
+    known = sorted(value for value in values if _is_value(value))
+    return (known[0], known[len(known) // 2], known[-1]) if known else None
+
+
+def _is_value(value: object) -> bool:
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    return is_number and -_HUGE < value < _HUGE  # type: ignore[operator]
+
+
+@dataclass
+class _Node:
+    """One file: what it is about, and its sums by quantity; ``has_moved``: it had other ranks in another attempt."""
+
+    file: Path
+    host: str
+    ranks: list[int] = field(default_factory=list)
+    gpus: list[int] = field(default_factory=list)
+    sums: dict[str, _Sums] = field(default_factory=dict)
+    clocks: NodeClocks = field(default_factory=NodeClocks)
+    has_moved: bool = False
+
+    def name(self, quantity: Quantity, column: int) -> str:
+        """What a column of this quantity is about."""
+        if quantity.part == "w":
+            if self.has_moved or column >= len(self.ranks):
+                return f"local rank {column} on {self.host}"
+            return f"rank {self.ranks[column]} on {self.host}"
+        if quantity.part == "g":
+            return f"GPU {self.gpus[column] if column < len(self.gpus) else column} of {self.host}"
+        return self.host
+
+
+def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
+    """The curves that have samples, over ``steps`` equal steps of the run, and the GPUs with lowered clocks."""
+    nodes, damaged = [], 0
+    for file in files:
+        node, unread = _node(file, whole, steps)
+        nodes.append(node)
+        damaged += unread
+    _tell_apart(nodes)
+    titles = {title for node in nodes for title in node.sums}
+    drawn = [_curve(quantity, nodes, steps) for quantity in QUANTITIES if quantity.title in titles]
+    found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
+    _add_values(found, nodes, whole, steps)
+    lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
+    return Usage(found, lowered, {node.host for node in nodes if node.sums}, damaged)
+
+
+def _tell_apart(nodes: Sequence[_Node]) -> None:
+    """Nodes that share a host are named after their launcher's folder; if they share that too, after their files."""
+    hosts = Counter(node.host for node in nodes)
+    folders = Counter(node.file.parent.parent for node in nodes)
+    for node in nodes:
+        folder = node.file.parent.parent
+        if hosts[node.host] > 1:
+            name = line(folder.name, 64)
+            is_only = folders[folder] == 1
+            node.host = name if is_only else f"{node.host} ({name} {node.file.stem})"
+
+
+def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
+    node = _Node(file, file.stem)
+    damaged, samples = [0], 0
+    for body in _lines(file, damaged):
+        if "ranks" in body:
+            before, node.ranks = node.ranks, integers(body, "ranks")[:_MAX_COLUMNS]
+            node.has_moved = node.has_moved or before not in ([], node.ranks)
+        elif "host" in body:
+            node.host = line(run_json.text(body, "host"), 64) or file.stem
+            node.gpus = [integer(gpu, "index") or 0 for gpu in dicts(body, "gpus")][:_MAX_COLUMNS]
+        elif within := _steps(body, whole, steps):
+            samples += 1
+            is_counted = samples < _MANY or samples % _EACH == 0
+            for quantity, values in _values(body):
+                sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
+                sums.add(within[0], values, within[1], is_counted=is_counted)
+            node.clocks.add(body, *within)
+    return node, damaged[0]
+
+
+def _lines(file: Path, damaged: list[int]) -> Iterator[Json]:
+    for text in content(file).split(b"\n"):
+        if text:
+            try:
+                body = _DECODER.decode(text.decode())
+            except (ValueError, RecursionError):
+                body = None
+            if isinstance(body, dict):
+                yield body
+            else:
+                damaged[0] += 1
+
+
+def _steps(body: Json, whole: Span, steps: int) -> tuple[range, float] | None:
+    """The steps into which a sample falls, and how long it lasted; None if it is no sample of this run."""
+    end, length = body.get("t"), body.get("s", 2.0)
+    if end is None or not _is_value(end) or not _is_value(length) or not 0 <= length <= 1e6:
+        return None
+    step_s = max(whole.length, 1e-3) / steps
+    first, last = int((end - length - whole.start) / step_s), int((end - whole.start) / step_s)
+    if last < 0 or first >= steps:
+        return None
+    return range(max(0, first), min(steps - 1, last) + 1), max(length, 1e-3)
+
+
+def _values(body: Json) -> Iterator[tuple[Quantity, list[Any]]]:
+    for name, quantities in _PARTS.items():
+        part = body.get(name)
+        if isinstance(part, dict):
+            for quantity in quantities:
+                value = part.get(quantity.key)
+                values = value[:_MAX_COLUMNS] if isinstance(value, list) else [value] if value is not None else []
+                if values:
+                    yield quantity, values
+
+
+def _curve(quantity: Quantity, nodes: list[_Node], steps: int) -> Curve:
+    used = [node for node in nodes if quantity.title in node.sums]
+    bands = [node.sums[quantity.title].band(quantity.scale) for node in used]
+    by_name = {node.host: band for node, band in zip(used, bands, strict=True)}
+    curve = Curve(quantity, Band([], [], []), by_name, _outliers(quantity, nodes))
+    for step in range(steps):
+        known = [(node, band) for node, band in zip(used, bands, strict=True) if band.mid[step] is not None]
+        low = min(((band.low[step] or 0.0, index) for index, (_, band) in enumerate(known)), default=None)
+        high = max(((band.high[step] or 0.0, -index) for index, (_, band) in enumerate(known)), default=None)
+        curve.all.low.append(low[0] if low else None)
+        curve.all.mid.append(median(band.mid[step] or 0.0 for _, band in known) if known else None)
+        curve.all.high.append(high[0] if high else None)
+        curve.low_of.append(_owner(known[low[1]][0], quantity, step, is_low=True) if low else "")
+        curve.high_of.append(_owner(known[-high[1]][0], quantity, step, is_low=False) if high else "")
+    return curve
+
+
+def _owner(node: _Node, quantity: Quantity, step: int, *, is_low: bool) -> str:
+    sums = node.sums[quantity.title]
+    return node.name(quantity, (sums.low_of if is_low else sums.high_of)[step])
+
+
+def _outliers(quantity: Quantity, nodes: list[_Node]) -> list[Outlier]:
+    """The columns whose mean over the run is far from that of the others, the furthest first."""
+    means = [
+        (total / weight * quantity.scale, index, column)
+        for index, node in enumerate(nodes)
+        if quantity.title in node.sums
+        for column, (total, weight) in enumerate(
+            zip(node.sums[quantity.title].totals, node.sums[quantity.title].weights, strict=True)
+        )
+        if weight > 0
+    ]
+    if len(means) < _MIN_ALIKE:
+        return []
+    usual = median(mean for mean, _, _ in means)
+    distance = median(abs(mean - usual) for mean, _, _ in means)
+    far = sorted(
+        (
+            each
+            for each in means
+            if abs(each[0] - usual) > max(_SPREADS * distance, _FAR * abs(usual), quantity.least, 1e-6)
+        ),
+        key=lambda each: -abs(each[0] - usual),
+    )
+    return [
+        Outlier(nodes[index].name(quantity, column), mean, usual, index, column)
+        for mean, index, column in far[:_MAX_OUTLIERS]
+    ]
+
+
+def _add_values(found: list[Curve], nodes: list[_Node], whole: Span, steps: int) -> None:
+    """Read the files of the outliers again, for their own curves."""
+    wanted: dict[int, list[tuple[Quantity, Outlier]]] = {}
+    for curve in found:
+        for outlier in curve.outliers:
+            wanted.setdefault(outlier.node, []).append((curve.quantity, outlier))
+    for index, outliers in wanted.items():
+        sums = [(quantity, outlier, _Sums(steps)) for quantity, outlier in outliers]
+        for body in _lines(nodes[index].file, [0]):
+            if within := _steps(body, whole, steps):
+                values = dict(_values(body))
+                for quantity, outlier, each in sums:
+                    each.add(within[0], values.get(quantity, [])[outlier.column : outlier.column + 1], within[1])
+        for quantity, outlier, each in sums:
+            outlier.values = each.band(quantity.scale).mid

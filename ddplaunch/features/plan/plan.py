@@ -1,0 +1,190 @@
+"""Computes the plan of a run: nodes, ranks, devices, environment and commands, for ``--plan``.
+
+Runs in the launcher, in place of a run, and uses the functions of a real run. Facts that are known only on a node, such
+as its number of GPUs, are None, or in angle brackets inside a text. Must not start a process or contact a host.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from ddplaunch.config import NO_LOGS, LaunchConfig
+from ddplaunch.features.faults.fault_spec import describe
+from ddplaunch.features.plan import environment as plan_environment
+from ddplaunch.features.plan.environment import (
+    RUN_ID,
+    how_counted,
+    inherited_environ,
+    is_here,
+    known_gpus,
+    known_workers,
+)
+from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
+from ddplaunch.features.plan.warnings import warnings
+from ddplaunch.launcher import setup
+from ddplaunch.protocol import env_forwarding, start_method
+from ddplaunch.system.files import run_folder, script_file
+from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.transport import remote_start, srun
+from ddplaunch.transport.agent_process import COMMAND
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+def plan(config: LaunchConfig) -> Plan:
+    """The plan of a run of ``config`` from this machine."""
+    hosts = setup.node_names(config)
+    specs = [_spec(config, hosts, index) for index in range(len(hosts))]
+    positions = config.rendezvous.max_nodes if config.rendezvous else min(config.max_nodes, len(hosts))
+    gpus, workers = _counts(config, specs)
+    counts = workers * positions if config.rendezvous else workers[:positions]
+    depends_on = _depends_on(config, counts)
+    sums = itertools.accumulate((count or 0 for count in counts), initial=0)
+    firsts = [None if depends_on else first for first in itertools.islice(sums, positions)]
+    nodes = tuple(_node(config, index, spec, workers[index], gpus[index], firsts) for index, spec in enumerate(specs))
+    ranks, common = _environs(config, nodes, specs, None if depends_on else tuple(count or 0 for count in counts))
+    given = {name: value for name, value in config.remote.environ if name not in common}
+    return Plan(
+        dry_run=config.dry_run,
+        starts=_starts(config),
+        min_nodes=config.rendezvous.min_nodes if config.rendezvous else config.min_nodes,
+        max_nodes=config.max_nodes,
+        world_size=None if None in counts else sum(count or 0 for count in counts),
+        depends_on=depends_on,
+        max_restarts=config.max_restarts,
+        nodes=nodes,
+        command=_worker_command(config, specs[0]),
+        how=_how(config, specs[0]),
+        environ=common,
+        given=tuple(env_forwarding.masked_lines(given)),
+        ranks=ranks,
+        injections=tuple(map(describe, config.injections)),
+        warnings=warnings(config, nodes, specs),
+    )
+
+
+def _counts(config: LaunchConfig, specs: Sequence[AgentSpec]) -> tuple[list[tuple[str, ...] | None], list[int | None]]:
+    """Devices and number of workers of each node; None where unknown."""
+    cpus = len(os.sched_getaffinity(0)) if is_here(config) else None
+    gpus = [known_gpus(spec, config, os.environ) for spec in specs]
+    workers = [known_workers(spec, found, cpus) for spec, found in zip(specs, gpus, strict=True)]
+    if config.dry_run:  # A simulated node has as many GPUs as its workers need.
+        gpus = [
+            found or tuple(map(str, range((count or 0) * max(1, spec.workers.gpus_per_proc))))
+            for found, spec, count in zip(gpus, specs, workers, strict=True)
+        ]
+    return gpus, workers
+
+
+def _environs(
+    config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[AgentSpec], sizes: tuple[int, ...] | None
+) -> tuple[tuple[RankPlan, ...], dict[str, str]]:
+    """The variables that differ between workers, and the common ones.
+
+    ``sizes`` are the numbers of workers of all nodes; None if unknown.
+    """
+    if sizes is None:
+        positions = config.rendezvous.max_nodes if config.rendezvous else config.max_nodes
+        return (), plan_environment.known_for_all_ranks(config, specs[0], nodes[0], positions)
+    found = list(plan_environment.of_ranks(config, nodes, specs, sizes))
+    common = plan_environment.common([env for _, env in found])
+    ranks = (RankPlan(rank=int(env["RANK"]), host=host, environ=_without(env, common)) for host, env in found)
+    return tuple(ranks), common
+
+
+def _without(env: Mapping[str, str], common: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in env.items() if name not in common}
+
+
+def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
+    if config.rendezvous and config.rendezvous.node_index is None:
+        return "the order in which the nodes arrive"
+    return "the number of GPUs of each node" if None in counts else ""
+
+
+def _spec(config: LaunchConfig, hosts: Sequence[str], index: int) -> AgentSpec:
+    """The agent's specification in a real run, with its log folder."""
+    folder = None if config.output.log_dir == NO_LOGS else _folder(config, hosts[index], len(hosts))
+    return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], node_dir=folder)
+
+
+def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
+    here = is_here(config)
+    if config.output.log_dir:
+        base = Path(config.chdir or "" if not here else "", config.output.log_dir).absolute()
+    else:
+        # Another node has another home folder; without a home folder logs go to a new temporary folder.
+        base = (run_folder.base_at_home(os.environ) if here else None) or Path("<state folder>", "ddplaunch")
+    folder = base / (config.run_id or RUN_ID)
+    if config.rendezvous:
+        shares_host = config.task and config.task.local_world_size > 1
+        return str(folder / (f"{host}.{config.task.rank}" if config.task and shares_host else host))
+    return str(folder if here and nodes == 1 else folder / host)
+
+
+def _node(
+    config: LaunchConfig,
+    index: int,
+    spec: AgentSpec,
+    workers: int | None,
+    gpus: tuple[str, ...] | None,
+    firsts: Sequence[int | None],
+) -> NodePlan:
+    node_rank = config.rendezvous.node_index if config.rendezvous else index if index < len(firsts) else None
+    first = None if node_rank is None else firsts[node_rank]
+    node = NodePlan(
+        host=spec.host,
+        node_rank=node_rank,
+        workers=workers,
+        ranks=None if first is None or workers is None else (first, first + workers - 1),
+        gpus=gpus,
+        counted="" if workers is not None else how_counted(spec),
+        is_spare=index >= len(firsts),
+        directory=config.chdir or working_folder(),
+    )
+    if config.hosts:
+        start = remote_start.agent_start(config, RUN_ID)
+        reached = _ssh_address(config, index)
+        node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
+        command = srun.command(spec.host) if config.transport == "srun" else (remote_start.COMMAND,)
+        return replace(node, reached=reached, command=command)
+    return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
+
+
+def _starts(config: LaunchConfig) -> Literal["here", "over SSH", "through srun", "this node of several"]:
+    if config.rendezvous:
+        return "this node of several"
+    return "here" if is_here(config) else "through srun" if config.transport == "srun" else "over SSH"
+
+
+def _ssh_address(config: LaunchConfig, index: int) -> str:
+    host = config.hosts[index]
+    return str(replace(host, user=host.user or config.remote.user, port=host.port or config.remote.port))
+
+
+def _how(config: LaunchConfig, spec: AgentSpec) -> Literal["forked", "executed"]:
+    def is_plain(path: str) -> bool:
+        """A script that is not on this machine is taken for a plain one."""
+        path = os.path.join(config.chdir or "", path)
+        return not os.path.exists(path) or script_file.is_plain(path)
+
+    chosen = start_method.choose(spec, inherited_environ(config), is_plain)
+    return "executed" if chosen.how == "exec" else "forked"
+
+
+def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
+    program = spec.program
+    argument = ("--local-rank=<LOCAL_RANK>",) if spec.workers.pass_local_rank else ()
+    script = (program.path, *argument, *env_forwarding.masked_arguments(program.args))
+    if program.entry == "program":
+        return script
+    python = config.python or (config.remote.python if config.hosts else None) or sys.executable
+    return (python, "-u", *(("-m",) if program.entry == "module" else ()), *script)

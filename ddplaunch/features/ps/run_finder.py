@@ -1,0 +1,357 @@
+"""Finds and kills the processes of this user's runs on this machine, for ``--ps``, ``--kill`` and ``--stacks``.
+
+Runs in an agent without workers. A process belongs to the run whose tag is in its environment, in the name of its
+cgroup or, for a launcher, in the name of its memfd. Must not signal processes of other users or in other containers,
+this process or its parents.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import time
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
+
+import psutil
+
+from ddplaunch.features.hangs import launcher_query
+from ddplaunch.features.warm import records as keeper
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
+from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
+from ddplaunch.system import cgroup, processes, procfs, run_tags
+from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.text import KEEPER_ID, quote
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Iterator
+
+    from ddplaunch.agent.launcher_channel import Outbox
+
+_WAIT_S, _REPEAT_S = 0.2, 0.5
+
+_MAX_SCRIPT = 200
+"""Characters of a script's path."""
+
+_HELPERS: tuple[Kind, ...] = ("forkserver", "store", "member")
+
+_KERNEL_THREAD = 0x00200000
+"""PF_KTHREAD of the kernel's include/linux/sched.h, a flag in /proc/PID/stat."""
+
+
+@dataclass(frozen=True)
+class RunProcess:
+    """One process of a run. A launcher of several runs has one RunProcess for each.
+
+    Attributes:
+        process: compared by pid and start time, since pids are reused.
+        tag: the node tag; the run tag for a launcher.
+        run_id: the run id; that of ``tag``, or another on which the nodes have agreed.
+        launcher_alive: whether this process is an agent whose launcher is alive.
+        script: what the workers run, as far as this process shows it; that may change, so it is not compared.
+    """
+
+    process: psutil.Process
+    tag: str
+    run_id: str
+    kind: Kind
+    launcher_alive: bool = False
+    script: str = field(default="", compare=False)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+
+def serve(stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Send RunsFound, and execute the order that may follow. Returns the pids that SIGKILL has not ended."""
+    outbox.send(find_runs())
+    received = wire.read_record(stream, (EndRun, ExamineRuns))
+    if received and isinstance(received[0], ExamineRuns):
+        found = _processes_of(received[0].run_id, frozenset())
+        outbox.send(launcher_query.examine({(each.pid, each.tag) for each in found if each.kind == "launcher"}))
+        return ()
+    return _end_run(received[0], stream) if received else ()
+
+
+# Finding runs.
+
+
+def find_runs() -> RunsFound:
+    """All runs with processes on this machine, without this process."""
+    found, hidden_pids = find_processes()
+    by_run: dict[str, list[RunProcess]] = {}
+    for process in found:
+        if process.pid != os.getpid():
+            by_run.setdefault(run_tags.run_tag_of(process.tag), []).append(process)
+    return RunsFound(_machine(), tuple(_summary(tag, its) for tag, its in sorted(by_run.items())), hidden_pids)
+
+
+def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
+    counts = Counter(process.kind for process in found)
+    by_kind = sorted(found, key=lambda process: KINDS.index(process.kind))  # The launcher knows best.
+    oldest_s = min(process.process.create_time() for process in found)
+    return RunOnHost(
+        run_tag=run_tag,
+        run_id=found[0].run_id,
+        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        age_s=max(0.0, time.time() - oldest_s),
+        memory_bytes=sum(_memory_bytes(process.process) for process in found),
+        launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
+        script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
+    )
+
+
+def _memory_bytes(process: psutil.Process) -> int:
+    """Proportional set size; 0 if it cannot be read."""
+    with contextlib.suppress(psutil.Error, OSError):
+        return int(process.memory_full_info().pss)
+    return 0
+
+
+def _machine() -> str:
+    boot_id = os.fsdecode(procfs.read("/proc/sys/kernel/random/boot_id").strip())
+    return f"{boot_id} {os.readlink('/proc/self/ns/pid')}"
+
+
+@dataclass(frozen=True)
+class _Inspected:
+    """A process of this user. Both ``tag`` and ``launcher_tags`` are empty if it belongs to no run.
+
+    Attributes:
+        run_id: what a worker, and a process that it started, has in TORCHELASTIC_RUN_ID.
+        launcher_tags: run tags of the runs that this process leads, each with its run id.
+    """
+
+    process: psutil.Process
+    parent: int
+    session: int
+    tag: str
+    run_id: str
+    launcher_tags: Mapping[str, str]
+    command: tuple[str, ...]
+    state_folder: Path | None = None
+
+    @property
+    def is_keeper(self) -> bool:
+        """Whether it waits for runs with the state folder of this process."""
+        is_ours = self.state_folder == run_folder.base_at_home(os.environ)
+        return self.command[:2] == keeper.COMMAND and not self.tag and is_ours
+
+    @property
+    def is_agent(self) -> bool:
+        code = self.command[2] if self.command[1:2] == ("-c",) and len(self.command) > 2 else ""
+        return AGENT_MODULE in code or START_VARIABLE in code
+
+
+def find_processes() -> tuple[tuple[RunProcess, ...], tuple[int, ...]]:
+    """All processes of runs, and the pids of this user's processes that cannot be inspected."""
+    cgroup_tags = {pid: tag for folder, tag in cgroup.of_runs() for pid in cgroup.members(folder)}
+    inspected: dict[int, _Inspected] = {}
+    hidden_pids = []
+    for process in psutil.process_iter():
+        try:
+            inspected[process.pid] = _inspect(process, cgroup_tags.get(process.pid, ""))
+        except (psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError):
+            continue
+        except (psutil.AccessDenied, PermissionError):
+            hidden_pids.append(process.pid)
+    launchers = {pid for pid, candidate in inspected.items() if candidate.launcher_tags}
+    agents = {pid for pid, candidate in inspected.items() if candidate.tag and candidate.is_agent}
+    return tuple(_run_processes(inspected.values(), launchers, agents)), tuple(hidden_pids)
+
+
+def _run_ids(inspected: Iterable[_Inspected], agents: set[int]) -> dict[str, str]:
+    """Run ids by run tag, where they are not those of the tags: of launchers, or where none is alive, of workers."""
+    found: dict[str, str] = {}
+    for candidate in inspected:
+        run_tag = run_tags.run_tag_of(candidate.tag)
+        # An agent may have inherited the variable from a worker that started its launcher.
+        if run_tags.is_made_id(run_tag) and run_tags.is_made_id(candidate.run_id) and not _is_helper(candidate, agents):
+            found.setdefault(run_tag, candidate.run_id)
+    for candidate in inspected:
+        found.update(candidate.launcher_tags)
+    return found
+
+
+def _inspect(process: psutil.Process, cgroup_tag: str) -> _Inspected:
+    """Read the data that determine a process's run and kind. ``cgroup_tag`` is the node tag in the name of its cgroup.
+
+    Raises:
+        psutil.NoSuchProcess, FileNotFoundError, ProcessLookupError: the process has ended, or it is a zombie, a kernel
+            thread, or a process of another user or container.
+        psutil.AccessDenied, PermissionError: a process of this user that cannot be inspected.
+    """
+    pid = process.pid
+    if not _is_live_and_ours(process):
+        raise psutil.NoSuchProcess(pid)
+    if os.readlink(f"/proc/{pid}/ns/pid") != os.readlink("/proc/self/ns/pid"):
+        raise psutil.NoSuchProcess(pid)
+    # psutil's environ() stops at an empty entry, and a program that changes its title may leave one.
+    with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+        variables = file.read().split(b"\0")
+    return _Inspected(
+        process=process,
+        parent=process.ppid(),
+        session=os.getsid(pid),
+        tag=next(filter(run_tags.is_tag, _values(variables, environment.RUN_ID)), cgroup_tag),
+        run_id=next(_values(variables, environment.TORCHELASTIC_RUN_ID), ""),
+        launcher_tags=run_tags.launcher_memfds(pid),
+        command=tuple(process.cmdline()),
+        state_folder=run_folder.base_at_home(
+            {name: value for name in ("XDG_STATE_HOME", "HOME") for value in _values(variables, name)}
+        ),
+    )
+
+
+def _values(variables: Iterable[bytes], name: str) -> Iterator[str]:
+    prefix = f"{name}=".encode()
+    return (os.fsdecode(line.removeprefix(prefix)) for line in variables if line.startswith(prefix))
+
+
+def _is_live_and_ours(process: psutil.Process) -> bool:
+    """Whether the process is alive and this user's by its real user id, which a setuid program keeps."""
+    fields = procfs.stat(process.pid)
+    if not fields or fields[procfs.STATE] in (b"Z", b"X") or int(fields[procfs.FLAGS]) & _KERNEL_THREAD:
+        return False
+    return process.uids().real == os.getuid()
+
+
+def _run_processes(inspected: Collection[_Inspected], launchers: set[int], agents: set[int]) -> Iterator[RunProcess]:
+    run_ids = _run_ids(inspected, agents)
+    for candidate in inspected:
+        if candidate.is_keeper:
+            state = " ".join(candidate.command[2:])
+            yield RunProcess(candidate.process, KEEPER_ID, KEEPER_ID, "keeper", script=state)
+        scripts = _scripts_of_launcher(candidate.process.pid) if candidate.launcher_tags else {}
+        for tag, run_id in candidate.launcher_tags.items():
+            yield RunProcess(candidate.process, tag, run_id, "launcher", script=scripts.get(tag, ""))
+        if candidate.tag:
+            kind = _kind(candidate, agents)
+            launcher_alive = kind == "agent" and _has_launcher(candidate, launchers)
+            run_id = run_ids.get(run_tags.run_tag_of(candidate.tag)) or run_tags.run_id_of(candidate.tag)
+            script = _script_of_worker(candidate.command) if kind == "worker" else ""
+            yield RunProcess(candidate.process, candidate.tag, run_id, kind, launcher_alive, script)
+
+
+def _is_helper(candidate: _Inspected, agents: set[int]) -> bool:
+    return _kind(candidate, agents) not in ("worker", "other")
+
+
+def _scripts_of_launcher(pid: int) -> dict[str, str]:
+    """By run tag, from the run folders of the launcher."""
+    return {run_json.text(body, "run_tag"): run_json.text(body, "script") for _, body in run_json.of_launcher(pid)}
+
+
+def _script_of_worker(command: tuple[str, ...]) -> str:
+    """The script or module in ``python -u train.py`` or ``python -u -m pkg.train``, or the program."""
+    if command[1:2] != ("-u",) or "python" not in os.path.basename(command[0]):
+        return command[0] if command else ""
+    words = command[3:] if command[2:3] == ("-m",) else command[2:]
+    return words[0] if words else ""
+
+
+def _kind(candidate: _Inspected, agents: set[int]) -> Kind:
+    if candidate.process.pid in agents:
+        return "agent"
+    for kind in _HELPERS:
+        if candidate.command[:2] == ("ddplaunch", kind):
+            return kind
+    # Orphans of a worker also become children of the agent, but seldom lead a session.
+    is_leader = candidate.session == candidate.process.pid
+    return "worker" if candidate.parent in agents and is_leader else "other"
+
+
+def _has_launcher(agent: _Inspected, launchers: set[int]) -> bool:
+    """Over SSH an agent's parent is sshd's process for the connection, which ends with the launcher."""
+    return agent.parent in launchers or (agent.parent != 1 and any(START_VARIABLE in word for word in agent.command))
+
+
+# Killing a run.
+
+
+def _end_run(order: EndRun, stream: BinaryIO) -> tuple[int, ...]:
+    """Stop a run's launcher first, which stops the run as after a signal; then its agents; then all other processes.
+
+    Returns the pids that remain: all of the run if ``stream`` ends, because then no launcher waits for the answer.
+    """
+    excluded = _own_pids()
+    grace_end = time.monotonic() + order.grace_s
+    signalled: dict[RunProcess, float] = {}
+    while found := _processes_of(order.run_id, excluded):
+        now = time.monotonic()
+        first = _first_to_stop(found)
+        if now >= grace_end + (ENDING_EXTRA_S if first[0].kind in ("launcher", "agent") else 0):
+            return _kill_processes(order.run_id, excluded)
+        for process in first:
+            # At a second SIGTERM a launcher shortens its grace period, at a third it kills at once.
+            if process not in signalled or now >= max(grace_end, signalled[process] + _REPEAT_S):
+                signalled[process] = now
+                _signal(process, signal.SIGTERM)
+                _signal(process, signal.SIGCONT)
+        if _wait(found[0], (stream,)):
+            return _pids(found)
+    return ()
+
+
+def _processes_of(run_id: str, excluded: frozenset[int]) -> tuple[RunProcess, ...]:
+    found, _ = find_processes()
+    return tuple(
+        process
+        for process in found
+        if process.pid not in excluded and run_id in (process.run_id, *run_tags.ids_of(process.tag))
+    )
+
+
+def _first_to_stop(found: tuple[RunProcess, ...]) -> tuple[RunProcess, ...]:
+    """The processes to stop first: the launchers, else the agents, else all."""
+    for kind in ("launcher", "agent"):
+        top = tuple(process for process in found if process.kind == kind)
+        if top:
+            return top
+    return found
+
+
+def _kill_processes(run_id: str, excluded: frozenset[int]) -> tuple[int, ...]:
+    deadline = time.monotonic() + processes.UNKILLABLE_AFTER_S
+    while found := _processes_of(run_id, excluded):
+        for tag in {process.tag for process in found}:
+            # A cgroup that contains an excluded process stays; its other processes are killed one by one below.
+            cgroup.kill_tagged(tag, time.monotonic() + _WAIT_S, excluded=excluded)
+        for process in found:
+            _signal(process, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            break
+        _wait(found[0], ())
+    return _pids(found)
+
+
+def _signal(process: RunProcess, signum: int) -> None:
+    """Signal through a pidfd, opened before the check that the pid still belongs to this process."""
+    with procfs.pidfd(process.pid) as fd, contextlib.suppress(ProcessLookupError, PermissionError):
+        if process.process.is_running():
+            procfs.send_signal(process.pid, fd, signum)
+
+
+def _wait(process: RunProcess, streams: tuple[BinaryIO, ...]) -> bool:
+    """Wait until the process has ended, at most ``_WAIT_S``. Returns whether one of ``streams`` has ended."""
+    with procfs.pidfd(process.pid) as fd:
+        stream_fds = [stream.fileno() for stream in streams]
+        ready, _, _ = select.select([*stream_fds, *([] if fd is None else [fd])], [], [], _WAIT_S)
+    return any(fd in ready for fd in stream_fds)
+
+
+def _pids(found: Iterable[RunProcess]) -> tuple[int, ...]:
+    return tuple(sorted({process.pid for process in found}))
+
+
+def _own_pids() -> frozenset[int]:
+    """This process and all its parents."""
+    return frozenset((os.getpid(), *(parent.pid for parent in psutil.Process().parents())))

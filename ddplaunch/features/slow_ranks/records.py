@@ -1,0 +1,84 @@
+"""When workers called collectives, and what else they did meanwhile: ``CollectivesSampled`` and its parts.
+
+Sent by agents to the launcher, once a minute and worker: so they are small. ``hangs.call_times`` packs and unpacks the
+times. No behaviour belongs here.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.features.hangs.records import MAX_GROUPS
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
+
+MAX_SENT = 1000
+"""Calls of one worker in a sample, of all its process groups together."""
+
+NO_TIME = "-"
+"""In place of a gap: this call does not count, such as a broadcast, in which not all ranks wait for each other."""
+
+_GAP = f"(?:{NO_TIME}|[0-9]{{1,15}})"
+_GAPS = re.compile(f"{_GAP}(?:,{_GAP}){{0,{MAX_SENT - 1}}}")
+
+Gaps = Annotated[str, Limit(f"up to {MAX_SENT} numbers", lambda text: bool(_GAPS.fullmatch(text)))]
+
+
+@dataclass(frozen=True)
+class PackedTimes:
+    """A ``CollectiveTimes``, without the host.
+
+    Attributes:
+        first_ns: time of the first call that counts, nanoseconds since the epoch by the clock of the host.
+        gaps_us: for each call the microseconds since the last call that counts, separated by commas; or ``NO_TIME``.
+    """
+
+    rank: Count
+    group: OneLine
+    first_number: Count
+    first_ns: Nanoseconds
+    gaps_us: Gaps
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankLoad:
+    """What a worker did between the two last samples, which are ``window_s`` seconds apart.
+
+    Attributes:
+        cpu_s: CPU seconds of the worker and its descendants.
+        io_bytes: bytes that they read and wrote, pipes and page cache included.
+        run_queue_wait_s: seconds for which its main thread was ready but had no CPU.
+        throttled: why the clock of its GPU is lowered; empty if it is not, or was not asked.
+    """
+
+    rank: Count
+    window_s: Seconds
+    cpu_s: Seconds = 0.0
+    io_bytes: Size = 0
+    run_queue_wait_s: Seconds = 0.0
+    throttled: OneLine = ""
+
+
+@dataclass(frozen=True)
+class CollectivesSampled:
+    """Agent to launcher, in answer to SampleCollectives; or with number 0 once the workers have a process group.
+
+    Attributes:
+        host: display name of the node; its workers share a clock.
+        times: of each worker that has answered, and of each of its process groups.
+        cost_s: CPU seconds that the answer took in the worker where it took longest.
+        clock_ns: the host's clock when it was asked, nanoseconds since the epoch, in a record that is sent at once and
+            is otherwise empty; 0 in the answer itself.
+        is_debugged: in the record with ``clock_ns``: a rank of the node has stopped in a debugger in this attempt.
+    """
+
+    attempt: Count
+    number: Count
+    host: OneLine
+    times: Annotated[tuple[PackedTimes, ...], at_most(MAX_SLOTS_PER_HOST * MAX_GROUPS)] = ()
+    loads: Annotated[tuple[RankLoad, ...], at_most(MAX_SLOTS_PER_HOST)] = ()
+    cost_s: Seconds = 0.0
+    clock_ns: Nanoseconds = 0
+    is_debugged: bool = False

@@ -1,0 +1,376 @@
+"""Which rank is last in the collectives of a job, how often, and what it costs.
+
+The times are of calls, not of ends, so this sees ranks that are late on the CPU. On a GPU the calls of a rank run ahead
+of its kernels: a slow GPU shows only where the script waits for it in each step.
+
+Clocks of two hosts are never compared as they are. The difference of two clocks is taken so that the first ranks of
+both hosts call at the same time in the middle of all calls. It is then moved into the limits that the calls themselves
+prove: no rank calls the next collective before all ranks have called this one. So a rank that is later than the others
+of its host is always found. A host all of whose ranks are late is hidden in these limits; so they are narrowed by what
+the launcher knows of each clock (``ClockLimits``): between its question and the answer, the host looked at its clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict, deque
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.slow_ranks import slow_hosts
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.results import RankLateness
+from ddplaunch.text import median, quote, ranks, table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+    from ddplaunch.features.hangs.records import CollectiveTimes
+
+MIN_COLLECTIVES = 200
+MIN_DELAYED = 100
+MIN_LAST_SHARE = 0.6
+MIN_COST_SHARE = 0.05
+"""``warning`` names a rank after so many collectives, so many of them delayed, if it is the last in more than this
+share of the delayed ones, and costs this share of the time more than any other: ranks that are even but vary all cost
+something."""
+
+MAX_TIMES_TOTAL = 1 << 20
+"""Of a process group as many collectives are looked at as have so many times together, the newest."""
+
+_MAX_BEHIND = 1000
+"""The median is that of the newest collectives, so that a run of weeks does not need more memory."""
+
+_MAX_LAG = 64
+_TRIMMED = 0.02
+"""Share of the calls that may contradict a limit: a clock was set, or a call is not one in which all ranks wait."""
+
+_LEAST_SPREAD = 0.2
+"""A collective matters if its first and last rank are apart by this share of what is usual in the slowest tenth."""
+
+Arrivals = dict[int, float]
+"""Time in seconds at which each rank called one collective."""
+
+ClockLimits = tuple[int, int]
+"""How far a host's clock is ahead of the launcher's: at least and at most, in nanoseconds."""
+
+
+@dataclass(frozen=True)
+class RankCounts:
+    """How late one rank called the collectives of a window. ``collectives`` to ``cost_s`` as in ``RankLateness``.
+
+    Attributes:
+        behind_s: seconds that it was behind the middle of all ranks, for each collective in which it was the last.
+        cost_s: seconds for which the job waited for this rank only.
+    """
+
+    collectives: int
+    delayed: int
+    behind_s: tuple[float, ...]
+    cost_s: float
+
+
+@dataclass(frozen=True)
+class Window:
+    """What the times of one sample show.
+
+    Attributes:
+        ranks: by rank and host.
+        hosts: the same of hosts with several ranks, if there are several hosts, by their lowest rank and name.
+        duration_s: seconds between its first and its last call.
+        newest: of each process group, the number of the newest collective that all ranks have called.
+    """
+
+    ranks: dict[tuple[int, str], RankCounts]
+    hosts: dict[tuple[int, str], RankCounts]
+    duration_s: float
+    newest: dict[str, int]
+
+
+def window(
+    times: Iterable[CollectiveTimes],
+    after: Mapping[str, int] | None = None,
+    clocks: Mapping[str, ClockLimits] | None = None,
+) -> Window:
+    """What ``times`` show; of each process group only what comes ``after`` a number, unless it counts from 1 again.
+
+    ``clocks``: what is known of the clocks of the hosts.
+    """
+    times = list(times)
+    groups = {group: by_rank for group, by_rank in _by_group(times).items() if len(by_rank) > 1}
+    newest = {group: max(numbers) for group, by_rank in groups.items() if (numbers := _common_numbers(by_rank))}
+    known = {group: number for group, number in (after or {}).items() if number <= newest.get(group, 0)}
+    hosts = {each.rank: each.host for each in times}
+    of_ranks, of_hosts, duration_s = _Tally(), _Tally(), 0.0
+    for group in newest:
+        arrivals = _on_one_clock(_common(groups[group], known.get(group, 0)), hosts, clocks or {})
+        duration_s = max(duration_s, _duration_s(arrivals))
+        waiting = _with_waiting(arrivals)
+        of_ranks.add(arrivals, waiting)
+        if slow_hosts.are_comparable(groups[group], hosts):
+            of_hosts.add(slow_hosts.by_host(arrivals, hosts), slow_hosts.by_host(waiting, hosts))
+    return Window(of_ranks.counts(hosts), of_hosts.counts(hosts), duration_s, newest)
+
+
+class _Tally:
+    """Adds up process groups."""
+
+    def __init__(self) -> None:
+        self._behind_s: defaultdict[int, list[float]] = defaultdict(list)
+        self._seen: defaultdict[int, int] = defaultdict(int)
+        self._delayed: defaultdict[int, int] = defaultdict(int)
+        self._cost_s: defaultdict[int, float] = defaultdict(float)
+
+    def add(self, arrivals: list[Arrivals], waiting: list[Arrivals]) -> None:
+        """Add all calls of a group; ``waiting`` are those in which ranks wait for each other."""
+        for at in waiting:
+            last = max(at, key=lambda rank: at[rank])
+            behind_s = at[last] - median(at.values())
+            if behind_s > 0:
+                self._behind_s[last].append(behind_s)
+            for rank in at:
+                self._delayed[rank] += 1
+        for rank in arrivals[0] if arrivals else ():
+            self._seen[rank] += len(arrivals)
+        for rank, cost_s in _costs(arrivals):
+            self._cost_s[rank] += cost_s
+
+    def counts(self, hosts: Mapping[int, str]) -> dict[tuple[int, str], RankCounts]:
+        """The counts by rank and host."""
+        return {
+            (rank, hosts[rank]): RankCounts(
+                self._seen[rank], self._delayed[rank], tuple(self._behind_s[rank]), self._cost_s[rank]
+            )
+            for rank in sorted(self._delayed)
+        }
+
+
+class LatenessCounts:
+    """Adds up windows: their ranks, or their hosts."""
+
+    def __init__(self, *, of_hosts: bool = False) -> None:
+        self.windows = 0
+        self._of_hosts = of_hosts
+        self._duration_s = 0.0
+        self._counts: dict[tuple[int, str], RankLateness] = {}
+        self._cost_s: defaultdict[tuple[int, str], float] = defaultdict(float)
+        self._behind_s: defaultdict[tuple[int, str], deque[float]] = defaultdict(lambda: deque(maxlen=_MAX_BEHIND))
+
+    def add(self, window: Window) -> None:
+        """Add one window."""
+        self.windows += 1
+        self._duration_s += window.duration_s
+        for key, counts in (window.hosts if self._of_hosts else window.ranks).items():
+            before = self._counts.get(key, RankLateness(*key))
+            self._cost_s[key] += counts.cost_s
+            self._behind_s[key].extend(counts.behind_s)
+            self._counts[key] = replace(
+                before,
+                collectives=before.collectives + counts.collectives,
+                delayed=before.delayed + counts.delayed,
+                last=before.last + len(counts.behind_s),
+            )
+
+    def lateness(self) -> tuple[RankLateness, ...]:
+        """The lateness of each rank, the most expensive first; of at least two ranks, or empty."""
+        return tuple(sorted(map(self._lateness, self._counts), key=lambda each: -each.cost_share))
+
+    def _lateness(self, key: tuple[int, str]) -> RankLateness:
+        ordered = sorted(self._behind_s[key]) or [0.0]
+        return replace(
+            self._counts[key],
+            median_s=median(ordered),
+            p95_s=ordered[int(0.95 * (len(ordered) - 1))],
+            cost_share=min(self._cost_s[key] / self._duration_s, 1.0) if self._duration_s else 0.0,
+        )
+
+
+def rank_lateness(
+    times: Iterable[CollectiveTimes], clocks: Mapping[str, ClockLimits] | None = None, *, of_hosts: bool = False
+) -> tuple[RankLateness, ...]:
+    """The lateness of each rank or host, the most expensive first; of at least two, or empty."""
+    counts = LatenessCounts(of_hosts=of_hosts)
+    counts.add(window(times, clocks=clocks))
+    return counts.lateness()
+
+
+def is_enough(lateness: Sequence[RankLateness]) -> bool:
+    """Whether ``warning`` can decide."""
+    return any(each.collectives >= MIN_COLLECTIVES and each.delayed >= MIN_DELAYED for each in lateness)
+
+
+def suspect(lateness: Sequence[RankLateness]) -> RankLateness | None:
+    """The rank that slows the job down, as far as these figures tell, however few they are."""
+    if len(lateness) < 2:
+        return None
+    first, second = lateness[0], lateness[1]
+    is_slow = first.last_share > MIN_LAST_SHARE and first.cost_share - second.cost_share > MIN_COST_SHARE
+    return first if is_slow else None
+
+
+def host_warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
+    """As ``warning``, about a host of which all ranks are late; ``lateness`` is that of hosts."""
+    slow = suspect(lateness)
+    if slow is None or not is_enough([slow]):
+        return ""
+    return f"all ranks on {quote(slow.host)} come after all others in {_costs_text(slow, reason, 'cost')}"
+
+
+def warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
+    """One sentence about a rank that slows the job down; empty if there is none. ``reason``: why, in a few words."""
+    slow = suspect(lateness)
+    if slow is None or not is_enough([slow]):
+        return ""
+    return f"{ranks([slow.rank])} on {quote(slow.host)} is last in {_costs_text(slow, reason, 'costs')}"
+
+
+def _costs_text(slow: RankLateness, reason: str, verb: str) -> str:
+    late = f"median {_milliseconds(slow.median_s)} late{f'; {reason}' if reason else ''}"
+    counted = f"{slow.last} of {slow.delayed} delayed collectives"
+    return f"{counted} and {verb} {_percent(slow.cost_share)} of the time ({late})"
+
+
+def summary(lateness: Sequence[RankLateness]) -> str:
+    """One line on the rank that costs the most; ``lateness`` is not empty."""
+    most = lateness[0]
+    return (
+        f"{most.collectives} collectives were looked at; {ranks([most.rank])} on {quote(most.host)} cost the most: "
+        f"last in {most.last} of {most.delayed} delayed ones, {_percent(most.cost_share)} of the time"
+    )
+
+
+def lateness_table(lateness: Sequence[RankLateness], limit: int = 8) -> list[str]:
+    """Lines of a table of the ranks that cost the most."""
+    head = ("rank", "host", "last in", "behind (median)", "behind (p95)", "cost")
+    return table([head, *(_row(each) for each in lateness[:limit])])
+
+
+def _row(each: RankLateness) -> tuple[str, ...]:
+    last = f"{each.last_share:.0%} of {each.delayed}"
+    return str(each.rank), each.host, last, *map(_milliseconds, (each.median_s, each.p95_s)), f"{each.cost_share:.1%}"
+
+
+def _percent(share: float) -> str:
+    return f"{share * 100:.1f} %" if share < 0.1 else f"{share * 100:.0f} %"
+
+
+def _milliseconds(duration_s: float) -> str:
+    return f"{duration_s * 1000:.1f} ms"
+
+
+def _by_group(times: Iterable[CollectiveTimes]) -> dict[str, dict[int, dict[int, int]]]:
+    """Of each process group: the times of each rank by number."""
+    groups: defaultdict[str, dict[int, dict[int, int]]] = defaultdict(dict)
+    for each in times:
+        created = groups[each.group].setdefault(each.rank, {})
+        created.update({number: ns for number, ns in enumerate(each.created_ns, each.first_number) if ns > 0})
+    return groups
+
+
+def _common_numbers(by_rank: dict[int, dict[int, int]]) -> set[int]:
+    return set.intersection(*(set(created) for created in by_rank.values()))
+
+
+def _common(by_rank: dict[int, dict[int, int]], after: int) -> list[Arrivals]:
+    """The newest collectives that all ranks have called, those after number ``after``, oldest first."""
+    numbers = sorted(number for number in _common_numbers(by_rank) if number > after)
+    numbers = numbers[-max(MAX_TIMES_TOTAL // len(by_rank), 1) :]
+    start = min((by_rank[min(by_rank)][number] for number in numbers), default=0)
+    return [{rank: (created[number] - start) / 1e9 for rank, created in by_rank.items()} for number in numbers]
+
+
+def _with_waiting(arrivals: list[Arrivals]) -> list[Arrivals]:
+    """Those in which ranks wait for each other for a time that matters.
+
+    Where a step has several collectives, all ranks come to the second together, from the end of the first.
+    """
+    spreads = [max(at.values()) - min(at.values()) for at in arrivals]
+    if not spreads:
+        return []
+    least = _quantile(spreads, 0.9) * _LEAST_SPREAD
+    return [at for at, spread in zip(arrivals, spreads, strict=True) if spread >= least]
+
+
+def _on_one_clock(
+    arrivals: list[Arrivals], hosts: Mapping[int, str], clocks: Mapping[str, ClockLimits]
+) -> list[Arrivals]:
+    """The same times, all by the clock of the host of the lowest rank."""
+    if not arrivals:
+        return []
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    for rank in sorted(arrivals[0]):
+        members[hosts[rank]].append(rank)
+    (first, reference), *others = members.items()
+    offsets = {
+        rank: offset
+        for host, own in others
+        for offset in [_offset_s(arrivals, reference, own, _difference_s(clocks.get(first), clocks.get(host)))]
+        for rank in own
+    }
+    return [{rank: time - offsets.get(rank, 0.0) for rank, time in at.items()} for at in arrivals]
+
+
+def _difference_s(reference: ClockLimits | None, own: ClockLimits | None) -> tuple[float, float]:
+    """Seconds by which the clock ``own`` is ahead of ``reference``: at least and at most."""
+    if reference is None or own is None:
+        return -math.inf, math.inf
+    return (own[0] - reference[1]) / 1e9, (own[1] - reference[0]) / 1e9
+
+
+def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int], measured: tuple[float, float]) -> float:
+    """Seconds by which the clock of the ranks ``own`` is ahead of that of ``reference``."""
+    typical, least, most = _offset_by_calls_s(arrivals, reference, own)
+    both = max(least, measured[0]), min(most, measured[1])
+    least, most = both if both[0] <= both[1] else (least, most)  # A clock was set: what calls prove is of their time.
+    return min(max(typical, least), most)
+
+
+def _offset_by_calls_s(arrivals: list[Arrivals], reference: list[int], own: list[int]) -> tuple[float, float, float]:
+    """The offset if both are equally late, and its limits."""
+    first_own, last_own = _each(arrivals, own, min), _each(arrivals, own, max)
+    first_ref, last_ref = _each(arrivals, reference, min), _each(arrivals, reference, max)
+    typical = median(own - ref for own, ref in zip(first_own, first_ref, strict=True))
+    lag = 1
+    while lag <= min(_MAX_LAG, len(arrivals) - 1):  # Calls may overlap: each waits for one that is some calls earlier.
+        least = _quantile([own - ref for own, ref in zip(last_own, first_ref[lag:])], 1 - _TRIMMED)  # noqa: B905
+        most = _quantile([own - ref for own, ref in zip(first_own[lag:], last_ref)], _TRIMMED)  # noqa: B905
+        if least <= most:
+            return typical, least, most
+        lag *= 2
+    return typical, -math.inf, math.inf
+
+
+def _each(arrivals: list[Arrivals], members: list[int], choose: Callable[[Iterable[float]], float]) -> list[float]:
+    return [choose(at[rank] for rank in members) for at in arrivals]
+
+
+def _quantile(values: list[float], share: float) -> float:
+    return sorted(values)[round(share * (len(values) - 1))]
+
+
+def _costs(arrivals: list[Arrivals]) -> Iterator[tuple[int, float]]:
+    """For each series of calls that overlap: the rank that came last, and the seconds that it came after the second.
+
+    In a series ranks call without waiting for each other. A delay is then seen in every call, and costs once.
+    """
+    worst: tuple[int, float] | None = None
+    end = 0.0
+    for at in arrivals:
+        second, last = sorted(at, key=lambda rank: at[rank])[-2:]
+        if worst and min(at.values()) >= end:
+            yield worst
+            worst = None
+        cost = (last, at[last] - at[second])
+        worst = max(worst or cost, cost, key=lambda each: each[1])
+        end = at[last]
+    if worst:
+        yield worst
+
+
+def _duration_s(arrivals: list[Arrivals]) -> float:
+    """The time between the first and the last call, by the clock of one rank."""
+    if not arrivals:
+        return 0.0
+    rank = min(arrivals[0])
+    at = [each[rank] for each in arrivals]
+    return max(at) - min(at)

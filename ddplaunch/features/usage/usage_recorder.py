@@ -1,0 +1,253 @@
+"""Usage samples of one node, and the records of them for the launcher, one every 10 s.
+
+Runs in the agent, in its main thread: a sample takes less than a millisecond. A thread looks at the disk, which may not
+answer. What a worker's children use is read with every fifth sample, and counts for all of these. A launcher that does
+not read costs no memory: what waits is merged. The samples of an attempt are sent before its result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.usage.records import (
+    MAX_SAMPLES,
+    PERIOD_S,
+    RECORD_S,
+    GpusUsage,
+    NodeUsage,
+    UsageSample,
+    UsageSampled,
+    UsageStarted,
+    WorkersUsage,
+    mean,
+)
+from ddplaunch.features.usage.usage_counters import (
+    MachineCounters,
+    MachineFiles,
+    OwnCounters,
+    ProcessFiles,
+    TreeCounters,
+)
+from ddplaunch.protocol.field_types import MAX_QUANTITY
+from ddplaunch.protocol.gpus import GpuReading
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.workers.worker import Worker
+    from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.health.gpus_of_job import GpusOfJob
+    from ddplaunch.protocol.specs import AgentSpec
+
+_PER_RECORD = round(RECORD_S / PERIOD_S)
+_DISK_EVERY_S = 30.0
+
+Amounts = tuple[float | None, ...]
+
+
+class UsageRecorder:
+    """Records of one node.
+
+    Attributes:
+        attempt: the newest that was begun; -1 before.
+    """
+
+    def __init__(self, spec: AgentSpec, outbox: Outbox, gpus: GpusOfJob | None) -> None:
+        self._sends_means, self._outbox, self._gpus = spec.usage == "mean", outbox, gpus
+        self._disk = DiskUse(spec.node_dir)
+        self._sampler: UsageSampler | None = None
+        self.attempt = -1
+        self._recent: list[UsageSample] = []
+        self._waiting: list[UsageSample] = []
+        self._per_record = 1
+
+    def begin(self, group: WorkerGroup, at_s: float) -> None:
+        """Read the counters from which the first sample of an attempt starts; the workers run since ``at_s``."""
+        self.attempt, self._recent, self._waiting, self._per_record = group.attempt, [], [], 1
+        self._sampler = UsageSampler(group.workers, self._gpus, self._disk)
+        self._outbox.send(self._started(tuple(worker.rank for worker in group.workers), at_s))
+
+    def sample(self, now: float, *, is_last: bool = False) -> None:
+        """Take a sample; send those that make a record. ``is_last``: send it at once, with no mean."""
+        if self._sampler:
+            self._recent.append(self._sampler.sample(now))
+            if is_last or len(self._recent) >= self._per_record:
+                self._send(self._sampler, is_last=is_last)
+                self._per_record = _PER_RECORD  # The first sample is sent at once, for those who look.
+
+    def end(self) -> None:
+        """The attempt has ended: send what is left, with no mean."""
+        if self._sampler:
+            if self._recent or self._waiting:
+                self._send(self._sampler, is_last=True)
+            self._sampler.close()
+            self._sampler = None
+
+    def _send(self, sampler: UsageSampler, *, is_last: bool = False) -> None:
+        recent = sampler.with_children(self._recent) if self._recent else []
+        self._recent = []
+        self._waiting += [mean(recent)] if recent and self._sends_means and not is_last else recent
+        if self._outbox.send_if_read(UsageSampled(self.attempt, tuple(self._waiting))):
+            self._waiting = []
+        elif len(self._waiting) > MAX_SAMPLES - _PER_RECORD:
+            self._waiting = [mean(self._waiting[at : at + 2]) for at in range(0, len(self._waiting), 2)]
+
+    def _started(self, ranks: tuple[int, ...], at_s: float) -> UsageStarted:
+        gpus = self._gpus.gpus if self._gpus else ()
+        return UsageStarted(
+            attempt=self.attempt,
+            at_s=at_s,
+            ranks=ranks,
+            gpus=tuple(gpu.identity() for gpu in gpus),
+            gpu_of_worker=tuple(map(self._gpus.row_of_worker, range(len(ranks)))) if self._gpus else (),
+            cpus=os.cpu_count() or 0,
+            memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        )
+
+
+class UsageSampler:
+    """Samples of one attempt. ``close`` closes its files."""
+
+    def __init__(self, workers: Sequence[Worker], gpus: GpusOfJob | None, disk: DiskUse) -> None:
+        """``gpus`` are read for the rows that ``gpus.gpus`` has now."""
+        self._workers, self._gpus, self._disk = workers, gpus, disk
+        self._rows = [gpu.index for gpu in gpus.gpus] if gpus else []
+        self._files = [ProcessFiles(worker.pid) for worker in workers]
+        self._machine = MachineFiles()
+        self._at = self._tree_at = time.monotonic()
+        disk.percent(self._at)
+        self._node = self._machine.read()
+        self._own = [files.own() for files in self._files]
+        self._trees = self._read_trees(self._own)
+        self._lines = [_lines(worker) for worker in workers]
+
+    def close(self) -> None:
+        self._machine.close()
+        for files in self._files:
+            files.close()
+
+    def sample(self, now: float) -> UsageSample:
+        """What was used since the last sample, or since the start; without what ``with_children`` adds."""
+        span_s = max(now - self._at, 1e-3)
+        node, own = self._machine.read(), [files.own() for files in self._files]
+        lines = [_lines(worker) for worker in self._workers]
+        sample = UsageSample(
+            at_s=now,
+            span_s=span_s,
+            node=_node_usage(self._node, node, self._disk.percent(now), span_s),
+            workers=WorkersUsage(
+                cpu=tuple(_cpu(new, old, span_s) for new, old in zip(own, self._own, strict=True)),
+                rss=tuple(float(found.rss_bytes) if found else None for found in own),
+                quiet=tuple(_quiet_s(worker, now) for worker in self._workers),
+                lines=tuple(_rate(new, old, span_s) for new, old in zip(lines, self._lines, strict=True)),
+            ),
+            gpus=self._gpus_usage(),
+        )
+        self._at, self._node, self._own, self._lines = now, node, own, lines
+        return sample
+
+    def with_children(self, samples: Sequence[UsageSample]) -> list[UsageSample]:
+        """``samples``, which are all since the last call, with what the children used meanwhile, and bytes of files."""
+        span_s = max(self._at - self._tree_at, 1e-3)
+        trees = self._read_trees(self._own)
+        pairs = list(zip(trees, self._trees, strict=True))
+        self._trees, self._tree_at = trees, self._at
+        children = [_children_cpu(new, old, span_s) for new, old in pairs]
+        read = tuple(_rate(new and new.read_bytes, old and old.read_bytes, span_s) for new, old in pairs)
+        written = tuple(_rate(new and new.written_bytes, old and old.written_bytes, span_s) for new, old in pairs)
+        return [replace(sample, workers=_with(sample.workers, children, read, written)) for sample in samples]
+
+    def _read_trees(self, own: Sequence[OwnCounters | None]) -> list[TreeCounters | None]:
+        return [files.tree(found) if found else None for files, found in zip(self._files, own, strict=True)]
+
+    def _gpus_usage(self) -> GpusUsage | None:
+        if not self._gpus or not self._rows:
+            return None
+        found = self._gpus.next_usage()
+        gpus = [found.get(index) or GpuReading(index=index) for index in self._rows]
+        return GpusUsage(
+            util=tuple(_float(gpu.utilization) for gpu in gpus),
+            mem=tuple(_float(gpu.used_bytes) for gpu in gpus),
+            power=tuple(gpu.power_w for gpu in gpus),
+            temp=tuple(_float(gpu.temperature_c) for gpu in gpus),
+            throttle=tuple(gpu.throttled or None for gpu in gpus),
+        )
+
+
+class DiskUse:
+    """How full the file system of a folder is, in percent: a short thread asks every 30 s, if the last has ended."""
+
+    def __init__(self, folder: str | None) -> None:
+        self._folder = folder
+        self._percent: float | None = None
+        self._due = 0.0
+        self._thread: threading.Thread | None = None
+
+    def percent(self, now: float) -> float | None:
+        """The newest answer; None without a folder, before the first answer, or if the disk is silent for long."""
+        is_silent = self._thread is not None and self._thread.is_alive()
+        if self._folder and now >= self._due and not is_silent:
+            self._due = now + _DISK_EVERY_S
+            self._thread = threading.Thread(target=self._ask, args=(self._folder,), name="disk", daemon=True)
+            with contextlib.suppress(RuntimeError):  # The limit of threads.
+                self._thread.start()
+        return None if is_silent and now >= self._due else self._percent
+
+    def _ask(self, folder: str) -> None:
+        percent = None
+        with contextlib.suppress(OSError):
+            disk = os.statvfs(folder)
+            usable = disk.f_blocks - disk.f_bfree + disk.f_bavail  # As df: without what is reserved for root.
+            percent = round(100 * (1 - disk.f_bavail / usable), 1) if usable else None
+        self._percent = percent
+
+
+def _with(workers: WorkersUsage, children_cpu: Sequence[float], read: Amounts, written: Amounts) -> WorkersUsage:
+    cpu = (None if own is None else own + more for own, more in zip(workers.cpu, children_cpu, strict=True))
+    return replace(workers, cpu=tuple(cpu), rd=read, wr=written)
+
+
+def _node_usage(old: MachineCounters, new: MachineCounters, disk: float | None, span_s: float) -> NodeUsage:
+    idle_s = None if new.idle_s is None or old.idle_s is None else new.idle_s - old.idle_s
+    busy = None if idle_s is None else 100 * (1 - idle_s / (span_s * (os.cpu_count() or 1)))
+    return NodeUsage(
+        cpu=None if busy is None else min(max(busy, 0.0), 100.0),
+        mem=_float(new.memory_bytes),
+        disk=disk,
+        rx=_rate(new.received_bytes, old.received_bytes, span_s),
+        tx=_rate(new.sent_bytes, old.sent_bytes, span_s),
+    )
+
+
+def _cpu(new: OwnCounters | None, old: OwnCounters | None, span_s: float) -> float | None:
+    return max(0.0, 100 * (new.cpu_s - old.cpu_s) / span_s) if new and old else None
+
+
+def _children_cpu(new: TreeCounters | None, old: TreeCounters | None, span_s: float) -> float:
+    return max(0.0, 100 * (new.children_cpu_s - old.children_cpu_s) / span_s) if new and old else 0.0
+
+
+def _rate(new: float | None, old: float | None, span_s: float) -> float | None:
+    return None if new is None or old is None else max(0.0, (new - old) / span_s)
+
+
+def _float(value: float | None) -> float | None:
+    """None also for what a driver may say and a record must not have, as -1 degree."""
+    return None if value is None or not 0 <= value <= MAX_QUANTITY else float(value)
+
+
+def _lines(worker: Worker) -> int | None:
+    """None if its output goes to the terminal without us, or the worker has ended."""
+    return sum(pump.stream.lines for pump in worker.pumps) if worker.pumps and worker.is_running else None
+
+
+def _quiet_s(worker: Worker, now: float) -> float | None:
+    if not worker.pumps or not worker.is_running:
+        return None
+    return max(0.0, now - max(worker.started_at, *(pump.stream.written_s for pump in worker.pumps)))

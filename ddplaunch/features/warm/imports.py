@@ -1,0 +1,221 @@
+"""What a keeper has imported, and whether the imports of a new process would give the same.
+
+Runs in the keeper, and in the forkserver that is forked from it. The environment variables that the imports read are
+noted, since a run with other values must import for itself.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import sysconfig
+import time
+import zipimport
+from dataclasses import field
+from importlib import machinery
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.warm import surroundings, watches
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
+from ddplaunch.system import procfs
+from ddplaunch.worker import preload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+    from types import ModuleType
+
+_READ_IN_C = (
+    "LD_",
+    "PYTHON",
+    "OMP_",
+    "GOMP_",
+    "KMP_",
+    "MKL_",
+    "OPENBLAS_",
+    "BLIS_",
+    "GOTO_",
+    "GFORTRAN_",
+    "NUMEXPR_",
+    "NUMPY_",
+    "NPY_",
+    "ACC_",
+    "DNNL_",
+    "ONEDNN_",
+    "MKLDNN_",
+    "KINETO_",
+    "I_MPI_",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+    "MPI_LOCALNRANKS",
+    "MALLOC_",
+    "TCMALLOC_",
+    "MIMALLOC_",
+    "GLIBC_",
+    "ATEN_",
+    "TORCH",
+    "PYTORCH",
+    "LC_",
+    "LANG",
+    "TZ",
+    "SSL_",
+    "OPENSSL_",
+    "HOME",
+)
+"""Begins of variables that are read where it is not noticed: by loaders, libraries and the start of the interpreter.
+
+Those of the libraries are what a ``getenv`` that writes down its names has seen during the imports of torch and numpy.
+"""
+
+_AT_START = ("sitecustomize", "usercustomize")
+"""Modules that the interpreter imports when it starts, if it finds them."""
+
+
+@dataclass
+class Imports:
+    """What has been imported, from which files, and under which environment.
+
+    Attributes:
+        environ: the environment before the imports.
+        variables: names of the variables that Python code has read.
+        top_level: the first parts of the names of imported modules.
+        missing: the first parts of the names of modules that were not found.
+        folder_readers: the modules that have asked for the working directory.
+        files: each file of a module or library that was loaded -> its stamp.
+        since: when the first of them was loaded, by the clock of files, in seconds.
+    """
+
+    environ: dict[str, str]
+    variables: set[str] = field(default_factory=set)
+    top_level: set[str] = field(default_factory=set)
+    missing: set[str] = field(default_factory=lambda: {*_AT_START})
+    folder_readers: set[str] = field(default_factory=set)
+    files: dict[str, str] = field(default_factory=dict)
+    since: float = field(default_factory=lambda: _started_s())
+
+    def run(self, modules: Iterable[str], required: Iterable[str]) -> str:
+        """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
+        with (
+            preload.without_collection(),
+            watches.reads(self.variables),
+            watches.searches(self.missing),
+            watches.folder_reads(self.folder_readers),
+        ):
+            for module in modules:
+                error = preload.try_import(module)
+                if error and module in required:
+                    return f"{module} cannot be imported: {type(error).__name__}: {error}"
+        reader = next(iter(sorted(self.folder_readers - watches.HARMLESS_FOLDER_READERS)), "")
+        return f"{reader} asks for the working directory when it is imported" if reader else ""
+
+    def note(self) -> str:
+        """Note all modules and libraries that are loaded. Returns why this process cannot be a keeper."""
+        own = tuple(folder + "/" for folder in _folders_of_packages())
+        files = {*_mapped_files()}
+        for name, module in tuple(sys.modules.items()):
+            if name in ("__main__", "ddplaunch"):
+                continue
+            self.top_level.add(name.partition(".")[0])
+            for path in _paths(module):
+                if not path.startswith(own):
+                    return f"{name} comes from {path}, which is not a folder of installed packages"
+            files |= {*filter(None, [_file(module)])}
+        self.top_level.discard("ddplaunch")
+        return self._note_files(files - self.files.keys())
+
+    def _note_files(self, files: set[str]) -> str:
+        for path in files:
+            self.files[path] = surroundings.stamp(path)
+            if self.since <= surroundings.written_s(path) <= time.time():  # Before or after it was read?
+                return f"{path} has changed while it was imported"
+        return ""
+
+    def difference(self, environ: Mapping[str, str], ignored: Iterable[str] = ()) -> str:
+        """The first variable whose value under ``environ`` the imports could have noticed; empty for none."""
+        names = {name for name in environ.keys() | self.environ.keys() if name.startswith(_READ_IN_C)}
+        for name in sorted((names | self.variables).difference(ignored)):
+            if environ.get(name) != self.environ.get(name):
+                return name
+        return ""
+
+    def changed_file(self) -> str:
+        """The first file of an imported module that has changed since; empty for none."""
+        return next((path for path, stamp in self.files.items() if surroundings.stamp(path) != stamp), "")
+
+    def hidden_by(self, folders: Iterable[str]) -> str:
+        """A file or folder in ``folders`` that a new process would import in place of an imported module."""
+        for folder in folders:
+            for name in _listed(folder):
+                if self._is_hidden_by(name.partition(".")[0], f"{folder}/{name}"):
+                    return f"{folder}/{name}"
+        return ""
+
+    def _is_hidden_by(self, module: str, path: str) -> bool:
+        if module not in self.top_level and module not in self.missing:
+            return False
+        suffix = os.path.basename(path)[len(module) :]
+        if suffix or not os.path.isdir(path):  # A folder with a dot in its name is no package.
+            return suffix in machinery.all_suffixes() and not os.path.isdir(path)
+        # A folder without __init__.py is a package only where no other is found.
+        return module in self.missing or os.path.exists(f"{path}/__init__.py")
+
+
+def forget_folders() -> None:
+    """Forget what the folders and archives of ``sys.path`` held, except those of installed packages.
+
+    Their contents may have changed with their times as before: archives have an index, file systems count in seconds.
+    """
+    own = [folder + "/" for folder in _folders_of_packages()]
+    for path in [path for path in sys.path_importer_cache if not f"{path}/".startswith(tuple(own))]:
+        del sys.path_importer_cache[path]
+    zipimport._zip_directory_cache.clear()  # type: ignore[attr-defined]
+
+
+def user_folders() -> list[str]:
+    """The folders of ``sys.path`` that hold no installed packages: those of PYTHONPATH and of editable packages."""
+    own = {*_folders_of_packages(), PACKAGE_ROOT}
+    return [folder for folder in sys.path if folder not in own and os.path.isdir(folder)]
+
+
+def _folders_of_packages() -> list[str]:
+    """The folders of the standard library, of installed packages, and of this package."""
+    standard = [sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)]
+    dynamic = [path for path in sys.path if path.endswith("lib-dynload")]
+    return [*standard, *dynamic, *surroundings.package_folders(), f"{PACKAGE_ROOT}/ddplaunch"]
+
+
+def _paths(module: ModuleType) -> Iterator[str]:
+    """The files or folders from which a module was imported; none for one that is built in or made by a program."""
+    file = _file(module)
+    if file:
+        yield file
+        return
+    spec = getattr(module, "__spec__", None)
+    if spec is not None and spec.origin is None and spec.loader is not None:  # A package without __init__.py.
+        yield from (path for path in spec.submodule_search_locations or () if os.path.isabs(path))
+
+
+def _file(module: ModuleType) -> str:
+    file = getattr(module, "__file__", None)
+    return file if isinstance(file, str) and os.path.isabs(file) else ""
+
+
+def _listed(folder: str) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return []
+
+
+def _mapped_files() -> Iterator[str]:
+    """The files in the memory of this process: the interpreter, libraries."""
+    for line in os.fsdecode(procfs.read("/proc/self/maps")).splitlines():
+        if match := re.search(r" [1-9][0-9]* +(/.*)$", line):  # The file's number; 0 for memory without a file.
+            yield match[1]
+
+
+def _started_s() -> float:
+    """When this process was started, in seconds since 1970."""
+    fields = procfs.stat("self")
+    age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[procfs.STARTED]) / os.sysconf("SC_CLK_TCK")
+    return time.time() - age_s

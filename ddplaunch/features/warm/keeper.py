@@ -1,0 +1,353 @@
+"""The keeper's process: imports torch, then waits on its socket for the next run, and forks an agent for it.
+
+One thread, one request at a time, so that only one run can take it over. Requests come from processes of this user.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+from ddplaunch import late_dataclass
+from ddplaunch.features.warm import handover, keeper_files, pressure, surroundings
+from ddplaunch.features.warm.imports import Imports, user_folders
+from ddplaunch.features.warm.records import (
+    ANSWER_S,
+    COMMAND,
+    FROM_KEEPER,
+    MAX_INHERITED,
+    MAX_REQUEST_BYTES,
+    TAKEOVER_FDS,
+    TO_KEEPER,
+    AgentGone,
+    Fits,
+    Inquiry,
+    KeeperSpec,
+    Refused,
+    TakenOver,
+    Takeover,
+)
+from ddplaunch.protocol import fd_records, wire
+from ddplaunch.protocol.agent_entry import AGENT_MODULE
+from ddplaunch.protocol.specs import FROM_FORKSERVER, AgentSpec, ForkserverSpec, ProcessSpec
+from ddplaunch.system import linux
+from ddplaunch.system.files import run_folder
+from ddplaunch.worker import exit, forkserver, late_import, preload
+from ddplaunch.worker.bootstrap import caught, finished, script
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from ddplaunch.worker.forkserver import Continuation
+
+__all__ = ["caught", "finished", "main", "script"]
+"""What the start of this process imports."""
+
+_AGENT_MODULES = (
+    AGENT_MODULE,
+    "ddplaunch.agent.node_details",
+    "ddplaunch.agent.rendezvous.choice",
+    "ddplaunch.agent.rendezvous.multi_node",
+)
+_RECORDS = (*TO_KEEPER, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
+"""What this process, an agent and a forkserver read before the first line of a worker."""
+
+_CHECK_S = 5.0
+"""Seconds between two looks at the memory."""
+
+_TRANSFER_S = 1.0
+"""Time limit of a request that is sent, and of an answer that is read."""
+
+_PREDECESSOR_S = 5.0
+_SESSION_ENDED = "the session or the SLURM job that left it has ended"
+_OMP = "OMP_NUM_THREADS"
+"""Depends on the number of workers, which only the agent knows: the forkserver compares it."""
+
+
+def main(search_path: list[str]) -> Continuation:
+    """Import, then serve until the end. In each forked process, return the function that it must run.
+
+    ``search_path`` is ``sys.path`` in Python's own order.
+    """
+    own_path = sys.path[:]
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Else it is ignored, as in all of a run.
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    received = wire.read_record(sys.stdin.buffer, (KeeperSpec,))
+    if received is None:
+        os._exit(0)
+    spec: KeeperSpec = received[0]
+    parts = surroundings.read(os.environ, os.getcwd())
+    _detach()
+    linux.set_command_line([*COMMAND, "importing"])
+    keeper = Keeper(spec, parts, own_path, search_path)
+    keeper.take_place()
+    exit.register()
+    keeper.learn(_AGENT_MODULES)
+    sys.path[:] = search_path
+    keeper.learn(_modules(spec.script, spec.preload))
+    _prepare_forks()
+    return keeper.serve()
+
+
+def _prepare_forks() -> None:
+    """What each agent and forkserver would do at its start, 20 ms, and what the first request would wait for."""
+    for kind in _RECORDS:
+        wire.prepare(kind)
+    late_dataclass.make_constructors()
+
+
+def _detach() -> None:
+    os.chdir("/")
+    os.umask(0o077)
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.closerange(3, 1 << 16)
+
+
+def _modules(path: str, preloaded: Iterable[str]) -> tuple[str, ...]:
+    """What a forkserver would import for this script; of its own words only those of torch."""
+    return (*preload.modules_for(forkserver.text_of(path)), *preloaded)
+
+
+class Keeper:
+    """The state of this process.
+
+    Attributes:
+        imports: what has been imported.
+    """
+
+    def __init__(self, spec: KeeperSpec, parts: dict[str, str], own_path: list[str], search_path: list[str]) -> None:
+        self.imports = Imports(dict(os.environ))
+        self._spec, self._parts, self._own_path, self._search_path = spec, parts, own_path, search_path
+        self._path = keeper_files.in_base(Path(spec.base))
+        self._pid = os.getpid()
+        self._seconds = spec.seconds
+        self._deadline = 0.0
+        self._has_place = False
+        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._watched: list[int] = []
+        self._agent: tuple[int, int, socket.socket] | None = None
+        """Pid and pidfd of the agent that uses this keeper, and the connection of its launcher."""
+        self._next: tuple[str, float | None] = ("", None)
+        """Script of the run that uses this keeper, and for how many seconds the next one is waited for."""
+
+    # The begin.
+
+    def take_place(self) -> None:
+        """Become this user's keeper on this machine, or end: another that fits stays, one that differs ends."""
+        try:
+            for pid in self._spec.watched:
+                self._watched.append(os.pidfd_open(pid))
+            run_folder.make_private(self._path.parent)
+            keeper_files.check_private(self._path.parent)
+            lock = os.open(keeper_files.lock_path(self._path), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except ProcessLookupError:
+            self.end(_SESSION_ENDED)
+        except OSError as error:
+            self.end(str(error))
+        deadline = time.monotonic() + _PREDECESSOR_S
+        while not _locked(lock):
+            if self._predecessor_fits() or time.monotonic() > deadline:
+                os._exit(0)
+            time.sleep(0.1)
+        self._has_place = True
+        keeper_files.write_reason(self._path, "it is still importing")
+
+    def _predecessor_fits(self) -> bool:
+        """Whether another keeper stays. If not, it ends, imports, or a run uses it: perhaps the one that left this."""
+        client = keeper_files.connected(self._path, ANSWER_S)
+        if client is None:
+            return False
+        inquiry = Inquiry(
+            surroundings=self._parts,
+            env=self.imports.environ,
+            preload=self._spec.preload,
+            seconds=self._spec.seconds,
+            script=self._spec.script,
+        )
+        with client, contextlib.suppress(OSError, wire.ProtocolError):
+            fd_records.send(client, inquiry)
+            received = fd_records.receive(client, FROM_KEEPER, 0)
+            return bool(received and isinstance(received[0], Fits))
+        return False
+
+    def learn(self, modules: tuple[str, ...]) -> None:
+        """Import ``modules``. Ends this process if it cannot be a keeper with them."""
+        required = (*_AGENT_MODULES, *preload.ALWAYS, *self._spec.preload)
+        reason = self.imports.run(("numpy",), ())
+        threads = forkserver.threads_after_numpy()
+        reason = reason or self.imports.run(modules, required) or self.imports.note()
+        reason = reason or forkserver.reason_not_to_fork(threads)
+        if reason:
+            self.end(reason)
+        late_import.choose_modules()
+
+    def end(self, reason: str) -> NoReturn:
+        """End this process. ``reason`` is shown with the next run's ``-v``."""
+        if os.getpid() == self._pid:
+            if self._has_place:  # Else it is the socket of another keeper.
+                with contextlib.suppress(OSError):
+                    self._path.unlink(missing_ok=True)
+            keeper_files.write_reason(self._path, reason)
+        os._exit(0)
+
+    # The loop.
+
+    def serve(self) -> Continuation:
+        """Wait for runs until the end. In a forked process, return the function that it must run."""
+        signal.signal(signal.SIGTERM, lambda *_: self.end("it was ended by --kill warm or another process"))
+        try:
+            self._listen()
+        except OSError as error:
+            self.end(f"{self._path}: {error}")
+        keeper_files.write_reason(self._path, "")
+        self._wait_for(self._seconds)
+        while True:
+            ready = self._wait()
+            if self._agent and self._agent[1] in ready:
+                self._on_agent_gone()
+            if self._listener.fileno() in ready:
+                continuation = self._on_request()
+                if continuation:
+                    return continuation
+
+    def _listen(self) -> None:
+        self._path.unlink(missing_ok=True)
+        with keeper_files.short_path(self._path) as address:
+            self._listener.bind(address)
+        os.chmod(self._path, 0o600)  # Nobody can connect before ``listen``.
+        self._listener.listen(8)
+
+    def _wait_for(self, seconds: float | None) -> None:
+        """Wait for so many seconds from now; None: until the time that was set before."""
+        now = time.clock_gettime(time.CLOCK_BOOTTIME)
+        if seconds is not None:
+            self._seconds, self._deadline = seconds, now + seconds
+        until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._deadline - now))
+        linux.set_command_line([*COMMAND, f"waits until {until}"])
+
+    def _wait(self) -> set[int]:
+        """The descriptors that are ready; ends the process when its time has come."""
+        poll = select.poll()
+        for fd in (self._listener.fileno(), *self._watched, *([self._agent[1]] if self._agent else [])):
+            poll.register(fd, select.POLLIN)
+        remaining = self._deadline - time.clock_gettime(time.CLOCK_BOOTTIME)
+        if remaining <= 0 and not self._agent:
+            self.end(f"no run used it for {self._seconds:g} s")
+        ready = {fd for fd, _ in poll.poll(min(_CHECK_S, _CHECK_S if self._agent else remaining) * 1000)}
+        if ready.intersection(self._watched):
+            self.end(_SESSION_ENDED)
+        if not ready and (reason := pressure.reason()):
+            self.end(reason)
+        return ready
+
+    def _on_agent_gone(self) -> None:
+        assert self._agent
+        (pid, pidfd, client), self._agent = self._agent, None
+        returncode = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        os.close(pidfd)
+        with client, contextlib.suppress(OSError):
+            fd_records.send(client, AgentGone(returncode))
+        script, seconds = self._next
+        self._wait_for(seconds)
+        self.learn(_modules(script, ()))
+
+    def _on_request(self) -> Continuation | None:
+        client, _ = self._listener.accept()
+        client.settimeout(_TRANSFER_S)
+        try:
+            if linux.peer_credentials(client)[1] == os.geteuid():
+                max_fds, deadline = TAKEOVER_FDS + MAX_INHERITED, time.monotonic() + _TRANSFER_S
+                received = fd_records.receive(client, TO_KEEPER, max_fds, MAX_REQUEST_BYTES, deadline)
+                if received:
+                    return self._answer(client, *received)
+        except (OSError, wire.ProtocolError):
+            pass
+        client.close()
+        return None
+
+    def _answer(self, client: socket.socket, request: Takeover | Inquiry, fds: list[int]) -> Continuation | None:
+        refused = self._refusal(request, fds)
+        if isinstance(request, Takeover) and not refused:
+            return self._hand_over(client, request, fds)
+        fd_records.close(fds)
+        with client:
+            fd_records.send(client, refused or Fits())
+        if isinstance(request, Inquiry):
+            if refused and refused.kind == "differs":
+                self.end("another took its place")
+            if not refused:
+                self._wait_for(request.seconds)
+                self.learn(_modules(request.script, ()))
+        return None
+
+    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> Refused | None:
+        if self._agent:
+            return Refused("used", "another run uses it")
+        if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
+            return Refused("differs", "descriptors are missing")
+        reason = self._difference(request)
+        return Refused("differs", reason) if reason else None
+
+    def _difference(self, request: Takeover | Inquiry) -> str:
+        if name := surroundings.first_difference(self._parts, request.surroundings):
+            return f"{name}: not as when it was left"
+        if request.preload != self._spec.preload:
+            return "other modules in --preload"
+        if name := self.imports.difference(request.env, (_OMP,) if isinstance(request, Takeover) else ()):
+            return f"the environment variable {name} has changed"
+        # For a run the forkserver looks, while the launcher loads its modules.
+        if isinstance(request, Inquiry) and self.imports.changed_file():
+            return "an imported file has changed"
+        if path := self.imports.hidden_by(user_folders()):
+            return f"{path} would hide a module" if path.isprintable() else "a file would hide a module"
+        return ""
+
+    def _hand_over(self, client: socket.socket, request: Takeover, fds: list[int]) -> Continuation | None:
+        reader, writer = os.pipe()
+        try:
+            pid = forkserver.quiet_fork()
+        except OSError as error:
+            with client:
+                fd_records.send(client, Refused("differs", f"it cannot fork: {error}"))
+            pid = -1
+        if pid == 0:
+            self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
+            return handover.become_agent(request, fds, client.detach(), writer, self.imports, self._own_path)
+        fd_records.close([*fds, writer])
+        if pid > 0:
+            self._next = request.script, request.seconds
+            self._confirm(client, pid, reader)
+        os.close(reader)
+        return None
+
+    def _confirm(self, client: socket.socket, pid: int, reader: int) -> None:
+        """Answer once the fork can be found by its run tag, or has ended."""
+        self._agent = (pid, os.pidfd_open(pid), client)
+        if not select.select([reader], [], [], _TRANSFER_S)[0]:  # The launcher waits no longer.
+            os.kill(pid, signal.SIGKILL)
+        problem = os.read(reader, 300).decode(errors="replace")
+        linux.set_command_line([*COMMAND, f"used by process {pid}"])
+        with contextlib.suppress(OSError):
+            if problem == handover.READY:
+                fd_records.send(client, TakenOver(pid), (self._agent[1],))
+            else:
+                text = problem if problem and problem.isprintable() else "its agent ended"
+                fd_records.send(client, Refused("differs", text))
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
