@@ -34,7 +34,7 @@ class Pings:
         on_unresponsive: Callable[[Node], None],
         suspend_process: Callable[[], None],
     ) -> None:
-        """``on_unresponsive`` is called with a node that has not answered for ``lost_after_s``.
+        """``on_unresponsive`` is called once with a node that has not answered for ``lost_after_s``.
 
         An agent stops its workers when it receives no ping for ``lost_after_s`` seconds. ``suspend_process`` suspends
         this process, and returns when it goes on.
@@ -63,11 +63,6 @@ class Pings:
         self._answered_at[node.index] = now + extra_s
         self._sender.add(node)
         self._deadline = min(self._deadline, now + INTERVAL_S)
-
-    def unwatch(self, node: Node) -> None:
-        """Ping ``node`` no longer."""
-        self._answered_at.pop(node.index, None)
-        self._sender.remove(node)
 
     def on_pong(self, node: Node, pong: Pong, now: float) -> None:
         """``node`` has answered a ping."""
@@ -101,6 +96,10 @@ class Pings:
             self._suspend_process()
             self._sender.go_on()
 
+    def _unwatch(self, node: Node) -> None:
+        self._answered_at.pop(node.index, None)
+        self._sender.remove(node)
+
     @property
     def _watched(self) -> list[Node]:
         return [node for node in self._nodes.connected if node.index in self._answered_at]
@@ -114,4 +113,5 @@ class Pings:
             for node in watched:
                 answered_at = max(self._answered_at[node.index], node.handle.delayed_until)
                 if now - answered_at > self.lost_after_s:
+                    self._unwatch(node)
                     self._on_unresponsive(node)

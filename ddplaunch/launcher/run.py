@@ -318,9 +318,7 @@ class Run:
     def _on_node_unresponsive(self, node: Node) -> None:
         """The machine is frozen or disconnected. Called by the pings."""
         node.handle.kill()
-        if node.state is NodeState.SENDING_LOGS:  # All its records for the outcome have arrived; ChannelClosed follows.
-            self._pings.unwatch(node)
-        else:
+        if node.state is not NodeState.SENDING_LOGS:  # Else all records for the outcome have arrived.
             self._on_node_lost(node, f"{node.host} has not answered for {self._pings.lost_after_s:g} s")
 
     def _on_node_done(self, node: Node) -> None:

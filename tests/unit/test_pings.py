@@ -71,10 +71,11 @@ def test_every_node_is_pinged_at_once_and_all_of_them_together_afterwards():
     assert [limits_s(node) for node in watch.nodes] == [[5.0] * 2] * 3
 
 
-def test_a_node_without_an_agent_and_one_that_is_not_watched_any_more_are_not_pinged():
-    watch = Watch(3)
+def test_a_node_without_an_agent_and_one_that_was_reported_are_not_pinged():
+    watch = Watch(2)
+    assert watch.beat(1, 6) == [watch.nodes[1]]
     watch.nodes[0].state = NodeState.DONE
-    watch.pings.unwatch(watch.nodes[1])
+    watch.pings.watch(watch.nodes[2], 6.0)
     watch.pings._sender.beat()
     assert [len(sent(node)) for node in watch.nodes] == [1, 1, 2]
 
