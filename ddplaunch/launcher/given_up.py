@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.shutdown import Shutdown
 
 _MAX_REASON = 300
@@ -33,7 +34,7 @@ class GivenUp:
     def __init__(
         self,
         config: LaunchConfig,
-        nodes: Nodes,
+        participants: Participants,
         shutdown: Shutdown,
         handle: Callable[[Node, object], None],
         on_lost: Callable[[Node, str, str], None],
@@ -42,7 +43,7 @@ class GivenUp:
         """``handle`` handles an event of a node; ``on_lost`` a node that is lost, for a reason, with a hint."""
         self._is_local, self._shutdown = config.transport == "local", shutdown
         self._handle, self._on_lost, self._show = handle, on_lost, show
-        self._ranks = NodeRanks(nodes)
+        self._ranks = NodeRanks(participants)
         self._indices: set[int] = set()
 
     def handle(self, node: Node, event: object) -> None:

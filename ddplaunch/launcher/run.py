@@ -23,6 +23,7 @@ from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.given_up import GivenUp
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
+from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.launcher.run_files.log_collector import LogCollector
@@ -101,17 +102,18 @@ class Run:
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
         spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
-        self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
-        self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
+        self._nodes = Nodes(transport, spec)
+        self._participants = Participants(self._nodes, *nnodes, rendezvous, self._attempts, self._show)
+        self._connecting = ConnectionProgress(self._participants, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
         self._injector = Injector(config.injections, partial(signal_node, run_tag, transport.node_names), self._pings)
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
-        self._logs = LogCollector(logs, self._nodes, self._messages, kind)
+        self._logs = LogCollector(logs, self._participants, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         on_event, on_lost = self._on_node_event, self._on_node_lost
-        self._given_up = GivenUp(config, self._nodes, self._shutdown, on_event, on_lost, self._show)
-        watched = (self._nodes, self._shutdown, self._messages, self._events)
+        self._given_up = GivenUp(config, self._participants, self._shutdown, on_event, on_lost, self._show)
+        watched = (self._participants, self._shutdown, self._messages, self._events)
         self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
@@ -157,7 +159,7 @@ class Run:
     def _on_event(self, event: object) -> None:
         match event:
             case signals.SignalReceived(signum=signal.SIGTSTP):
-                departure.on_suspend(self._nodes)
+                departure.on_suspend(self._participants)
                 self._pings.suspend(time.monotonic())
             case signals.SignalReceived():
                 self._shutdown.on_signal(event)
@@ -186,14 +188,14 @@ class Run:
             case AgentConnected(facts=facts):
                 self._on_agent_connected(node, facts)
             case HostFailure():
-                self._nodes.exclude(node, event)
+                self._participants.exclude(node, event)
             case AgentReady(local_world_size=local_world_size):
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():
                 node.details = event
-            case EndpointOpen() if self._nodes.rendezvous:
-                self._nodes.rendezvous.on_endpoint_open(node.index, event)
-                self._nodes.on_changed()
+            case EndpointOpen() if self._participants.rendezvous:
+                self._participants.rendezvous.on_endpoint_open(node.index, event)
+                self._participants.on_changed()
             case RunIdAgreed(run_id=run_id):
                 self._on_run_id_agreed(run_id)
             case FirstRoundFormed(moved_to=names):
@@ -204,7 +206,7 @@ class Run:
                 self._on_attempt_ended(node, result, evidence)
             case NodeLostRendezvous():
                 if not self._is_ending:
-                    self._nodes.relocate_rendezvous(node, event)
+                    self._participants.relocate_rendezvous(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():
@@ -227,7 +229,7 @@ class Run:
         """Start all nodes, unless a signal stops the run meanwhile; other events are handled afterwards, in order."""
         waiting: list[object] = []
         with self._errors_stop_the_run():
-            for _ in self._nodes.start():
+            for _ in self._participants.start():
                 while (event := self._mailbox.get(0.0)) is not None:
                     if isinstance(event, signals.SignalReceived):
                         self._on_event(event)
@@ -236,7 +238,7 @@ class Run:
                 if self._shutdown.in_progress:
                     break
             else:
-                self._nodes.on_changed()
+                self._participants.on_changed()
         for event in waiting:
             with self._errors_stop_the_run():
                 self._on_event(event)
@@ -244,7 +246,7 @@ class Run:
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
         self._pings.watch(node, time.monotonic(), setup.SLOW_START_S)
-        self._nodes.on_changed()
+        self._participants.on_changed()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         node.workers = local_world_size
@@ -275,22 +277,22 @@ class Run:
     # Attempts.
 
     def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
-        is_first, completed = self._attempts.on_started(node.index, event.attempt, self._nodes.participants)
+        is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
         self._report_attempts(completed)
-        if self._nodes.rendezvous:
-            self._nodes.rendezvous.on_round_formed()
+        if self._participants.rendezvous:
+            self._participants.rendezvous.on_round_formed()
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
         was_ending = self._is_ending
-        result = result if was_ending else departure.decided(node, result, self._nodes)
+        result = result if was_ending else departure.decided(node, result, self._participants)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
             return
-        self._report_attempts(self._attempts.on_ended(node.index, result, self._nodes.participants, evidence))
+        self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            departure.leave(node, result, self._nodes, self._shutdown, self._show)
+            departure.leave(node, result, self._participants, self._shutdown, self._show)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
@@ -324,8 +326,8 @@ class Run:
     def _on_node_done(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
-        is_needed = node.index in self._nodes.participants
-        if self._nodes.rendezvous and is_needed and not self._shutdown.in_progress:
+        is_needed = node.index in self._participants.indices
+        if self._participants.rendezvous and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
 
     def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
@@ -333,30 +335,30 @@ class Run:
         self._nodes.sweep(node)
         node.lost_reason = "" if self._is_ending else reason
         self._events.of_node("node_lost", node.index, reason)
-        if node.index in self._nodes.participants:
+        if node.index in self._participants.indices:
             with self._errors_stop_the_run():
                 self._continue_without(node, reason, hint)
         self._report_attempts(self._attempts.remove_node(node.index))
 
     def _continue_without(self, node: Node, reason: str, hint: str) -> None:
-        if not self._is_ending and self._nodes.can_continue_without(node):
+        if not self._is_ending and self._participants.can_continue_without(node):
             self._show(f"{reason}; the job goes on", Level.ALWAYS)
-            self._nodes.replace(node)
+            self._participants.replace(node)
             return
-        self._nodes.remove(node)
+        self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._nodes.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
+        elif self._participants.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)
 
     def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
-        is_needed = node.index in self._nodes.participants and not self._attempts.outcome_is_known
-        if self._nodes.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
+        is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
+        if self._participants.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
             self._show(event.message, Level.NORMAL)
-        elif self._nodes.can_continue_without(node) and not self._is_ending:
-            self._nodes.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
+        elif self._participants.can_continue_without(node) and not self._is_ending:
+            self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
             self._report_attempts(self._attempts.remove_node(node.index))
         else:
             self._shutdown.fail(LaunchError(event.message, event.hint, event.exit_code))

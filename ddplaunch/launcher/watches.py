@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.metrics.launcher import MetricsWatch
     from ddplaunch.features.usage.launcher import UsageWatch
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
 
@@ -49,7 +49,7 @@ class Watches:
         self,
         config: LaunchConfig,
         run_tag: str,
-        nodes: Nodes,
+        participants: Participants,
         shutdown: Shutdown,
         messages: UserMessages,
         events: RunEvents,
@@ -57,24 +57,26 @@ class Watches:
         post: Callable[[object], None],
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
-        self._nodes, self._shutdown, self._messages, self._run_tag = nodes, shutdown, messages, run_tag
+        nodes = participants.nodes
+        self._nodes, self._participants, self._run_tag = nodes, participants, run_tag
+        self._shutdown, self._messages = shutdown, messages
         self._is_local, self._folder = config.transport == "local", folder
         self._usage: UsageWatch | None = None
         self.hangs = HangWatch(config, nodes.send, folder, messages)
         self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)
-        self.health = HealthWatch(config, nodes, shutdown, messages.show)
+        self.health = HealthWatch(config, participants, shutdown, messages.show)
         self._requests = RequestedExaminations(config, run_tag, nodes.send, folder)
-        self._slurm = SlurmWatch(config, nodes, post, messages.show)
+        self._slurm = SlurmWatch(config, participants, post, messages.show)
         advisers = (self.hangs, self._requests, self.slow_ranks, self.health)
         self.debugging = Debugging(config, nodes, shutdown, messages.console, post)
         self.page = RunPage(config, folder)
-        self._metrics = _metrics_watch(config, nodes, messages)
+        self._metrics = _metrics_watch(config, participants, messages)
         self.all: tuple[Watch, ...] = (events, *advisers, self._slurm, self.debugging, self.page, *self._metrics)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._nodes.participants, event)
+            watch.on_event(index, self._participants.indices, event)
         if isinstance(event, UsageRecord):
             self._on_usage(index, event)
 
@@ -117,10 +119,12 @@ class Watches:
             metrics.close(exit_code)
 
 
-def _metrics_watch(config: LaunchConfig, nodes: Nodes, messages: UserMessages) -> tuple[MetricsWatch, ...]:
+def _metrics_watch(
+    config: LaunchConfig, participants: Participants, messages: UserMessages
+) -> tuple[MetricsWatch, ...]:
     if not config.output.metrics_file:
         return ()
     from ddplaunch.features.metrics.launcher import MetricsWatch  # Few runs wait for the import.
 
     path = Path(config.output.metrics_file).absolute()
-    return (MetricsWatch(path, lambda: messages.run_id, nodes, messages.show),)
+    return (MetricsWatch(path, lambda: messages.run_id, participants, messages.show),)

@@ -2,6 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.launcher.participants import Participants
+
 
 class FakeHandle:
     """Stands for ``AgentHandle``.
@@ -43,3 +50,17 @@ class FakeTransport:
 
     def sweep(self, index: int) -> FakeHandle:
         return FakeHandle()
+
+
+def participants_of(
+    nnodes: tuple[int, int],
+    *hosts: str,
+    rendezvous: RendezvousConfig | None = None,
+    attempts: Attempts | None = None,
+    show: Callable[[str, int], None] = lambda *_: None,
+) -> Participants:
+    """A run on these hosts, spares included, whose first agents are started and not connected yet."""
+    nodes = Nodes(FakeTransport(*hosts), lambda *_: None)  # type: ignore[arg-type,return-value]
+    participants = Participants(nodes, *nnodes, rendezvous, attempts or Attempts(), show)
+    list(participants.start())
+    return participants
