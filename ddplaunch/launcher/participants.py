@@ -1,7 +1,7 @@
 """The nodes that take part in a run, and their rendezvous. A spare takes the position of a node that is left out.
 
-Runs in the launcher, in the main thread. Decides only whether the hosts can be used together; ``Run`` decides about
-lost nodes, ``departure`` about nodes that must not be used again.
+Runs in the launcher, in the main thread. Decides only whether the hosts can be used together; ``lost_nodes``
+decides about lost nodes, ``departure`` about nodes that must not be used again.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Pings: detects agents on other machines that no longer answer; TCP would report a cut connection after minutes.
 
 Runs in the launcher, in the main thread; ``ping_sender`` sends them in another one. It reports an unresponsive node;
-``Run`` decides what follows.
+``lost_nodes`` decides what follows.
 """
 
 from __future__ import annotations

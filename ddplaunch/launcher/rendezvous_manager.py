@@ -1,6 +1,6 @@
 """The rendezvous of a run whose launcher assigns it: which node serves it, its endpoint, the nodes that have joined.
 
-Runs in the launcher. Pure: sends records through callbacks. ``Run`` decides about lost nodes.
+Runs in the launcher. Pure: sends records through callbacks. ``lost_nodes`` decides about lost nodes.
 """
 
 from __future__ import annotations

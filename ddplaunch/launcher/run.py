@@ -4,7 +4,7 @@ Runs in the user's process: that of the ``ddplaunch`` command, or any that calls
 state; it waits in ``Mailbox.get`` only. Must not import torch, nor paramiko unless agents are started over SSH.
 
 How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_node_event`` are the table of events, then come the
-methods for each event in the order of a run's life: start, attempts, loss of nodes, end.
+methods for each event in the order of a run's life: start, attempts, end. The loss of nodes is in ``lost_nodes``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_LOST, LaunchError, Level
+from ddplaunch.errors import LaunchError
 from ddplaunch.features.faults.launcher import Injector
 from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.given_up import GivenUp
+from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
@@ -31,7 +32,6 @@ from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
 from ddplaunch.launcher.watches import Watches
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentFailed,
@@ -111,7 +111,9 @@ class Run:
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._participants, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
-        on_event, on_lost = self._on_node_event, self._on_node_lost
+        state = (self._participants, self._attempts, self._shutdown, self._events)
+        self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
+        on_event, on_lost = self._on_node_event, self._lost_nodes.on_lost
         self._given_up = GivenUp(config, self._participants, self._shutdown, on_event, on_lost, self._show)
         watched = (self._participants, self._shutdown, self._messages, self._events)
         self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
@@ -150,11 +152,6 @@ class Run:
             yield
         except LaunchError as error:
             self._shutdown.fail(error)
-
-    @property
-    def _is_ending(self) -> bool:
-        """Whether no further attempt or node is started: the run is shut down, or its outcome is known."""
-        return self._shutdown.in_progress or self._attempts.outcome_is_known
 
     def _on_event(self, event: object) -> None:
         match event:
@@ -205,8 +202,7 @@ class Run:
             case AttemptEnded(result=result, evidence=evidence):
                 self._on_attempt_ended(node, result, evidence)
             case NodeLostRendezvous():
-                if not self._is_ending:
-                    self._participants.relocate_rendezvous(node, event)
+                self._lost_nodes.on_rendezvous_lost(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():
@@ -219,7 +215,7 @@ class Run:
             case LogData() | LogsSent():
                 self._logs.on_record(node, event)
             case AgentFailed():
-                self._on_agent_failed(node, event)
+                self._lost_nodes.on_agent_failed(node, event)
             case ChannelClosed():
                 self._on_channel_closed(node)
 
@@ -284,11 +280,12 @@ class Run:
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
-        was_ending = self._is_ending
+        was_ending = self._lost_nodes.run_is_ending
         result = result if was_ending else departure.decided(node, result, self._participants)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             node.handle.kill()
-            self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
+            reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"
+            self._lost_nodes.on_lost(node, reason)
             return
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
@@ -298,7 +295,7 @@ class Run:
         for result in completed:
             self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
 
-    # The end of a node. Only these methods decide how the loss of a node affects the run.
+    # The end of a node.
 
     def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
         """All workers of the node have ended. The node's logs may follow, then the channel closes."""
@@ -311,17 +308,11 @@ class Run:
         if node.state in (NodeState.ENDING, NodeState.SENDING_LOGS):
             node.state = NodeState.DONE
             self._on_node_done(node)
-        elif returncode is None:
-            self._on_node_lost(node, f"the connection to {node.host} has ended")
         else:
-            hint = first_failure.KILLED_HINT if returncode == -signal.SIGKILL else ""
-            self._on_node_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
+            self._lost_nodes.on_channel_closed(node, returncode)
 
     def _on_node_unresponsive(self, node: Node) -> None:
-        """The machine is frozen or disconnected. Called by the pings."""
-        node.handle.kill()
-        if node.state is not NodeState.SENDING_LOGS:  # Else all records for the outcome have arrived.
-            self._on_node_lost(node, f"{node.host} has not answered for {self._pings.lost_after_s:g} s")
+        self._lost_nodes.on_unresponsive(node)
 
     def _on_node_done(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
@@ -329,39 +320,6 @@ class Run:
         is_needed = node.index in self._participants.indices
         if self._participants.rendezvous and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
-
-    def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
-        """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
-        self._nodes.sweep(node)
-        node.lost_reason = "" if self._is_ending else reason
-        self._events.of_node("node_lost", node.index, reason)
-        if node.index in self._participants.indices:
-            with self._errors_stop_the_run():
-                self._continue_without(node, reason, hint)
-        self._report_attempts(self._attempts.remove_node(node.index))
-
-    def _continue_without(self, node: Node, reason: str, hint: str) -> None:
-        if not self._is_ending and self._participants.can_continue_without(node):
-            self._show(f"{reason}; the job goes on", Level.ALWAYS)
-            self._participants.replace(node)
-            return
-        self._participants.remove(node)
-        if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
-            self._show(reason, Level.VERBOSE)
-        elif self._participants.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
-            self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
-        else:
-            raise LaunchError(reason, hint, NODE_LOST)
-
-    def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
-        is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
-        if self._participants.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
-            self._show(event.message, Level.NORMAL)
-        elif self._participants.can_continue_without(node) and not self._is_ending:
-            self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
-            self._report_attempts(self._attempts.remove_node(node.index))
-        else:
-            self._shutdown.fail(LaunchError(event.message, event.hint, event.exit_code))
 
     # The end of the run.
 
