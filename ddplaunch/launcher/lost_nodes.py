@@ -29,10 +29,10 @@ A node that is only cut off gets no ``Ping`` for 5 s: its agent stops its worker
 
 The member of the node that serves the rendezvous notices the loss, too: each member sends a heartbeat every 1 s
 (``member.HEARTBEAT_S``), and this one has missed it for the same 5 s. The coordinator stops the round by itself.
-``NodeLostRendezvous`` tells the launcher, which moves the rendezvous as in step 5, because the node may still answer
+``NodeSilent`` tells the launcher, which moves the rendezvous as in step 5, because the node may still answer
 pings. If the pings notice the loss first, this record names a node that takes part no longer, and has no effect.
 
-A member that the rendezvous store does not answer any more makes its agent send ``NodeLostRendezvous``. A call to a
+A member that the rendezvous store does not answer any more makes its agent send ``NeedsRendezvous``. A call to a
 store on a host without power does not return: then it does so after 7 s.
 
 Where each node has its own launcher, only the heartbeats show a loss. The coordinator stops the round and forms the
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.launcher_agent import AgentFailed
-    from ddplaunch.protocol.results import AttemptResult, NodeLostRendezvous
+    from ddplaunch.protocol.results import AttemptResult, NeedsRendezvous, NodeSilent
 
 
 class LostNodes:
@@ -138,11 +138,18 @@ class LostNodes:
         else:
             raise LaunchError(reason, hint, NODE_LOST)
 
-    def on_rendezvous_lost(self, node: Node, event: NodeLostRendezvous) -> None:
-        """A participant cannot reach the rendezvous any more: the nodes start another one.
+    def on_needs_rendezvous(self, node: Node, event: NeedsRendezvous) -> None:
+        """``node`` has lost the rendezvous: the nodes start another one.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
         if not self.run_is_ending:
-            self._participants.relocate_rendezvous(node, event)
+            self._participants.move_rendezvous(node.index, event.token, event.reason)
+
+    def on_node_silent(self, server: Node, event: NodeSilent) -> None:
+        """As ``on_needs_rendezvous``, for the silent node. Only the node that serves the rendezvous may say it."""
+        rendezvous = self._participants.rendezvous
+        if rendezvous and rendezvous.server == server.index and not self.run_is_ending:
+            reason = f"it sent no heartbeat for {event.silent_s:g} s"
+            self._participants.move_rendezvous(event.node_index, event.token, reason)

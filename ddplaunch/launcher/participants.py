@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node, Nodes
-    from ddplaunch.protocol.results import NodeLostRendezvous
 
 
 class Participants:
@@ -178,15 +177,14 @@ class Participants:
         if self.rendezvous:
             self.rendezvous.set_departing(departing, self.indices, self.nodes.send_to)
 
-    def relocate_rendezvous(self, node: Node, event: NodeLostRendezvous) -> None:
-        """A participant cannot reach the rendezvous any more: start another one, on another node.
+    def move_rendezvous(self, index: int, token: str, reason: str) -> None:
+        """Node ``index`` has lost the rendezvous ``token``: if it is the present one, the nodes start another.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        index = node.index if event.silent is None else event.silent
-        if self.rendezvous and event.token == self.rendezvous.token and index in self.indices:
+        if self.rendezvous and token == self.rendezvous.token and index in self.indices:
             host = self.nodes.all[index].host
-            self._show(f"{host} has lost the rendezvous ({event.reason}); the nodes start a new one", Level.NORMAL)
-            self.rendezvous.relocate(host, event.reason)
+            self._show(f"{host} has lost the rendezvous ({reason}); the nodes start a new one", Level.NORMAL)
+            self.rendezvous.relocate(host, reason)
             self.on_changed()

@@ -47,7 +47,7 @@ from ddplaunch.protocol.launcher_agent import (
     RunIdAgreed,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
-from ddplaunch.protocol.results import NodeLostRendezvous
+from ddplaunch.protocol.results import NeedsRendezvous, NodeSilent
 from ddplaunch.system import run_tags, signals
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
@@ -201,8 +201,10 @@ class Run:
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result, evidence=evidence):
                 self._on_attempt_ended(node, result, evidence)
-            case NodeLostRendezvous():
-                self._lost_nodes.on_rendezvous_lost(node, event)
+            case NeedsRendezvous():
+                self._lost_nodes.on_needs_rendezvous(node, event)
+            case NodeSilent():
+                self._lost_nodes.on_node_silent(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():

@@ -33,8 +33,9 @@ from ddplaunch.protocol.field_types import (
 )
 from ddplaunch.protocol.results import (
     AttemptResult,
+    NeedsRendezvous,
     NodeDeparts,
-    NodeLostRendezvous,
+    NodeSilent,
     SetParticipants,
     StreamName,
     Workers,
@@ -372,7 +373,8 @@ FROM_AGENT = (
     EndpointOpen,
     AttemptStarted,
     AttemptEnded,
-    NodeLostRendezvous,
+    NeedsRendezvous,
+    NodeSilent,
     *fault_injection.FROM_AGENT,
     Output,
     Pong,

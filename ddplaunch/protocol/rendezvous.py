@@ -19,7 +19,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
+from ddplaunch.protocol.results import NodeSilent, Round, SetParticipants, WorkerExit, Workers
 
 # Node to coordinator.
 
@@ -324,6 +324,6 @@ FROM_MEMBER = (
     NodeTurnedAway,
     RecordsRejected,
     RendezvousLost,
-    NodeLostRendezvous,
+    NodeSilent,
     *TO_NODE,
 )

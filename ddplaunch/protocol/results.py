@@ -66,16 +66,23 @@ class SetParticipants:
 
 
 @dataclass(frozen=True)
-class NodeLostRendezvous:
-    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous.
-
-    Or from the node that serves it, whose member counts heartbeats: the node ``silent`` has lost the rendezvous. The
-    launcher may have removed that node already.
-    """
+class NeedsRendezvous:
+    """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
 
     token: str
     reason: str
-    silent: Count | None = None
+
+
+@dataclass(frozen=True)
+class NodeSilent:
+    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
+
+    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
+    """
+
+    token: str
+    node_index: Count
+    silent_s: Seconds
 
 
 @dataclass(frozen=True)

@@ -32,7 +32,7 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RoundFormed,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, SetParticipants
+from ddplaunch.protocol.results import NodeSilent, SetParticipants
 from ddplaunch.rendezvous.connect import (
     Refused,
     agreed_id,
@@ -247,8 +247,7 @@ class Member:
                 self._coordinate(NodeLeft(index))
                 # A launcher that still has a connection to the node would wait for it for ever.
                 if self._launcher_assigns_rendezvous:
-                    reason = f"it sent no heartbeat for {self._lost_after_s:g} s"
-                    self._send_to_agent(NodeLostRendezvous(self._token, reason, index))
+                    self._send_to_agent(NodeSilent(self._token, index, self._lost_after_s))
 
     def _close_gap(self, now: float) -> None:
         """Give up a record of the inbox whose number was taken, and that is not written for ``_lost_after_s``.

@@ -26,7 +26,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round
+from ddplaunch.protocol.results import NodeSilent, Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
 from tests.support.configs import rendezvous_config
@@ -190,8 +190,8 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
     first.send(NodeJoined(7, "given up", 1))
     first.send(NodeJoined(1, "node1", 1))
     second.close()
-    assert first.wait_for(NodeLostRendezvous) == NodeLostRendezvous("job7", "it sent no heartbeat for 1.5 s", 1)
-    assert len([record for record in first.received if isinstance(record, NodeLostRendezvous)]) == 1
+    assert first.wait_for(NodeSilent) == NodeSilent("job7", 1, 1.5)
+    assert len([record for record in first.received if isinstance(record, NodeSilent)]) == 1
     assert not any(isinstance(record, RendezvousLost) for record in first.received), "its own rendezvous works"
 
 

@@ -13,7 +13,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -96,26 +96,6 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
     participants.nodes._transport.sweep = lambda index: None
     participants.nodes.sweep(participants.nodes.all[0])
     assert participants.nodes.all[0].state is NodeState.LOST
-
-
-def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was_removed_is_not_missed():
-    said: list[str] = []
-    show = lambda text, _level: said.append(text)  # noqa: E731
-    participants = participants_of((1, 3), "a", "b", "c", rendezvous=rendezvous_config(), show=show)
-    connected(participants, "2.13", "2.13", "2.13")
-    participants.relocate_rendezvous(
-        participants.nodes.all[0], NodeLostRendezvous("job7#1", "it sent no heartbeat for 5 s", 2)
-    )
-    assert said == ["c has lost the rendezvous (it sent no heartbeat for 5 s); the nodes start a new one"]
-    participants.replace(participants.nodes.all[2])
-    participants.relocate_rendezvous(
-        participants.nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 2)
-    )
-    participants.relocate_rendezvous(
-        participants.nodes.all[0], NodeLostRendezvous("job7#2", "it sent no heartbeat for 5 s", 99)
-    )
-    assert len(said) == 1
-    assert told_coordinator(participants) == SetParticipants("job7#2", (0, 1)), "of the rendezvous that goes on"
 
 
 # Nodes that must not be used again.

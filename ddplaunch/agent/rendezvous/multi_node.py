@@ -52,7 +52,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
+from ddplaunch.protocol.results import NeedsRendezvous, NodeDeparts, NodeSilent, SetParticipants
 
 if TYPE_CHECKING:
     import socket
@@ -373,7 +373,7 @@ class MultiNodeRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode() | NodeLostRendezvous():
+            case ReportOfNode() | NodeSilent():
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
@@ -389,7 +389,7 @@ class MultiNodeRendezvous:
         if client.lost_reason is None:
             client.lost_reason = event.reason
             if self._launcher_assigns_rendezvous and not client.has_left:
-                self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
+                self._callbacks.send(NeedsRendezvous(client.config.token, event.reason))
         if event.refused_hint:
             raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
 
