@@ -11,7 +11,7 @@ Runs in the launcher, in the main thread. A host loses power, in a run whose lau
 3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
     Otherwise the user sees "HOST has not answered for 5 s; the job goes on", and "SPARE replaces HOST" if a spare
     takes its position. Without a spare the world shrinks.
-4.  The lost node did not serve the rendezvous. The launcher sends ``SetParticipants`` to the agent of the node that
+4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that
     serves it, whose member hands it to the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They
     stop their workers (SIGTERM, SIGKILL after ``shutdown_timeout_s``), send ``WorkersEnded``, get a ``RoundVerdict``
     after which an attempt follows, and send ``NodeJoined``. When all participants have joined, a spare with its

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import AssignNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -98,7 +98,7 @@ class RendezvousManager:
         """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
         self.departing = departing
         if self.server is not None:
-            send(self.server, SetParticipants(self.token, tuple(participants), tuple(departing)))
+            send(self.server, AssignNodes(self.token, tuple(participants), tuple(departing)))
 
     def relocate(self, host: str, reason: str) -> None:
         """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.

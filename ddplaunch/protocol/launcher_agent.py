@@ -32,11 +32,11 @@ from ddplaunch.protocol.field_types import (
     at_most,
 )
 from ddplaunch.protocol.results import (
+    AssignNodes,
     AttemptResult,
     NeedsRendezvous,
     NodeDeparts,
     NodeSilent,
-    SetParticipants,
     StreamName,
     Workers,
 )
@@ -355,7 +355,7 @@ TO_AGENT = (
     SweepRun,
     Ping,
     JoinRendezvous,
-    SetParticipants,
+    AssignNodes,
     NodeDeparts,
     StopWorkers,
     PassSignal,

@@ -19,7 +19,7 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import NodeSilent, Round, SetParticipants, WorkerExit, Workers
+from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round, WorkerExit, Workers
 
 # Node to coordinator.
 
@@ -301,7 +301,7 @@ FROM_NODE = (
     WorkersEnded,
     NodeLeft,
     NodeRefused,
-    SetParticipants,
+    AssignNodes,
     ReportToServer,
     OrderToNodes,
 )

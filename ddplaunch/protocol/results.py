@@ -51,13 +51,14 @@ class Round:
 
 
 @dataclass(frozen=True)
-class SetParticipants:
-    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost.
+class AssignNodes:
+    """Launcher to coordinator, at every change: all nodes of the rounds from now on. Others are lost or were replaced.
 
     Attributes:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        departing: those that leave after the present round if another one follows: that is formed only after further
-            SetParticipants, in which none of them departs.
+        participants: the nodes, in rank order.
+        departing: those that leave after the present round if another one follows. That one is formed only after a
+            further AssignNodes, in which none of them departs.
     """
 
     token: str

@@ -30,7 +30,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
-from ddplaunch.protocol.results import SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, WorkerExit
 from ddplaunch.protocol.sender import of_host
 from ddplaunch.rendezvous import rank_assignment
 from ddplaunch.rendezvous.round_reports import RoundReports
@@ -114,7 +114,7 @@ class Coordinator:
                 return self._on_left(index)
             case NodeRefused():
                 return self._on_refused(record)
-            case SetParticipants():
+            case AssignNodes():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 own = of_host(self._hosts[index], report)
@@ -219,7 +219,7 @@ class Coordinator:
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
-    def _assign(self, record: SetParticipants) -> list[Outgoing]:
+    def _assign(self, record: AssignNodes) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing = record.departing

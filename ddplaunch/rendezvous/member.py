@@ -32,7 +32,7 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RoundFormed,
 )
-from ddplaunch.protocol.results import NodeSilent, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NodeSilent
 from ddplaunch.rendezvous.connect import (
     Refused,
     agreed_id,
@@ -199,7 +199,7 @@ class Member:
             self._heartbeats.pop(record.node_index, None)
             if not self._launcher_assigns_rendezvous:
                 self._store.set(self._lost_key(record.node_index), "1")
-        elif isinstance(record, SetParticipants):  # Missing heartbeats of removed nodes are not a loss.
+        elif isinstance(record, AssignNodes):  # Missing heartbeats of removed nodes are not a loss.
             for index in set(coordinator.assigned) - set(record.participants):
                 self._heartbeats.pop(index, None)
         self._send_to_nodes([self._with_times(sent) for sent in coordinator.receive(record)])

@@ -24,7 +24,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 TOKEN = "job7"
@@ -450,7 +450,7 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
     over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
     assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
@@ -460,7 +460,7 @@ def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(SetParticipants(TOKEN, (0, 7)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 7)))
     ended(coordinator, WorkersEnded(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(7)), ListenForWorkersStore)
@@ -473,7 +473,7 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
     coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(SetParticipants(TOKEN, (0,))), RoundVerdict)
+    over = records(coordinator.receive(AssignNodes(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
     assert not over[0].failed
 
@@ -482,7 +482,7 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
     assert records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
@@ -492,7 +492,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
     coordinator = with_launcher(1, 0)
     coordinator.receive(join(1))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore).keys() == {1}
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
     assert coordinator.receive(WorkersStoreListens(1, 0, "of the lost node", 1)) == []
     [sent] = coordinator.receive(WorkersStoreListens(0, 0, "of the first", 1))
     assert isinstance(sent.record, RoundFormed)
@@ -502,7 +502,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
 def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
     coordinator = with_launcher(0, 1, 2)
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     assert coordinator.receive(join(1)) == []
     assert coordinator.waiting_nodes()[0].record == WaitingNodes("host0", 1, 1)
     assert records(coordinator.receive(join(2)), ListenForWorkersStore)
@@ -534,7 +534,7 @@ def test_a_host_is_lost_whatever_it_is_called():
 
 def test_a_node_that_is_assigned_twice_takes_part_once():
     coordinator = Coordinator(0, 1, 2, 0)
-    coordinator.receive(SetParticipants(TOKEN, (0, 0)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
 
@@ -657,7 +657,7 @@ def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed()
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "no round has the broken node"
     coordinator.receive(join(7))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7))), ListenForWorkersStore)
 
 
 # What scripts ask for.
@@ -691,11 +691,11 @@ def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "the round goes on"
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "the round goes on"
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "the launcher has not decided"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
     assert coordinator.participants == [5]
 
 
@@ -703,11 +703,11 @@ def test_a_departing_node_that_is_needed_after_all_stays():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     coordinator.receive(join(5))
     coordinator.receive(join(2))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 2))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 2))), ListenForWorkersStore)
     assert coordinator.participants == [5, 2]
 
 
@@ -715,31 +715,31 @@ def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
     coordinator = with_launcher(5, 2, 7)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
     for index in (5, 2):
         coordinator.receive(join(index))
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
 
 
 def test_a_node_that_departs_after_the_round_is_not_waited_for():
     coordinator = with_launcher(5, 2, 7)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2, 7)))
     for index in (5, 2, 7):
         coordinator.receive(join(index))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
     told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
 

@@ -11,7 +11,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.protocol.launcher_agent import JoinRendezvous
-from ddplaunch.protocol.results import NeedsRendezvous, NodeSilent, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeSilent
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import participants_of
 
@@ -43,7 +43,7 @@ def test_without_a_spare_the_world_shrinks_and_the_node_that_serves_is_told() ->
     job.lost.on_unresponsive(job.nodes[1])
     assert job.said == ["b has not answered for 5 s; the job goes on"]
     assert (job.participants.indices, job.nodes[1].state) == ([0, 2], NodeState.SWEEPING)
-    assert job.told(0) == SetParticipants("job7#1", (0, 2))
+    assert job.told(0) == AssignNodes("job7#1", (0, 2))
     assert job.events == [("node_lost", 1, "b has not answered for 5 s")]
 
 
@@ -78,7 +78,7 @@ def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was
     for silent in (2, 99):
         job.lost.on_node_silent(job.nodes[0], NodeSilent("job7#2", silent, 5.0))
     assert len(job.said) == 1
-    assert job.told(0) == SetParticipants("job7#2", (0, 1)), "of the rendezvous that goes on"
+    assert job.told(0) == AssignNodes("job7#2", (0, 1)), "of the rendezvous that goes on"
 
 
 @pytest.mark.parametrize("index", [1, 2])

@@ -13,7 +13,7 @@ from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
-from ddplaunch.protocol.results import AttemptResult, NodeDeparts, SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, AttemptResult, NodeDeparts, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
 from ddplaunch.transport.remote_start import NodeFacts
@@ -184,8 +184,8 @@ def ends(participants: Participants, index: int, *, follows: bool = True) -> Non
     departure.leave(participants.nodes.all[index], result, participants, SimpleNamespace(), participants._show)  # type: ignore[arg-type]
 
 
-def told_coordinator(participants: Participants) -> SetParticipants:
-    return next(sent for sent in reversed(participants.nodes.all[0].handle.sent) if isinstance(sent, SetParticipants))  # type: ignore[attr-defined]
+def told_coordinator(participants: Participants) -> AssignNodes:
+    return next(sent for sent in reversed(participants.nodes.all[0].handle.sent) if isinstance(sent, AssignNodes))  # type: ignore[attr-defined]
 
 
 TOKEN = "job7#1"
@@ -195,19 +195,19 @@ DRAINED = {"b": "SLURM drains it: bad disk"}
 def test_a_node_that_slurm_drains_is_replaced_after_the_attempt():
     participants, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; it is left after this attempt"]
-    assert told_coordinator(participants) == SetParticipants(TOKEN, (0, 1), (1,))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1), (1,))
     ends(participants, 0)
     assert participants.indices == [0, 1]
     ends(participants, 1)
     assert said[1:] == ["b is left: SLURM drains it: bad disk", "c replaces b"]
-    assert told_coordinator(participants) == SetParticipants(TOKEN, (0, 2))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 2))
     assert isinstance(participants.nodes.all[1].handle.sent[-1], StopWorkers)
 
 
 def test_it_is_used_further_where_no_other_node_can_replace_it():
     participants, said, watch = departing(2, "a", "b", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; no other node can replace it"]
-    assert told_coordinator(participants) == SetParticipants(TOKEN, (0, 1))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1))
     watch.on_answer(SlurmAnswered(DRAINED))
     ends(participants, 1)
     assert (participants.indices, len(said)) == ([0, 1], 1)
@@ -226,7 +226,7 @@ def test_it_stays_if_the_spare_was_needed_meanwhile():
 
 def test_of_two_only_as_many_leave_as_are_not_needed():
     participants, said, _ = departing(1, "a", "b", leaving={"a": "SLURM drains it", **DRAINED})
-    assert told_coordinator(participants) == SetParticipants(TOKEN, (0, 1), (0,))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1), (0,))
     assert [text.endswith("after this attempt") for text in said] == [True, False]
 
 
@@ -243,7 +243,7 @@ def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_n
 def test_no_attempt_waits_for_a_launcher_that_is_suspended():
     participants, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
     departure.on_suspend(participants)
-    assert told_coordinator(participants) == SetParticipants(TOKEN, (0, 1))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1))
     ends(participants, 1)
     assert participants.indices == [0, 1]
     watch.on_answer(SlurmAnswered(DRAINED))

@@ -9,7 +9,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import AssignNodes
 from tests.support.configs import rendezvous_config
 
 COMMON = rendezvous_config(
@@ -72,7 +72,7 @@ def test_a_node_that_is_lost_is_told_to_the_one_that_serves_and_its_spare_is_inv
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1, 2])
     place.remove_node(1, [0, 3, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#1", (0, 3, 2)))]
+    assert sent.take() == [(0, AssignNodes("run#1", (0, 3, 2)))]
     place.announce([0, 3, 2], Attempts(), sent)
     assert list(meetings(sent.take())) == [3]
 
@@ -103,12 +103,12 @@ def test_a_rendezvous_that_moves_knows_which_nodes_depart(sent: Sent):
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1, 2])
     place.set_departing({2: "drained"}, [0, 1, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#1", (0, 1, 2), (2,)))]
+    assert sent.take() == [(0, AssignNodes("run#1", (0, 1, 2), (2,)))]
     place.relocate("node1", "gone")
     told = opened(place, sent, [0, 1, 2])
     assert (told[0].departing, told[1].departing) == ((2,), ())
     place.remove_node(1, [0, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#2", (0, 2), (2,)))]
+    assert sent.take() == [(0, AssignNodes("run#2", (0, 2), (2,)))]
 
 
 def test_only_the_node_that_serves_says_where(sent: Sent):

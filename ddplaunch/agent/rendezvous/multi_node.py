@@ -52,7 +52,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import NeedsRendezvous, NodeDeparts, NodeSilent, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent
 
 if TYPE_CHECKING:
     import socket
@@ -322,14 +322,14 @@ class MultiNodeRendezvous:
                 self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
-            case SetParticipants():
-                self._on_participants(event)
+            case AssignNodes():
+                self._on_assigned(event)
             case OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
 
-    def _on_participants(self, event: SetParticipants) -> None:
+    def _on_assigned(self, event: AssignNodes) -> None:
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
