@@ -301,10 +301,11 @@ FROM_NODE = (
     WorkersEnded,
     NodeLeft,
     NodeRefused,
-    AssignNodes,
     ReportToServer,
-    OrderToNodes,
 )
+FROM_SERVER = (AssignNodes, OrderToNodes)
+"""What only the agent of the node that serves the rendezvous may say to the coordinator: it never passes the store."""
+
 TO_NODE = (
     WaitingNodes,
     NoFreePlace,

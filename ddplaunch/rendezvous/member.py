@@ -23,6 +23,7 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     FROM_NODE,
+    FROM_SERVER,
     TO_NODE,
     MemberReady,
     MemberSpec,
@@ -314,8 +315,9 @@ class Member:
         self._send_to_agent(RendezvousLost(f"the node that serves the rendezvous has not answered for {hung_s:g} s"))
 
     def _read_agent(self) -> None:
-        while (received := wire.read_record(self._reader, FROM_NODE)) is not None:
-            self._mailbox.post((self._send_to_coordinator, received[0]))
+        while (received := wire.read_record(self._reader, (*FROM_NODE, *FROM_SERVER))) is not None:
+            handle = self._coordinate if isinstance(received[0], FROM_SERVER) else self._send_to_coordinator
+            self._mailbox.post((handle, received[0]))
 
     def _read_box(self, box: str, allowed: tuple[type, ...], handle: Callable[[Any], None]) -> None:
         store, number = self._store.clone(), 0  # type: ignore[attr-defined]
