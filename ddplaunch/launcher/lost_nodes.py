@@ -120,15 +120,15 @@ class LostNodes:
         self._events.of_node("node_lost", node.index, reason)
         if node.index in self._participants.indices:
             try:
-                self._continue_without(node, reason, hint)
+                self._continue_or_fail(node, reason, hint)
             except LaunchError as error:
                 self._shutdown.fail(error)
         self._report(self._attempts.remove_node(node.index))
 
-    def _continue_without(self, node: Node, reason: str, hint: str) -> None:
+    def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
         if not self.run_is_ending and self._participants.can_continue_without(node):
             self._show(f"{reason}; the job goes on", Level.ALWAYS)
-            self._participants.replace(node)
+            self._participants.continue_without(node)
             return
         self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.

@@ -121,7 +121,7 @@ class Participants:
     # Changes.
 
     def exclude(self, node: Node, failure: HostFailure) -> None:
-        """The host of ``node`` cannot be used: replace the node.
+        """The host of ``node`` cannot be used: continue without it.
 
         Raises:
             LaunchError: too few other hosts can be used.
@@ -130,9 +130,9 @@ class Participants:
         if failure.cause in UNREACHABLE:
             node.lost_reason = f"{node.host} could not be reached: {failure.message}"
         self.nodes.give_up(node)
-        self.replace(node)
+        self.continue_without(node)
 
-    def replace(self, node: Node) -> None:
+    def continue_without(self, node: Node) -> None:
         """Start a spare in the position of ``node``; without a spare the world shrinks.
 
         Raises:
@@ -154,12 +154,12 @@ class Participants:
         return nodes.start_next() if index < len(nodes.hosts) else None
 
     def retire(self, node: Node) -> None:
-        """No further attempt uses ``node``, whose workers have ended: replace it. Its agent ends, and sends its logs.
+        """Continue without ``node``, whose workers have ended. Its agent ends, and sends its logs.
 
         Raises:
             LaunchError: too few hosts can be used.
         """
-        self.replace(node)
+        self.continue_without(node)
         node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
     def remove(self, node: Node) -> None:

@@ -74,7 +74,7 @@ def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was
     job = Job((1, 3), "a", "b", "c")
     job.lost.on_node_silent(job.nodes[0], NodeSilent("job7#1", 2, 5.0))
     assert job.said == ["c has lost the rendezvous (it sent no heartbeat for 5 s); the nodes start a new one"]
-    job.participants.replace(job.nodes[2])
+    job.participants.continue_without(job.nodes[2])
     for silent in (2, 99):
         job.lost.on_node_silent(job.nodes[0], NodeSilent("job7#2", silent, 5.0))
     assert len(job.said) == 1

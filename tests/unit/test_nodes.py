@@ -215,7 +215,7 @@ def test_it_is_used_further_where_no_other_node_can_replace_it():
 
 def test_it_stays_if_the_spare_was_needed_meanwhile():
     participants, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
-    participants.replace(participants.nodes.all[0])
+    participants.continue_without(participants.nodes.all[0])
     participants.nodes.on_agent_connected(participants.nodes.all[2], NodeFacts(torch="2.13"))
     participants.on_changed()
     ends(participants, 1)
@@ -271,7 +271,7 @@ def test_a_spare_that_slurm_gives_back_may_be_chosen():
     participants, _, watch = departing(2, "a", "b", "c", leaving={"c": "SLURM drains it"})
     assert participants.remaining_without(participants.nodes.all[0]) == (1, 2)
     watch.on_answer(SlurmAnswered({}))
-    participants.replace(participants.nodes.all[0])
+    participants.continue_without(participants.nodes.all[0])
     assert participants.indices == [2, 1]
 
 
