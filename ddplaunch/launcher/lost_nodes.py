@@ -116,7 +116,7 @@ class LostNodes:
     def on_lost(self, node: Node, reason: str, hint: str = "") -> None:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
         self._participants.nodes.sweep(node)
-        node.lost_reason = "" if self.run_is_ending else reason
+        node.loss = "" if self.run_is_ending else reason
         self._events.of_node("node_lost", node.index, reason)
         if node.index in self._participants.indices:
             try:

@@ -83,7 +83,7 @@ class Node:
         facts: facts about a remote host; None for a local node, and until the agent is connected.
         workers: number of workers; 0 until the agent is ready.
         details: what the workers use, for the report; None until the agent has sent it.
-        lost_reason: how the node was lost, if that was before the end of the run, or why its host was not reached; else
+        loss: how the node was lost, if that was before the end of the run, or why its host was not reached; else
             empty.
     """
 
@@ -97,7 +97,7 @@ class Node:
     facts: NodeFacts | None = None
     workers: int = 0
     details: NodeDetails | None = None
-    lost_reason: str = ""
+    loss: str = ""
 
 
 class Nodes:
@@ -127,9 +127,9 @@ class Nodes:
         return [node for node in self.all if node.state.is_lost]
 
     @property
-    def lost_reasons(self) -> dict[str, str]:
+    def losses(self) -> dict[str, str]:
         """By host: how a node was lost, or why its host was not reached."""
-        return {node.host: node.lost_reason for node in self.all if node.lost_reason}
+        return {node.host: node.loss for node in self.all if node.loss}
 
     @property
     def all_finished(self) -> bool:

@@ -128,7 +128,7 @@ class Participants:
         """
         self._failures.append(failure)
         if failure.cause in UNREACHABLE:
-            node.lost_reason = f"{node.host} could not be reached: {failure.message}"
+            node.loss = f"{node.host} could not be reached: {failure.message}"
         self.nodes.give_up(node)
         self.continue_without(node)
 

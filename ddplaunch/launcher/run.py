@@ -353,8 +353,8 @@ class Run:
         self._events.ended(result, failure)
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
-        lost_reasons, page = self._nodes.lost_reasons, self._watches.page
-        after_run.finish(self._config, result, error, lost_reasons, self._messages, page, is_interrupted)
+        losses, page = self._nodes.losses, self._watches.page
+        after_run.finish(self._config, result, error, losses, self._messages, page, is_interrupted)
         if failure:
             raise failure
         return result

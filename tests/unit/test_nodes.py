@@ -59,7 +59,7 @@ def test_a_host_that_is_not_reached_is_remembered_and_one_without_torch_is_not()
     participants, _ = started(1, 3, "a", "b", "c")
     participants.exclude(participants.nodes.all[1], HostFailure("b", "timeout", "no answer for 10 s"))
     participants.exclude(participants.nodes.all[2], HostFailure("c", "torch", "no torch"))
-    assert participants.nodes.lost_reasons == {"b": "b could not be reached: no answer for 10 s"}
+    assert participants.nodes.losses == {"b": "b could not be reached: no answer for 10 s"}
 
 
 def test_without_enough_others_all_are_told_in_one_table():
