@@ -53,7 +53,7 @@ class RendezvousManager:
         if self.server is None:
             self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
             self._informed, self.server = {participants[0]}, participants[0]
-            self._attempt, self._restart_count = attempts.next_number, attempts.restart_count
+            self._attempt, self._restarts_so_far = attempts.next_number, attempts.restarts_so_far
             send(self.server, self._join_record(self.server, participants))
         elif self._endpoint:
             for index in participants:
@@ -71,7 +71,7 @@ class RendezvousManager:
             participants=tuple(participants) if index == self.server else (),
             departing=tuple(self.departing) if index == self.server else (),
             attempt=self._attempt,
-            restart_count=self._restart_count,
+            restarts_so_far=self._restarts_so_far,
         )
         if self._endpoint:
             config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)

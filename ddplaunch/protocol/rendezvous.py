@@ -33,7 +33,7 @@ class NodeJoined:
         attempt: the lowest round number that this node has not used in any rendezvous.
         departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
             not. Only where each node has its own launcher.
-        restart_count: restarts that this node knows of. The launcher may not when another node begins to serve: the
+        restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
     """
 
@@ -43,7 +43,7 @@ class NodeJoined:
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
-    restart_count: Count = 0
+    restarts_so_far: Count = 0
 
 
 @dataclass(frozen=True)

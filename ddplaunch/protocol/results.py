@@ -33,7 +33,7 @@ class Round:
 
     Attributes:
         attempt: number of the round.
-        restart_count: earlier rounds that failed; a round after a node joined or left is no restart.
+        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         first_rank: rank of this node's first worker.
         has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
     """

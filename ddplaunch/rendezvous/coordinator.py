@@ -70,7 +70,7 @@ class Coordinator:
         server: index of the node that serves the rendezvous, on which this process runs.
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
-        restart_count: number of rounds so far that followed a failure.
+        restarts_so_far: number of rounds that followed a failure, the next one included.
         departing: assigned nodes that leave after a round if another one follows.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
@@ -82,7 +82,7 @@ class Coordinator:
     max_restarts: int
     assigned: tuple[int, ...] = ()
     attempt: int = 0
-    restart_count: int = 0
+    restarts_so_far: int = 0
     departing: tuple[int, ...] = ()
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
@@ -231,7 +231,7 @@ class Coordinator:
         self.phase = Phase.STARTING
         joined = [self._waiting[index] for index in self.participants]
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
-        self.restart_count = max(self.restart_count, *(node.restart_count for node in joined))
+        self.restarts_so_far = max(self.restarts_so_far, *(node.restarts_so_far for node in joined))
         departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
@@ -259,7 +259,7 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
+        rounds = rank_assignment.rounds_by_node(self.attempt, self.restarts_so_far, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
         return [
             Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1))
@@ -311,7 +311,7 @@ class Coordinator:
             self.phase = Phase.WAITING
             self._undecided = set(self.departing) & set(self.assigned)
             self.attempt += 1
-            self.restart_count += verdict.failed
+            self.restarts_so_far += verdict.failed
         else:
             self.phase = Phase.FINISHED
             self._leaving = set(receivers) - self._lost - {self.server}
@@ -361,7 +361,7 @@ class Coordinator:
     def _verdict(self) -> RoundVerdict:
         verdict = self._reports.verdict(
             self.attempt,
-            restart_allowed=self.restart_count < self.max_restarts,
+            restart_allowed=self.restarts_so_far < self.max_restarts,
             may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
         )
         verdict = replace(verdict, hung=any(node.hung for node in self._reports.ended_nodes))

@@ -136,7 +136,7 @@ class Member:
                 spec.max_restarts,
                 settings.participants,
                 settings.attempt,
-                settings.restart_count,
+                settings.restarts_so_far,
                 settings.departing,
             )
         self._last_call = _NEVER

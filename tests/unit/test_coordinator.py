@@ -64,7 +64,7 @@ def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
 def test_restarts_that_a_node_has_seen_are_counted_by_the_next_coordinator_too():
     """The launcher names their number, and may not have read yet what the lost one had decided last."""
     coordinator = Coordinator(0, 2, 2, 1, assigned=(0, 1))
-    for node in (join(0), replace(join(1), attempt=1, restart_count=1)):
+    for node in (join(0), replace(join(1), attempt=1, restarts_so_far=1)):
         coordinator.receive(node)
     rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1234)), RoundFormed)
     assert {(formed.round.attempt, formed.round.restart_count) for formed in rounds.values()} == {(1, 1)}
@@ -628,7 +628,7 @@ def test_a_failure_elsewhere_that_came_by_itself_is_a_restart_and_the_node_leave
     told = verdicts(ended(coordinator, asks, WorkersEnded(0, 0), WorkersEnded(2, 0, failed=True, cause=exit_(2))))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
     assert (told[0].failed, told[0].leaves) == (True, "")
-    assert coordinator.restart_count == 1
+    assert coordinator.restarts_so_far == 1
 
 
 def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
@@ -638,7 +638,7 @@ def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
     late = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Watchdog caught collective timeout"))
     told = verdicts(ended(coordinator, late, broken(1), WorkersEnded(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
-    assert coordinator.restart_count == 0
+    assert coordinator.restarts_so_far == 0
 
 
 def test_a_wish_of_a_node_without_a_failure_changes_nothing():

@@ -157,7 +157,7 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
     participants.nodes.on_agent_connected(participants.nodes.all[2], NodeFacts(torch="2.13"))
     participants.on_changed()
     (asked,) = (sent.rendezvous for sent in participants.nodes.all[2].handle.sent if isinstance(sent, JoinRendezvous))
-    assert (asked.is_server, asked.attempt, asked.restart_count) == (True, 1, 1)
+    assert (asked.is_server, asked.attempt, asked.restarts_so_far) == (True, 1, 1)
 
 
 def test_a_node_with_another_failure_stays():

@@ -86,7 +86,7 @@ class MultiNodeRendezvous:
         self._client: RendezvousClient | None = None
         self._listener: socket.socket | None = None
         self._round: Round | None = None
-        self._next_attempt = self._restart_count = 0
+        self._next_attempt = self._restarts_so_far = 0
         self._shares_host = self._is_complete = self._all_left = False
         self._hardware = hardware_report.HardwareReport()
         self._departs, self._stopped_attempt = "", -1
@@ -159,7 +159,7 @@ class MultiNodeRendezvous:
         host, size = self._spec.host, self._local_world_size
         self._hardware.on_join()
         index, address = client.index or 0, client.server_address
-        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restart_count))
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restarts_so_far))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
         """Report the end of a run in which this spare has never taken part.
@@ -260,7 +260,7 @@ class MultiNodeRendezvous:
             return verdicts.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
-        self._restart_count = result.restart_count + verdict.failed
+        self._restarts_so_far = result.restart_count + verdict.failed
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
