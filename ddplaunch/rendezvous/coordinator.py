@@ -111,7 +111,7 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self._on_left(index)
+                return self._on_gone(index)
             case NodeRefused():
                 return self._on_refused(record)
             case AssignNodes():
@@ -224,7 +224,7 @@ class Coordinator:
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing = record.departing
         self._undecided &= set(record.departing)
-        return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
+        return [*(sent for index in lost for sent in self._on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
@@ -283,7 +283,8 @@ class Coordinator:
         sent = self._stop("") if record.failed or record.stopped else []
         return [*sent, *self._finish_round()]
 
-    def _on_left(self, node_index: int) -> list[Outgoing]:
+    def _on_gone(self, node_index: int) -> list[Outgoing]:
+        """The node has left the run by itself, or is lost."""
         if self.phase is Phase.FINISHED:
             self._leaving.discard(node_index)
             return self._all_left()
