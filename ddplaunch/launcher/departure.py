@@ -26,7 +26,7 @@ _MAX_REASON = 1000
 """Characters shown of a reason, which may come from a script."""
 
 
-def decided(node: Node, result: AttemptResult, participants: Participants) -> AttemptResult:
+def with_decision(node: Node, result: AttemptResult, participants: Participants) -> AttemptResult:
     """``result``; without a further attempt if ``node`` must not be used again and too few nodes are left.
 
     To be called before ``result`` is counted; ``leave`` follows.
@@ -42,7 +42,7 @@ def leave(
 ) -> None:
     """Replace ``node`` if it must not be used again, or should not and is not needed; or shut the run down.
 
-    To be called when ``result``, of which ``decided`` has been asked, is counted: if the node serves the rendezvous,
+    To be called when ``result``, which has come from ``with_decision``, is counted: if the node serves the rendezvous,
     another one begins with the number of restarts.
 
     Raises:

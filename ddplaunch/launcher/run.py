@@ -283,7 +283,7 @@ class Run:
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
         was_ending = self._lost_nodes.run_is_ending
-        result = result if was_ending else departure.decided(node, result, self._participants)
+        result = result if was_ending else departure.with_decision(node, result, self._participants)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             node.handle.kill()
             reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"

@@ -115,7 +115,7 @@ def after_failure(
     shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
     exit_ = WorkerExit(1, 0, "b", 1, -6, stopped=False, time_s=0.0, duration_s=1.0, hardware=hardware)
     result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True)
-    decided = departure.decided(participants.nodes.all[1], result, participants)
+    decided = departure.with_decision(participants.nodes.all[1], result, participants)
     departure.leave(participants.nodes.all[1], decided, participants, shutdown, show)  # type: ignore[arg-type]
     return participants, decided, said, ends
 
@@ -149,7 +149,7 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
     participants = participants_of((2, 2), "a", "b", "c", rendezvous=rendezvous_config(), attempts=attempts)
     connected(participants, "2.13", "2.13")
     exit_ = WorkerExit(0, 0, "a", 1, 88, stopped=False, time_s=0.0, duration_s=1.0, avoid_node="it is slow")
-    result = departure.decided(
+    result = departure.with_decision(
         participants.nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True), participants
     )
     attempts.on_ended(0, result, participants.indices)
