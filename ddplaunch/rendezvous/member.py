@@ -35,7 +35,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import AssignNodes, NodeSilent
 from ddplaunch.rendezvous.connect import (
-    Refused,
+    JoinRefused,
     agreed_id,
     beat_key,
     claim_node_index,
@@ -94,7 +94,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         store, address, port = connect(spec, listen_fd, send)
         signer = enter(spec, store)
         index, rank_holder = claim_node_index(spec, store)
-    except Refused as error:
+    except JoinRefused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
         return
     except (RuntimeError, wire.ProtocolError) as error:
