@@ -2,7 +2,7 @@
 
 Runs in the launcher, in the main thread. A host loses power, in a run whose launcher has started all nodes:
 
-1.  Nothing closes the connection. ``Pings`` sends ``Ping`` every 1 s (``ping_sender.INTERVAL_S``), and calls
+1.  Nothing closes the connection. ``Pings`` sends ``Ping`` every 1 s (``pings.INTERVAL_S``), and calls
     ``on_unresponsive`` when a node has not answered with ``Pong`` for ``TimeoutConfig.lost_after_s``, 5 s; an agent
     that has just been started has ``setup.SLOW_START_S``, 25 s, more. If only the agent dies, ``ChannelClosed`` comes
     at once. A node whose records cannot be handled is lost, too (``GivenUp``).

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import ping_sender, pings
+from ddplaunch.launcher import pings
 from ddplaunch.launcher.nodes import Node, NodeState
-from ddplaunch.launcher.ping_sender import INTERVAL_S, PingSender
-from ddplaunch.launcher.pings import Pings
+from ddplaunch.launcher.pings import INTERVAL_S, Pings
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from tests.support.fake_agents import FakeHandle
 from tests.support.processes import wait_until
@@ -19,7 +18,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PingSender, "_run", lambda _: None)
+    monkeypatch.setattr(pings._Sender, "_run", lambda _: None)
 
 
 class Watch:
@@ -154,7 +153,7 @@ def test_an_agent_that_is_not_pinged_gets_no_last_ping():
 
 def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(ping_sender, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(pings, "INTERVAL_S", 0.01)
     watch = Watch(3)
     wait_until(lambda: all(len(sent(node)) > 10 for node in watch.nodes))  # run_due is never called.
     watch.pings.close()
