@@ -92,6 +92,12 @@ class LostNodes:
         if node.state is not NodeState.SENDING_LOGS:  # Else all records for the outcome have arrived.
             self.on_lost(node, f"{node.host} has not answered for {self._lost_after_s:g} s")
 
+    def give_up(self, node: Node, reason: str, hint: str = "") -> None:
+        """Kill the agent of a node that does not do what it must; the node is lost, unless it has come to its end."""
+        node.handle.kill()
+        if not (node.state.is_final or node.state.is_lost):
+            self.on_lost(node, reason, hint)
+
     def on_channel_closed(self, node: Node, returncode: int | None) -> None:
         """The channel of an agent that has not reported its end has closed; ``returncode`` is None if unknown."""
         if returncode is None:

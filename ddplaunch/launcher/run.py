@@ -113,8 +113,8 @@ class Run:
         self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
         state = (self._participants, self._attempts, self._shutdown, self._events)
         self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
-        on_event, on_lost = self._on_node_event, self._lost_nodes.on_lost
-        self._given_up = GivenUp(config, self._participants, self._shutdown, on_event, on_lost, self._show)
+        handlers = (self._lost_nodes, self._on_node_event)
+        self._given_up = GivenUp(config, self._participants, self._shutdown, *handlers, self._show)
         watched = (self._participants, self._shutdown, self._messages, self._events)
         self._watches = Watches(config, run_tag, *watched, lambda: self._folder, mailbox.post)
         parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
@@ -285,9 +285,8 @@ class Run:
         was_ending = self._lost_nodes.run_is_ending
         result = result if was_ending else departure.with_decision(node, result, self._participants)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
-            node.handle.kill()
             reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"
-            self._lost_nodes.on_lost(node, reason)
+            self._lost_nodes.give_up(node, reason)
             return
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
