@@ -73,7 +73,7 @@ def page(folder: Path) -> Parsed:
 # What it says.
 
 
-def test_the_head_has_verdict_cause_and_command(page: Parsed):
+def test_the_head_has_outcome_cause_and_command(page: Parsed):
     for words in (
         "failed exit code 1",
         "rank 3 on gpu1 failed: KeyError: 'lr' (train.py:33)",
@@ -280,7 +280,7 @@ def test_control_sequences_are_taken_out_and_long_texts_are_cut():
 
 def test_an_empty_folder_has_a_page_that_says_what_is_missing(tmp_path: Path):
     words = Parsed(render.page(tmp_path, NOW)).words
-    assert "no verdict" in words
+    assert "no result" in words
     for name in ("run.json", "report.json", "events.jsonl"):
         assert f"{name} is missing" in words
 

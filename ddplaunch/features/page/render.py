@@ -45,7 +45,7 @@ _LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Badge:
     """How the run ended, in a word: ``kind`` is ``good``, ``bad``, ``stopped``, ``running`` or ``unknown``."""
 
     kind: str
@@ -100,7 +100,7 @@ def _filled(
         .get_template("page.html.j2")
         .render(
             run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
-            verdict=verdict(files),
+            badge=badge(files),
             cause=_cause(files, failed),
             command=_command(known),
             facts=_facts(files, told, known),
@@ -195,7 +195,7 @@ def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
 # The head.
 
 
-def verdict(files: RunFiles) -> Verdict:
+def badge(files: RunFiles) -> Badge:
     """How the run has ended, or that it goes on."""
     outcome, code = run_json.text(files.report, "outcome"), integer(files.report, "exit_code")
     if not outcome:
@@ -204,14 +204,14 @@ def verdict(files: RunFiles) -> Verdict:
     detail = f"exit code {code}" if code is not None else ""
     if outcome == "succeeded":
         # Workers that succeeded may leave processes behind.
-        return Verdict("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
+        return Badge("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
     if outcome == "failed":
-        return Verdict("bad", "✕", "failed", detail)
+        return Badge("bad", "✕", "failed", detail)
     if outcome == "stopped":
-        return Verdict("stopped", "■", "stopped", detail)
+        return Badge("stopped", "■", "stopped", detail)
     if files.is_live:
-        return Verdict("running", "▶", "running", "")
-    return Verdict("unknown", "?", "no verdict", "its launcher was killed, or the report could not be written")
+        return Badge("running", "▶", "running", "")
+    return Badge("unknown", "?", "no result", "its launcher was killed, or the report could not be written")
 
 
 def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
