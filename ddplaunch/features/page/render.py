@@ -21,7 +21,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page import charts, failures, launchers, reading, strip, usage
 from ddplaunch.features.page.reading import RunFiles, integer, line, number, words
 from ddplaunch.features.page.story import Moment, Story, story
-from ddplaunch.features.page.where_time_went import Phase, phases
+from ddplaunch.features.page.where_time_went import TimeUse, time_uses
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
 from ddplaunch.text import duration, plural
@@ -104,7 +104,7 @@ def _filled(
             cause=_cause(files, failed),
             command=_command(known),
             facts=_facts(files, told, known),
-            phases=_phases(told),
+            time_uses=_time_uses(told),
             goodput=_goodput(told),
             **_time_axis(told, share),
             **_charts(drawn, has_nodes=has_nodes),
@@ -263,21 +263,21 @@ def _moment(time_s: float) -> str:
         return ""
 
 
-def _phases(told: Story) -> list[dict[str, Any]]:
-    found: tuple[Phase, ...] = phases(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
+def _time_uses(told: Story) -> list[dict[str, Any]]:
+    found: tuple[TimeUse, ...] = time_uses(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
     x, rows = 0.0, []
-    for phase in found:
-        rows.append({"phase": phase, "x": round(x, 3), "width": round(phase.share * 100, 3), "length": _length(phase)})
-        x += phase.share * 100
+    for use in found:
+        rows.append({"use": use, "x": round(x, 3), "width": round(use.share * 100, 3), "length": _length(use)})
+        x += use.share * 100
     return rows
 
 
-def _length(phase: Phase) -> str:
-    return f"{phase.length_s:.1f} s" if phase.length_s < 60 else duration(phase.length_s)
+def _length(use: TimeUse) -> str:
+    return f"{use.length_s:.1f} s" if use.length_s < 60 else duration(use.length_s)
 
 
 def _goodput(told: Story) -> str:
-    run = next((row["phase"].share for row in _phases(told) if row["phase"].name == "run"), None)
+    run = next((row["use"].share for row in _time_uses(told) if row["use"].name == "run"), None)
     return "" if run is None else f"{run * 100:.1f} %"
 
 
