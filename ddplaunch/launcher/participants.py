@@ -183,8 +183,11 @@ class Participants:
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        if self.rendezvous and token == self.rendezvous.token and index in self.indices:
-            host = self.nodes.all[index].host
-            self._show(f"{host} has lost the rendezvous ({reason}); the nodes start a new one", Level.NORMAL)
-            self.rendezvous.relocate(host, reason)
+        rendezvous, nodes = self.rendezvous, self.nodes.all
+        if rendezvous and token == rendezvous.token and index in self.indices:
+            server = rendezvous.server
+            which = "the rendezvous" if server in (None, index) else f"the rendezvous on {nodes[server].host}"
+            host = nodes[index].host
+            self._show(f"{host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
+            rendezvous.relocate(f"{host} cannot join {which}: {reason}")
             self.on_changed()

@@ -100,8 +100,8 @@ class RendezvousManager:
         if self.server is not None:
             send(self.server, AssignNodes(self.token, tuple(participants), tuple(departing)))
 
-    def relocate(self, host: str, reason: str) -> None:
-        """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.
+    def relocate(self, problem: str) -> None:
+        """A node has lost the rendezvous: the next ``announce`` starts another one. ``problem`` says what is wrong.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
@@ -109,7 +109,7 @@ class RendezvousManager:
         self.server = None
         if self._tries >= _MAX_TRIES:
             raise LaunchError(
-                f"{host} cannot join the rendezvous: {reason}",
+                problem,
                 "Check that every node can reach every other at any port; "
                 "--local-addr and --interface select the network.",
                 RENDEZVOUS,

@@ -73,7 +73,7 @@ def test_a_node_that_only_sends_its_logs_is_not_lost() -> None:
 def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was_removed_is_not_missed() -> None:
     job = Job((1, 3), "a", "b", "c")
     job.lost.on_node_silent(job.nodes[0], NodeSilent("job7#1", 2, 5.0))
-    assert job.said == ["c has lost the rendezvous (it sent no heartbeat for 5 s); the nodes start a new one"]
+    assert job.said == ["c has lost the rendezvous on a (it sent no heartbeat for 5 s); the nodes start a new one"]
     job.participants.continue_without(job.nodes[2])
     for silent in (2, 99):
         job.lost.on_node_silent(job.nodes[0], NodeSilent("job7#2", silent, 5.0))
@@ -92,4 +92,13 @@ def test_a_node_that_has_lost_the_present_rendezvous_is_named() -> None:
     job = Job((1, 3), "a", "b", "c")
     for token in ("job7#0", "job7#1", "job7#1"):
         job.lost.on_needs_rendezvous(job.nodes[1], NeedsRendezvous(token, "its member has ended"))
-    assert job.said == ["b has lost the rendezvous (its member has ended); the nodes start a new one"]
+    assert job.said == ["b has lost the rendezvous on a (its member has ended); the nodes start a new one"]
+
+
+def test_the_node_that_serves_may_lose_its_own_rendezvous_a_few_times() -> None:
+    job = Job((1, 2), "a", "b")
+    for number in range(1, 5):
+        job.lost.on_needs_rendezvous(job.nodes[0], NeedsRendezvous(f"job7#{number}", "its member has ended"))
+    assert set(job.said) == {"a has lost the rendezvous (its member has ended); the nodes start a new one"}
+    with pytest.raises(LaunchError, match=r"^b cannot join the rendezvous on a: no route$"):
+        job.lost.on_needs_rendezvous(job.nodes[1], NeedsRendezvous("job7#5", "no route"))

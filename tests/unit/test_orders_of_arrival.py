@@ -81,7 +81,7 @@ class Launcher:
         self._announce()
 
     def move(self) -> None:
-        self.manager.relocate("node0", "its member has ended")
+        self.manager.relocate("its member has ended")
         self._announce()
 
     def drain(self) -> None:
