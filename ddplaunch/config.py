@@ -165,7 +165,7 @@ class RendezvousConfig:
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: participants that leave after an attempt, if another one follows; as ``participants``.
         attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
-        restart_count: restarts before the first round.
+        restarts_so_far: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
@@ -191,7 +191,7 @@ class RendezvousConfig:
     participants: tuple[int, ...] = ()
     departing: tuple[int, ...] = ()
     attempt: int = 0
-    restart_count: int = 0
+    restarts_so_far: int = 0
     other_ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
 

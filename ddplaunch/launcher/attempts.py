@@ -69,7 +69,7 @@ class Attempts:
         self._restarts_of: Counter[int] = Counter()
 
     @property
-    def restart_count(self) -> int:
+    def restarts_so_far(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
         still_open = sum(opened.restart_follows for opened in self._open.values())
         return sum(result.restart_follows for result in self.ended) + still_open

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.launcher_agent import Report
@@ -36,6 +37,7 @@ class RunServices(NamedTuple):
         config: the settings of the run.
         run_tag: that of the run.
         nodes: the nodes whose agents this launcher starts.
+        participants: those that take part, and their spares.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
         events: writes events.jsonl.
@@ -46,6 +48,7 @@ class RunServices(NamedTuple):
     config: LaunchConfig
     run_tag: str
     nodes: Nodes
+    participants: Participants
     shutdown: Shutdown
     messages: UserMessages
     events: RunEvents
@@ -126,7 +129,7 @@ class Watches:
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._run.nodes.participants, event)
+            watch.on_event(index, self._run.participants.indices, event)
 
     def on_posted(self, event: object) -> None:
         """An event that a watch's thread has posted."""

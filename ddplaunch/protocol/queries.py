@@ -13,8 +13,8 @@ from ddplaunch.protocol.control import RunExamined
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Port, Seconds, Size, between
 from ddplaunch.protocol.specs import Program
 
-Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
+PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
 """Kinds of processes of a run, in the order of reports."""
 
 
@@ -83,7 +83,7 @@ class RunOnHost:
 
     run_tag: OneLine
     run_id: OneLine
-    counts: tuple[tuple[Kind, Count], ...]
+    counts: tuple[tuple[ProcessKind, Count], ...]
     age_s: Seconds
     memory_bytes: Size
     launcher_alive: bool

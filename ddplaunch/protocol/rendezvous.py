@@ -14,7 +14,7 @@ from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
-from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
+from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round, WorkerExit, Workers
 
 # Node to coordinator.
 
@@ -28,7 +28,7 @@ class NodeJoined:
         attempt: the lowest round number that this node has not used in any rendezvous.
         departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
             not. Only where each node has its own launcher.
-        restart_count: restarts that this node knows of. The launcher may not when another node begins to serve: the
+        restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
     """
 
@@ -38,7 +38,7 @@ class NodeJoined:
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
-    restart_count: Count = 0
+    restarts_so_far: Count = 0
 
 
 @dataclass(frozen=True)
@@ -296,10 +296,11 @@ FROM_NODE = (
     WorkersEnded,
     NodeLeft,
     NodeRefused,
-    SetParticipants,
     ReportToServer,
-    OrderToNodes,
 )
+FROM_SERVER = (AssignNodes, OrderToNodes)
+"""What only the agent of the node that serves the rendezvous may say to the coordinator: it never passes the store."""
+
 TO_NODE = (
     WaitingNodes,
     NoFreePlace,
@@ -319,6 +320,6 @@ FROM_MEMBER = (
     NodeTurnedAway,
     RecordsRejected,
     RendezvousLost,
-    NodeLostRendezvous,
+    NodeSilent,
     *TO_NODE,
 )

@@ -33,7 +33,7 @@ class Round:
 
     Attributes:
         attempt: number of the round.
-        restart_count: earlier rounds that failed; a round after a node joined or left is no restart.
+        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         first_rank: rank of this node's first worker.
         has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
     """
@@ -51,13 +51,14 @@ class Round:
 
 
 @dataclass(frozen=True)
-class SetParticipants:
-    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost.
+class AssignNodes:
+    """Launcher to coordinator, at every change: all nodes of the rounds from now on. Others are lost or were replaced.
 
     Attributes:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        departing: those that leave after the present round if another one follows: that is formed only after further
-            SetParticipants, in which none of them departs.
+        participants: the nodes, in rank order.
+        departing: those that leave after the present round if another one follows. That one is formed only after a
+            further AssignNodes, in which none of them departs.
     """
 
     token: str
@@ -66,16 +67,23 @@ class SetParticipants:
 
 
 @dataclass(frozen=True)
-class NodeLostRendezvous:
-    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous.
-
-    Or from the node that serves it, whose member counts heartbeats: the node ``silent`` has lost the rendezvous. The
-    launcher may have removed that node already.
-    """
+class NeedsRendezvous:
+    """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
 
     token: str
     reason: str
-    silent: Count | None = None
+
+
+@dataclass(frozen=True)
+class NodeSilent:
+    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
+
+    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
+    """
+
+    token: str
+    node_index: Count
+    silent_s: Seconds
 
 
 @dataclass(frozen=True)

@@ -30,7 +30,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
-from ddplaunch.protocol.results import SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, WorkerExit
 from ddplaunch.protocol.sender import of_host
 from ddplaunch.rendezvous import rank_assignment
 from ddplaunch.rendezvous.round_reports import RoundReports
@@ -70,7 +70,7 @@ class Coordinator:
         server: index of the node that serves the rendezvous, on which this process runs.
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
-        restart_count: number of rounds so far that followed a failure.
+        restarts_so_far: number of rounds that followed a failure, the next one included.
         departing: assigned nodes that leave after a round if another one follows.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
@@ -82,7 +82,7 @@ class Coordinator:
     max_restarts: int
     assigned: tuple[int, ...] = ()
     attempt: int = 0
-    restart_count: int = 0
+    restarts_so_far: int = 0
     departing: tuple[int, ...] = ()
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
@@ -111,10 +111,10 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self._on_left(index)
+                return self._on_gone(index)
             case NodeRefused():
                 return self._on_refused(record)
-            case SetParticipants():
+            case AssignNodes():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 own = of_host(self._hosts[index], report)
@@ -219,19 +219,19 @@ class Coordinator:
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
-    def _assign(self, record: SetParticipants) -> list[Outgoing]:
+    def _assign(self, record: AssignNodes) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing = record.departing
         self._undecided &= set(record.departing)
-        return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
+        return [*(sent for index in lost for sent in self._on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
         self.phase = Phase.STARTING
         joined = [self._waiting[index] for index in self.participants]
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
-        self.restart_count = max(self.restart_count, *(node.restart_count for node in joined))
+        self.restarts_so_far = max(self.restarts_so_far, *(node.restarts_so_far for node in joined))
         departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
@@ -259,7 +259,7 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
+        rounds = rank_assignment.rounds_by_node(self.attempt, self.restarts_so_far, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
         return [
             Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1))
@@ -283,7 +283,8 @@ class Coordinator:
         sent = self._stop("") if record.failed or record.stopped else []
         return [*sent, *self._finish_round()]
 
-    def _on_left(self, node_index: int) -> list[Outgoing]:
+    def _on_gone(self, node_index: int) -> list[Outgoing]:
+        """The node has left the run by itself, or is lost."""
         if self.phase is Phase.FINISHED:
             self._leaving.discard(node_index)
             return self._all_left()
@@ -311,7 +312,7 @@ class Coordinator:
             self.phase = Phase.WAITING
             self._undecided = set(self.departing) & set(self.assigned)
             self.attempt += 1
-            self.restart_count += verdict.failed
+            self.restarts_so_far += verdict.failed
         else:
             self.phase = Phase.FINISHED
             self._leaving = set(receivers) - self._lost - {self.server}
@@ -361,7 +362,7 @@ class Coordinator:
     def _verdict(self) -> RoundVerdict:
         verdict = self._reports.verdict(
             self.attempt,
-            restart_allowed=self.restart_count < self.max_restarts,
+            restart_allowed=self.restarts_so_far < self.max_restarts,
             may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
         )
         verdict = replace(verdict, hung=any(node.hung for node in self._reports.ended_nodes))

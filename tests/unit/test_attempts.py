@@ -34,7 +34,7 @@ def test_a_failure_on_one_node_is_the_attempts():
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True, reason="told to"), [0, 1])
     [whole] = attempts.on_ended(1, failed, [0, 1])
     assert (whole.outcome, whole.attempt_follows, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 1
 
 
 def test_what_the_nodes_have_sent_with_their_results_explains_the_whole():
@@ -83,19 +83,19 @@ def test_a_node_in_the_next_attempt_has_nothing_left_to_report_of_the_last():
 def test_a_round_that_ended_because_a_node_joined_is_no_restart():
     attempts = Attempts(unexplained)
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0])
-    assert attempts.restart_count == 0
+    assert attempts.restarts_so_far == 0
     attempts.on_ended(0, result(1, rank=0, outcome="failed", attempt_follows=True), [0])
     attempts.on_ended(0, result(2, rank=0, outcome="failed"), [0])
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 1
 
 
 def test_a_restart_counts_whichever_node_tells_of_it_first():
     """Only one node may tell the cause, and those that were told to stop have not failed."""
     attempts = Attempts(unexplained)
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0, 1, 2])
-    assert attempts.restart_count == 0
+    assert attempts.restarts_so_far == 0
     attempts.on_ended(1, result(0, rank=1, outcome="failed", attempt_follows=True), [0, 1, 2])
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 1
 
 
 def test_at_the_end_what_is_known_counts():
@@ -134,4 +134,4 @@ def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_hea
     (ended,) = attempts.ended
     assert (ended.outcome, ended.attempt_follows, ended.reason) == ("failed", False, "")
     assert ended.cause == exit_(0, 7)
-    assert attempts.restart_count == 0
+    assert attempts.restarts_so_far == 0

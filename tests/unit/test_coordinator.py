@@ -25,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, WorkerError, WorkerExit
 from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
 
 TOKEN = "job7"
@@ -65,7 +65,7 @@ def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
 def test_restarts_that_a_node_has_seen_are_counted_by_the_next_coordinator_too():
     """The launcher names their number, and may not have read yet what the lost one had decided last."""
     coordinator = Coordinator(0, 2, 2, 1, assigned=(0, 1))
-    for node in (join(0), replace(join(1), attempt=1, restart_count=1)):
+    for node in (join(0), replace(join(1), attempt=1, restarts_so_far=1)):
         coordinator.receive(node)
     rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1234)), RoundFormed)
     assert {(formed.round.attempt, formed.round.restart_count) for formed in rounds.values()} == {(1, 1)}
@@ -451,7 +451,7 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
     over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
     assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
@@ -461,7 +461,7 @@ def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(SetParticipants(TOKEN, (0, 7)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 7)))
     ended(coordinator, WorkersEnded(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(7)), ListenForWorkersStore)
@@ -474,7 +474,7 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
     coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(SetParticipants(TOKEN, (0,))), RoundVerdict)
+    over = records(coordinator.receive(AssignNodes(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
     assert not over[0].failed
 
@@ -483,7 +483,7 @@ def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
     assert records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
@@ -493,7 +493,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
     coordinator = with_launcher(1, 0)
     coordinator.receive(join(1))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore).keys() == {1}
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
     assert coordinator.receive(WorkersStoreListens(1, 0, "of the lost node", 1)) == []
     [sent] = coordinator.receive(WorkersStoreListens(0, 0, "of the first", 1))
     assert isinstance(sent.record, RoundFormed)
@@ -503,7 +503,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
 def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
     coordinator = with_launcher(0, 1, 2)
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     assert coordinator.receive(join(1)) == []
     assert coordinator.waiting_nodes()[0].record == WaitingNodes("host0", 1, 1)
     assert records(coordinator.receive(join(2)), ListenForWorkersStore)
@@ -535,7 +535,7 @@ def test_a_host_is_lost_whatever_it_is_called():
 
 def test_a_node_that_is_assigned_twice_takes_part_once():
     coordinator = Coordinator(0, 1, 2, 0)
-    coordinator.receive(SetParticipants(TOKEN, (0, 0)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
 
@@ -629,7 +629,7 @@ def test_a_failure_elsewhere_that_came_by_itself_is_a_restart_and_the_node_leave
     told = verdicts(ended(coordinator, asks, WorkersEnded(0, 0), WorkersEnded(2, 0, failed=True, cause=exit_(2))))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
     assert (told[0].failed, told[0].leaves) == (True, "")
-    assert coordinator.restart_count == 1
+    assert coordinator.restarts_so_far == 1
 
 
 def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
@@ -639,7 +639,7 @@ def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
     late = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Watchdog caught collective timeout"))
     told = verdicts(ended(coordinator, late, broken(1), WorkersEnded(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
-    assert coordinator.restart_count == 0
+    assert coordinator.restarts_so_far == 0
 
 
 def test_a_wish_of_a_node_without_a_failure_changes_nothing():
@@ -658,7 +658,7 @@ def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed()
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "no round has the broken node"
     coordinator.receive(join(7))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7))), ListenForWorkersStore)
 
 
 # What scripts ask for.
@@ -692,11 +692,11 @@ def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "the round goes on"
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "the round goes on"
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "the launcher has not decided"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
     assert coordinator.participants == [5]
 
 
@@ -704,11 +704,11 @@ def test_a_departing_node_that_is_needed_after_all_stays():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
     coordinator.receive(join(5))
     coordinator.receive(join(2))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 2))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 2))), ListenForWorkersStore)
     assert coordinator.participants == [5, 2]
 
 
@@ -716,31 +716,31 @@ def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
     coordinator = with_launcher(5, 2, 7)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
     for index in (5, 2):
         coordinator.receive(join(index))
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
 
 
 def test_a_node_that_departs_after_the_round_is_not_waited_for():
     coordinator = with_launcher(5, 2, 7)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
     ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2, 7)))
     for index in (5, 2, 7):
         coordinator.receive(join(index))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():
     coordinator = with_launcher(5, 2)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
     told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
 

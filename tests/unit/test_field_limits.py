@@ -18,6 +18,7 @@ from ddplaunch.features.debug.records import SessionOpened
 from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, RanksAtFailure, WorkerActivity, WorkersExamined
 from ddplaunch.features.health.node_history import NodeEvent
+from ddplaunch.features.health.records import HardwareOfNode
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
 from ddplaunch.protocol.field_types import Limit
@@ -172,4 +173,4 @@ def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
     }
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
-    assert named == {*seen, HealthFinding}
+    assert named == {*seen, HardwareOfNode, HealthFinding}

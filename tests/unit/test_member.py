@@ -26,7 +26,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round
+from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
 from tests.support.configs import rendezvous_config
@@ -181,6 +181,13 @@ def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[N
     assert sum(isinstance(record, RecordsRejected) for record in nodes[0].received) <= 5
 
 
+def test_only_the_agent_of_the_node_that_serves_assigns_nodes(make_nodes: Callable[..., list[Node]]):
+    nodes = make_nodes(MemoryStore(), participants=(0, 7))
+    nodes[1].send(AssignNodes("job7", (1,)))
+    nodes[0].send(AssignNodes("job7", (0, 1)))
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+
+
 def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvous(
     make_nodes: Callable[..., list[Node]],
 ):
@@ -190,8 +197,8 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
     first.send(NodeJoined(7, "given up", 1))
     first.send(NodeJoined(1, "node1", 1))
     second.close()
-    assert first.wait_for(NodeLostRendezvous) == NodeLostRendezvous("job7", "it sent no heartbeat for 1.5 s", 1)
-    assert len([record for record in first.received if isinstance(record, NodeLostRendezvous)]) == 1
+    assert first.wait_for(NodeSilent) == NodeSilent("job7", 1, 1.5)
+    assert len([record for record in first.received if isinstance(record, NodeSilent)]) == 1
     assert not any(isinstance(record, RendezvousLost) for record in first.received), "its own rendezvous works"
 
 

@@ -112,8 +112,9 @@ class Watched:
         self.now, self.path = time.monotonic(), path
         monkeypatch.setattr(metrics_watch.time, "monotonic", lambda: self.now)
         self.shown: list[str] = []
-        nodes: Any = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")], participants=[1])
-        self.watch = MetricsWatch(path, lambda: "job7", nodes, lambda line, _: self.shown.append(line))
+        nodes = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")])
+        participants: Any = SimpleNamespace(nodes=nodes, indices=[1])
+        self.watch = MetricsWatch(path, lambda: "job7", participants, lambda line, _: self.shown.append(line))
 
     def go_on(self) -> None:
         """Until the file has been written, or could not be."""

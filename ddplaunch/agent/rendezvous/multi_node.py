@@ -51,7 +51,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent
 
 if TYPE_CHECKING:
     import socket
@@ -85,7 +85,7 @@ class MultiNodeRendezvous:
         self._client: RendezvousClient | None = None
         self._listener: socket.socket | None = None
         self._round: Round | None = None
-        self._next_attempt = self._restart_count = 0
+        self._next_attempt = self._restarts_so_far = 0
         self._shares_host = self._is_complete = self._all_left = False
         self._hardware = hardware_report.HardwareReport()
         self._departs, self._stopped_attempt = "", -1
@@ -93,13 +93,14 @@ class MultiNodeRendezvous:
 
     @property
     def stop_reason(self) -> str | None:
-        if self._lost_reason is not None:
-            return self._lost_reason
+        if self._over_reason is not None:
+            return self._over_reason
         is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
         return "another node stopped the workers" if is_stopped else None
 
     @property
-    def _lost_reason(self) -> str | None:
+    def _over_reason(self) -> str | None:
+        """Why this node's rendezvous is over for it: it is lost, or the launcher has assigned another; None if not."""
         client = self._client
         if self._launcher_assigns_rendezvous and self._next_config and client:
             return "the rendezvous has moved"
@@ -108,8 +109,8 @@ class MultiNodeRendezvous:
         return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
 
     @property
-    def _is_lost(self) -> bool:
-        return self._lost_reason is not None
+    def _is_over(self) -> bool:
+        return self._over_reason is not None
 
     @property
     def worker_environ(self) -> dict[str, str]:
@@ -119,7 +120,7 @@ class MultiNodeRendezvous:
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         while not self._callbacks.is_stopping():
-            if (client := self._client) and not self._is_lost:
+            if (client := self._client) and not self._is_over:
                 client.start_clock()
             else:
                 client = self._connect()
@@ -157,7 +158,7 @@ class MultiNodeRendezvous:
         host, size = self._spec.host, self._local_world_size
         self._hardware.on_join()
         index, address = client.index or 0, client.server_address
-        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restart_count))
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restarts_so_far))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
         """Report the end of a run in which this spare has never taken part.
@@ -190,7 +191,7 @@ class MultiNodeRendezvous:
         """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
         if client.is_server:
             self._send_notice(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
-            is_over = lambda: self._all_left or self._is_lost or self._callbacks.is_stopping()  # noqa: E731
+            is_over = lambda: self._all_left or self._is_over or self._callbacks.is_stopping()  # noqa: E731
             self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
 
     def _connect(
@@ -226,11 +227,11 @@ class MultiNodeRendezvous:
         Raises:
             LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
         """
-        is_in_time = self._callbacks.wait(lambda: done() or self._is_lost or self._callbacks.is_stopping(), deadline)
+        is_in_time = self._callbacks.wait(lambda: done() or self._is_over or self._callbacks.is_stopping(), deadline)
         client = self._client
-        if client is None or (self._launcher_assigns_rendezvous and self._is_lost):
+        if client is None or (self._launcher_assigns_rendezvous and self._is_over):
             return
-        if self._is_lost:
+        if self._is_over:
             raise LaunchError(*client.unreachable_error(), RENDEZVOUS)
         if not is_in_time:
             message, hint = client.too_few_error(launcher_starts_nodes=self._launcher_assigns_rendezvous)
@@ -252,13 +253,13 @@ class MultiNodeRendezvous:
             self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
-            lost_reason = None if is_stopping else self._lost_reason
-            if lost_reason is None:
+            over_reason = None if is_stopping else self._over_reason
+            if over_reason is None:
                 return replace(result, reason=self.stop_reason or result.reason)
-            return verdicts.without_verdict(result, lost_reason, goes_on=self._launcher_assigns_rendezvous)
+            return verdicts.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
-        self._restart_count = result.restart_count + verdict.failed
+        self._restarts_so_far = result.restart_count + verdict.failed
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
@@ -268,14 +269,14 @@ class MultiNodeRendezvous:
         deadline = _NEVER if succeeded else time.monotonic() + limit_s
         may_stop_early = succeeded or self._launcher_assigns_rendezvous
         self._callbacks.wait(
-            lambda: self._has_verdict_or_is_lost() or (may_stop_early and self._callbacks.is_stopping()), deadline
+            lambda: self._has_verdict_or_is_over() or (may_stop_early and self._callbacks.is_stopping()), deadline
         )
         if self._launcher_assigns_rendezvous and self._callbacks.is_stopping():  # The launcher stops all nodes.
-            self._callbacks.wait(self._has_verdict_or_is_lost, time.monotonic() + _CLOSE_S)
+            self._callbacks.wait(self._has_verdict_or_is_over, time.monotonic() + _CLOSE_S)
         return self._verdict
 
-    def _has_verdict_or_is_lost(self) -> bool:
-        return self._verdict is not None or self._is_lost
+    def _has_verdict_or_is_over(self) -> bool:
+        return self._verdict is not None or self._is_over
 
     def report_failure(self) -> None:
         if self._round and self._client and self._client.index is not None:
@@ -290,19 +291,19 @@ class MultiNodeRendezvous:
         client = self._client
         if client and client.rejected_count:
             self._callbacks.send(Notice(client.rejected_total()))
-        if client is None or client.index is None or self._is_lost:
+        if client is None or client.index is None or self._is_over:
             return
         if self._verdict is None and not client.has_left:
             client.leave()
         if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
             limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
-            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + limit_s)
+            self._callbacks.wait(lambda: self._is_over, time.monotonic() + limit_s)
 
     def _leave(self) -> None:
         """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
         client = self._client
         if client and client.is_server:
-            self._callbacks.wait(lambda: self._all_left or self._is_lost, time.monotonic() + _CLOSE_S)
+            self._callbacks.wait(lambda: self._all_left or self._is_over, time.monotonic() + _CLOSE_S)
         elif client:
             client.leave()
 
@@ -321,14 +322,14 @@ class MultiNodeRendezvous:
                 self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
-            case SetParticipants():
-                self._on_participants(event)
+            case AssignNodes():
+                self._on_assigned(event)
             case OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
 
-    def _on_participants(self, event: SetParticipants) -> None:
+    def _on_assigned(self, event: AssignNodes) -> None:
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
@@ -372,7 +373,7 @@ class MultiNodeRendezvous:
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode() | NodeLostRendezvous():
+            case ReportOfNode() | NodeSilent():
                 self._callbacks.send(record)
             case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
                 self._callbacks.post(record)
@@ -388,7 +389,7 @@ class MultiNodeRendezvous:
         if client.lost_reason is None:
             client.lost_reason = event.reason
             if self._launcher_assigns_rendezvous and not client.has_left:
-                self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
+                self._callbacks.send(NeedsRendezvous(client.config.token, event.reason))
         if event.refused_hint:
             raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
 

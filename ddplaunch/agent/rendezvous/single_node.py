@@ -1,7 +1,7 @@
 """Interface between an agent and its rendezvous, and the rendezvous of a single node.
 
 A rendezvous opens one round per attempt and obtains the verdict of all nodes on it. Runs in the agent, main thread
-only. Must not start or stop workers, and must not import ``multi_node_rendezvous``, which only several nodes need.
+only. Must not start or stop workers, and must not import ``multi_node``, which only several nodes need.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ def outcome(verdict: RoundVerdict) -> Outcome:
     return "stopped" if verdict.stopped else "failed" if verdict.failed else "succeeded"
 
 
-def without_verdict(result: AttemptResult, lost_reason: str, *, goes_on: bool) -> AttemptResult:
-    """``result`` of a round whose rendezvous is lost; ``goes_on``: the launcher assigns another one."""
+def without_verdict(result: AttemptResult, over_reason: str, *, goes_on: bool) -> AttemptResult:
+    """``result`` of a round whose rendezvous is over; ``goes_on``: the launcher assigns another one."""
     if goes_on:
-        return replace(result, outcome="stopped", attempt_follows=True, reason=lost_reason)
-    return replace(result, outcome="failed", reason=lost_reason, lost_rendezvous=True)
+        return replace(result, outcome="stopped", attempt_follows=True, reason=over_reason)
+    return replace(result, outcome="failed", reason=over_reason, lost_rendezvous=True)

@@ -25,7 +25,15 @@ from ddplaunch.features.warm import records as keeper
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
+from ddplaunch.protocol.queries import (
+    ENDING_EXTRA_S,
+    PROCESS_KINDS,
+    EndRun,
+    ExamineRuns,
+    ProcessKind,
+    RunOnHost,
+    RunsFound,
+)
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.text import KEEPER_ID, quote
@@ -40,7 +48,7 @@ _WAIT_S, _REPEAT_S = 0.2, 0.5
 _MAX_SCRIPT = 200
 """Characters of a script's path."""
 
-_HELPERS: tuple[Kind, ...] = ("forkserver", "store", "member")
+_HELPERS: tuple[ProcessKind, ...] = ("forkserver", "store", "member")
 
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, a flag in /proc/PID/stat."""
@@ -61,7 +69,7 @@ class RunProcess:
     process: psutil.Process
     tag: str
     run_id: str
-    kind: Kind
+    kind: ProcessKind
     launcher_alive: bool = False
     script: str = field(default="", compare=False)
 
@@ -96,12 +104,12 @@ def find_runs() -> RunsFound:
 
 def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
     counts = Counter(process.kind for process in found)
-    by_kind = sorted(found, key=lambda process: KINDS.index(process.kind))  # The launcher knows best.
+    by_kind = sorted(found, key=lambda process: PROCESS_KINDS.index(process.kind))  # The launcher knows best.
     oldest_s = min(process.process.create_time() for process in found)
     return RunOnHost(
         run_tag=run_tag,
         run_id=found[0].run_id,
-        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        counts=tuple((kind, counts[kind]) for kind in PROCESS_KINDS if counts[kind]),
         age_s=max(0.0, time.time() - oldest_s),
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
         launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
@@ -258,7 +266,7 @@ def _script_of_worker(command: tuple[str, ...]) -> str:
     return words[0] if words else ""
 
 
-def _kind(candidate: _Inspected, agents: set[int]) -> Kind:
+def _kind(candidate: _Inspected, agents: set[int]) -> ProcessKind:
     if candidate.process.pid in agents:
         return "agent"
     for kind in _HELPERS:

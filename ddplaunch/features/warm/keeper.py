@@ -30,8 +30,8 @@ from ddplaunch.features.warm.records import (
     AgentGone,
     Fits,
     Inquiry,
+    KeeperRefused,
     KeeperSpec,
-    Refused,
     TakenOver,
     Takeover,
 )
@@ -290,13 +290,13 @@ class Keeper:
                 self.learn(_modules(request.script, ()))
         return None
 
-    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> Refused | None:
+    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> KeeperRefused | None:
         if self._agent:
-            return Refused("used", "another run uses it")
+            return KeeperRefused("used", "another run uses it")
         if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
-            return Refused("differs", "descriptors are missing")
+            return KeeperRefused("differs", "descriptors are missing")
         reason = self._difference(request)
-        return Refused("differs", reason) if reason else None
+        return KeeperRefused("differs", reason) if reason else None
 
     def _difference(self, request: Takeover | Inquiry) -> str:
         if name := surroundings.first_difference(self._parts, request.surroundings):
@@ -318,7 +318,7 @@ class Keeper:
             pid = forkserver.quiet_fork()
         except OSError as error:
             with client:
-                fd_records.send(client, Refused("differs", f"it cannot fork: {error}"))
+                fd_records.send(client, KeeperRefused("differs", f"it cannot fork: {error}"))
             pid = -1
         if pid == 0:
             self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
@@ -342,7 +342,7 @@ class Keeper:
                 fd_records.send(client, TakenOver(pid), (self._agent[1],))
             else:
                 text = problem if problem and problem.isprintable() else "its agent ended"
-                fd_records.send(client, Refused("differs", text))
+                fd_records.send(client, KeeperRefused("differs", text))
 
 
 def _locked(fd: int) -> bool:

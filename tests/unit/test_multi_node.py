@@ -78,7 +78,7 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec
     rendezvous._verdict = RoundVerdict(0, attempt_follows=True, failed=True)
     assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
     rendezvous._join(client)  # type: ignore[arg-type]
-    assert sent[-1] == NodeJoined(0, "gpu1", 1, restart_count=1)
+    assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)
 
 
 def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> None:
