@@ -1,7 +1,7 @@
 """The attempts of a run: merges the nodes' reports about an attempt into one result, and counts restarts.
 
 Runs in the launcher. Pure. It does not decide about restarts (``max_restarts``): the agent of a single node does
-(``agent/rendezvous/single_node.py``), or the coordinator of several (``rendezvous/coordinator.py``).
+(``agent/rendezvous/single_node.py``), or the coordinator of several (``rounds/coordinator.py``).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Runs in the launcher, in the main thread. Only for the nodes of a launcher that assigns their rendezvous: elsewhere the
 agent of a single node decides (``agent/rendezvous/single_node.py``), or the coordinator
-(``rendezvous/coordinator.py``).
+(``rounds/coordinator.py``).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.protocol.restart_policy import reason_to_end, reason_to_leave
+from ddplaunch.rounds.restart_policy import reason_to_end, reason_to_leave
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

@@ -45,7 +45,7 @@ from ddplaunch.rendezvous.connect import (
     lost_key,
     read_note,
 )
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.system import signals
 
 if TYPE_CHECKING:

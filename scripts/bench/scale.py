@@ -50,7 +50,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 

@@ -25,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersStoreListens,
 )
 from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 
 TOKEN = "job7"
 

@@ -19,7 +19,7 @@ from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import JoinRendezvous
 from ddplaunch.protocol.results import SetParticipants
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.rendezvous.coordinator import Coordinator
+from ddplaunch.rounds.coordinator import Coordinator
 from tests.support.configs import rendezvous_config
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)

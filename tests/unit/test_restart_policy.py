@@ -7,14 +7,14 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
-from ddplaunch.protocol.restart_policy import (
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.rounds.restart_policy import (
     MAX_IDENTICAL_FAILURES,
     reason_not_to_restart,
     reason_to_end,
     reason_to_leave,
 )
-from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.protocol.specs import AgentSpec, Program
 
 FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
 CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
-from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.features.health import hardware_report
@@ -51,8 +50,9 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import reason_to_leave
 from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
+from ddplaunch.rounds import verdicts
+from ddplaunch.rounds.restart_policy import reason_to_leave
 
 if TYPE_CHECKING:
     import socket

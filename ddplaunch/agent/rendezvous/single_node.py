@@ -12,13 +12,13 @@ from typing import TYPE_CHECKING, Protocol
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.restart_policy import (
+from ddplaunch.protocol.results import Round
+from ddplaunch.rounds.restart_policy import (
     MAX_IDENTICAL_FAILURES,
     reason_not_to_restart,
     reason_to_end,
     reason_to_leave,
 )
-from ddplaunch.protocol.results import Round
 from ddplaunch.system.network import listen
 
 if TYPE_CHECKING:

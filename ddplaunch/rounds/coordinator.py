@@ -29,11 +29,11 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
 from ddplaunch.protocol.results import SetParticipants, WorkerExit
 from ddplaunch.protocol.sender import of_host
-from ddplaunch.rendezvous import rank_assignment
-from ddplaunch.rendezvous.round_reports import RoundReports
+from ddplaunch.rounds import rank_assignment
+from ddplaunch.rounds.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
+from ddplaunch.rounds.round_reports import RoundReports
 from ddplaunch.text import quote
 
 _MAX_HOSTS_CHARACTERS = 1000
