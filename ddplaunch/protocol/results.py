@@ -56,7 +56,7 @@ class SetParticipants:
 
     Attributes:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        departing: those that leave after the present round if another one follows: that is formed only after further
+        departing: those that leave after the present round if another one follows: none is formed before further
             SetParticipants, in which none of them departs.
     """
 

@@ -71,7 +71,8 @@ class Coordinator:
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
         restart_count: number of rounds so far that followed a failure.
-        departing: assigned nodes that leave after a round if another one follows.
+        departing: assigned nodes that leave if another round follows the current one. No round is formed with them: the
+            launcher first assigns others, or says that they stay.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -92,7 +93,6 @@ class Coordinator:
     _leaving: set[int] = field(default_factory=set)
     _lost: set[int] = field(default_factory=set)
     _avoided: set[str] = field(default_factory=set)
-    _undecided: set[int] = field(default_factory=set)
     _refusal: str = ""
     _to_come: int = 0
     _reports: RoundReports = field(default_factory=RoundReports)
@@ -148,10 +148,9 @@ class Coordinator:
 
     @property
     def _is_complete(self) -> bool:
-        if self._undecided:  # The launcher names the nodes that go on.
-            return False
         if self.assigned:
-            return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
+            has_all = len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
+            return has_all and set(self.departing).isdisjoint(self.assigned)
         return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._lost
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
@@ -223,7 +222,6 @@ class Coordinator:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing = record.departing
-        self._undecided &= set(record.departing)
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
@@ -309,7 +307,6 @@ class Coordinator:
         last = self._dismiss(verdict) if verdict.attempt_follows else {}
         if verdict.attempt_follows:
             self.phase = Phase.WAITING
-            self._undecided = set(self.departing) & set(self.assigned)
             self.attempt += 1
             self.restart_count += verdict.failed
         else:

@@ -723,7 +723,7 @@ def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
     assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
 
 
-def test_a_node_that_departs_after_the_round_is_not_waited_for():
+def test_no_round_has_a_node_about_which_the_launcher_has_not_decided():
     coordinator = with_launcher(5, 2, 7)
     coordinator.max_restarts = 1
     started(coordinator, 5, 2, 7)
@@ -732,7 +732,15 @@ def test_a_node_that_departs_after_the_round_is_not_waited_for():
     coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
     for index in (5, 2, 7):
         coordinator.receive(join(index))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
+    assert not coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,)))
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
+
+
+def test_a_rendezvous_that_moves_while_a_node_departs_waits_for_the_decision_too():
+    coordinator = Coordinator(5, 1, 9, 0, (5, 2), departing=(2,))
+    for index in (5, 2):
+        assert not coordinator.receive(join(index))
+    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():

@@ -11,7 +11,7 @@ from ddplaunch.features.slurm_nodes.launcher import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes, NodeState
-from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AttemptResult, NodeDeparts, NodeLostRendezvous, SetParticipants, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
@@ -202,6 +202,8 @@ def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Nod
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
     watch = SlurmWatch(launch_config(script="x.py"), nodes, lambda _: None, show)
+    for index in (0, 1):
+        watch.on_event(index, nodes.participants, AttemptStarted(0, 2, (1,), index, 2, index))
     watch.on_answer(SlurmAnswered(leaving))
     return nodes, said, watch
 
@@ -265,6 +267,17 @@ def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_n
     assert told_coordinator(nodes).departing == ()
     ends(nodes, 1)
     assert nodes.participants == [0, 1]
+
+
+def test_a_node_between_two_attempts_departs_after_the_next_one():
+    nodes, said, watch = departing(2, "a", "b", "c", leaving={})
+    watch.on_event(1, nodes.participants, AttemptEnded(AttemptResult(0, "failed", (), 1.0, attempt_follows=True)))
+    watch.on_answer(SlurmAnswered(DRAINED))
+    assert not said
+    assert not [sent for sent in nodes.all[0].handle.sent if isinstance(sent, SetParticipants)]  # type: ignore[attr-defined]
+    watch.on_event(1, nodes.participants, AttemptStarted(1, 2, (1,), 1, 2, 1))
+    watch.on_answer(SlurmAnswered(DRAINED))
+    assert told_coordinator(nodes).departing == (1,)
 
 
 def test_no_attempt_waits_for_a_launcher_that_is_suspended():
