@@ -37,6 +37,7 @@ class RendezvousManager:
         self._settings = settings
         self._number = 0
         self._tries = 0
+        self._attempt = self._restart_count = 0
         self._server: int | None = None
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
@@ -81,9 +82,10 @@ class RendezvousManager:
         if index == self._server and event.token == self.token:
             self._endpoint = event
 
-    def on_round_formed(self) -> None:
-        """A round has been formed: the rendezvous works."""
-        self._tries = 0
+    def on_round_formed(self, attempt: int) -> None:
+        """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
+        if attempt >= self._attempt:
+            self._tries = 0
 
     def remove_node(self, index: int, participants: Sequence[int], send: Callable[[int, object], None]) -> None:
         """Node ``index`` is lost; ``participants`` are the remaining nodes."""

@@ -278,7 +278,7 @@ class Run:
         is_first, completed = self._attempts.on_started(node.index, event.attempt, self._nodes.participants)
         self._report_attempts(completed)
         if self._nodes.rendezvous:
-            self._nodes.rendezvous.on_round_formed()
+            self._nodes.rendezvous.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
