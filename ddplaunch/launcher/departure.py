@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.rounds.restart_policy import reason_to_end, reason_to_leave
+from ddplaunch.rounds.restart_policy import reason_to_leave, too_few_nodes
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ def decided(node: Node, result: AttemptResult, nodes: Nodes) -> AttemptResult:
     To be called before ``result`` is counted; ``leave`` follows.
     """
     leaves = _must_leave(node, result, nodes)
-    if leaves and (why_end := reason_to_end(leaves, *nodes.remaining_without(node))):
-        return replace(result, attempt_follows=False, reason=why_end, node_leaves=leaves)
+    if leaves and (why_end := too_few_nodes(*nodes.remaining_without(node), leaves)):
+        end = replace(result, attempt_follows=False, restart_follows=False)
+        return replace(end, decision=why_end, node_leaves=leaves)
     return result
 
 

@@ -6,6 +6,7 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
@@ -19,7 +20,14 @@ from ddplaunch.protocol.launcher_agent import (
     ReportOfNode,
     SampleCollectives,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
+from ddplaunch.protocol.results import (
+    NodeLostRendezvous,
+    Round,
+    RoundEnd,
+    RoundVerdict,
+    SetParticipants,
+    Workers,
+)
 
 # Node to coordinator.
 
@@ -71,29 +79,19 @@ class NodeStops:
 
 
 @dataclass(frozen=True)
-class WorkersEnded:
+class WorkersEnded(RoundEnd):
     """Node to coordinator, after every round: all workers of the node have ended.
 
+    ``outcome`` is that of this node alone, and ``node_leaves`` is about this node.
+
     Attributes:
-        failed: a worker failed (ddplaunch had not stopped it), or the node could not run its workers.
         stopped: somebody stopped this node; the run ends.
-        cause: this node's first failure of a worker; None if none failed.
-        reason: why the node was stopped, if it knows more than that its launcher ordered it, or which processes of it
-            cannot be killed.
         has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
-        leaves: why no further attempt may use the node, as ``restart_policy.reason_to_leave``; empty if one may.
-        hung: the node's workers were stopped because the job hung.
     """
 
-    node_index: Count
-    attempt: Count
-    failed: bool = False
+    node_index: Count = field(kw_only=True)
     stopped: bool = False
-    cause: WorkerExit | None = None
-    reason: OneLine = ""
     has_unkillable: bool = False
-    leaves: OneLine = ""
-    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -181,30 +179,6 @@ class StopRound:
     """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
 
     attempt: Count
-
-
-@dataclass(frozen=True)
-class RoundVerdict:
-    """Coordinator to every node, once all have stopped: the verdict on a round.
-
-    Attributes:
-        attempt_follows: another round follows.
-        stopped: somebody stopped a node, and no worker failed.
-        reason: why the round ended if no worker failed, or why there is no restart after a failure.
-        cause: the first failure of a worker on any node; None if none failed.
-        leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted. Or
-            no round was formed: the run needs a node that was refused.
-        hung: workers of a node were stopped because the job hung.
-    """
-
-    attempt: Count
-    attempt_follows: bool
-    failed: bool
-    stopped: bool = False
-    reason: OneLine = ""
-    cause: WorkerExit | None = None
-    leaves: OneLine = ""
-    hung: bool = False
 
 
 @dataclass(frozen=True)

@@ -46,6 +46,7 @@ from ddplaunch.rendezvous.connect import (
     read_note,
 )
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.restart_policy import Restarts
 from ddplaunch.system import signals
 
 if TYPE_CHECKING:
@@ -132,10 +133,9 @@ class Member:
                 self._index,
                 settings.min_nodes,
                 settings.max_nodes,
-                spec.max_restarts,
+                Restarts(spec.max_restarts, settings.restart_count),
                 settings.participants,
                 settings.attempt,
-                settings.restart_count,
                 settings.departing,
             )
         self._last_call = _NEVER

@@ -1,7 +1,4 @@
-"""Reports of the nodes on the current round, and the verdict that follows from them.
-
-Runs in the coordinator's process. Pure.
-"""
+"""Reports of the nodes on the current round: what has happened, of which ``verdict`` says what follows. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.rendezvous import RoundVerdict, WorkersEnded
+from ddplaunch.protocol.rendezvous import WorkersEnded
 
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import WorkerExit
@@ -37,55 +34,48 @@ class RoundReports:
     stop_reason: str = ""
 
     @property
-    def leaves(self) -> str:
-        """Why a node that has failed must not be used again; empty if there is none."""
-        return next((node.leaves for node in self.ended_nodes if node.failed and node.leaves), "")
+    def leaving(self) -> set[int]:
+        """The nodes that say that no further attempt may use them."""
+        return {node.node_index for node in self.ended_nodes if node.node_leaves}
 
-    def verdict(self, attempt: int, *, restart_allowed: bool, may_shrink: bool) -> RoundVerdict:
-        """The verdict on round ``attempt``.
+    @property
+    def reason_to_leave(self) -> str:
+        """Why the first of them must not be used again; empty if there is none."""
+        return next((node.node_leaves for node in self.ended_nodes if node.node_leaves), "")
 
-        Args:
-            attempt: number of the round.
-            restart_allowed: fewer than ``max_restarts`` restarts have happened.
-            may_shrink: the run continues after the loss of a node.
+    @property
+    def has_changed(self) -> bool:
+        """Whether the nodes of the next round are others: one is lost, has joined, or has failed and leaves."""
+        return self.node_lost or self.node_joined or self._failed_to_leave
+
+    @property
+    def _failed_to_leave(self) -> bool:
+        has_failed = any(node.outcome == "failed" and node.node_leaves for node in self.ended_nodes)
+        return has_failed and not self.stop_reason
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a node has failed by itself: not for the loss of its peers, nor for the hardware of one that leaves.
+
+        Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it. If the
+        hardware of a node is the cause, all other failures are probably its consequences.
         """
-        if unkillable := next((node for node in self.ended_nodes if node.has_unkillable), None):
-            reason = self.reason or unkillable.reason
-            return RoundVerdict(attempt, attempt_follows=False, failed=True, reason=reason, cause=self._cause())
-        leaves = "" if self.stop_reason else self.leaves
-        # Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it.
-        is_explainable = bool(self.node_lost or self.node_joined or self.stop_reason or leaves)
-        # If the hardware of a node is the cause, all other failures are probably its consequences.
-        is_explained = bool(leaves and (cause := self._cause()) and cause.hardware)
-        failed = [
-            node for node in self.ended_nodes if node.failed and not is_explained and not (leaves and node.leaves)
-        ]
-        if any(not (is_explainable and _is_consequence(node)) for node in failed):
-            attempt_follows = restart_allowed and not self.stop_reason
-            cause = self._cause()
-            return RoundVerdict(attempt, attempt_follows=attempt_follows, failed=True, reason=self.reason, cause=cause)
-        if self.stop_reason:
-            reason = self.reason or self.stop_reason
-            return RoundVerdict(attempt, attempt_follows=False, failed=False, stopped=True, reason=reason)
-        changed = self.node_lost or self.node_joined or bool(leaves)
-        attempt_follows = changed and (may_shrink or not self.node_lost)
-        return RoundVerdict(
-            attempt,
-            attempt_follows=attempt_follows,
-            failed=changed and not attempt_follows,
-            reason=self.reason or leaves,
-            cause=self._cause() if leaves else None,
-            leaves=leaves,
-        )
+        cause, leaves = self.cause, self._failed_to_leave
+        if leaves and cause and cause.hardware:
+            return False
+        failed = [node for node in self.ended_nodes if node.outcome == "failed" and not (leaves and node.node_leaves)]
+        are_excused = self.has_changed or bool(self.stop_reason)
+        return any(not (are_excused and node.cause and first_failure.is_consequence(node.cause)) for node in failed)
 
-    def _cause(self) -> WorkerExit | None:
+    @property
+    def cause(self) -> WorkerExit | None:
         """The first failure, by the order of the nodes' NodeStops: clocks of different hosts are never compared."""
         order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
         nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
         causes = [node.cause for node in nodes if node.cause]
         return min(causes, key=first_failure.unlikeliness, default=None)
 
-
-def _is_consequence(node: WorkersEnded) -> bool:
-    """Whether the node's workers failed only because they lost their connections to another node's workers."""
-    return node.cause is not None and first_failure.is_consequence(node.cause)
+    @property
+    def reason_told(self) -> str:
+        """Why the round ended, if no worker's failure ended it; empty if that is not known."""
+        return self.reason or next((node.reason for node in self.ended_nodes if node.reason), "")

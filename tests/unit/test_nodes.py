@@ -165,7 +165,7 @@ def test_without_a_spare_the_world_gets_smaller():
 def test_the_run_ends_if_too_few_nodes_are_left():
     nodes, result, _, ends = after_failure(2, "a", "b")
     assert not result.attempt_follows
-    assert result.reason == f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
+    assert result.decision == f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
     assert ends == ["shut down"]
     assert nodes.participants == [0, 1]
 
@@ -177,7 +177,9 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
     exit_ = WorkerExit(0, 0, "a", 1, 88, stopped=False, time_s=0.0, duration_s=1.0, avoid_node="it is slow")
-    result = departure.decided(nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True), nodes)
+    result = departure.decided(
+        nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True, restart_follows=True), nodes
+    )
     attempts.on_ended(0, result, nodes.participants)
     departure.leave(nodes.all[0], result, nodes, SimpleNamespace(), nodes._show)  # type: ignore[arg-type]
     nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))

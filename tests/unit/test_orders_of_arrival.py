@@ -20,6 +20,7 @@ from ddplaunch.protocol.launcher_agent import JoinRendezvous
 from ddplaunch.protocol.results import SetParticipants
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.rounds.coordinator import Coordinator
+from ddplaunch.rounds.restart_policy import Restarts
 from tests.support.configs import rendezvous_config
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
@@ -44,7 +45,7 @@ class FakeClient:
 
     def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks) -> None:
         config = self.config
-        self.coordinator = Coordinator(0, 1, 4, 0, config.participants, departing=config.departing)
+        self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         callbacks.start_member([])
 
     def join_deadline(self) -> float:

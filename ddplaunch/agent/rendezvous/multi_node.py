@@ -16,7 +16,6 @@ from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.features.health import hardware_report
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AbortHungAttempt,
     AttemptEnded,
@@ -44,15 +43,13 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousNotFound,
     ReportToServer,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WaitingNodes,
-    WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
-from ddplaunch.rounds import verdicts
-from ddplaunch.rounds.restart_policy import reason_to_leave
+from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, RoundVerdict, SetParticipants
+from ddplaunch.rounds import node_result
+from ddplaunch.rounds.verdict import GOES_ON, STOPPED
 
 if TYPE_CHECKING:
     import socket
@@ -166,14 +163,14 @@ class MultiNodeRendezvous:
         Raises:
             LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
         """
-        if verdict.leaves:
+        if verdict.node_leaves:
             self._await_others(client)
             raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        self._callbacks.send(AttemptEnded(verdicts.result_of_spare(verdict)))
+        self._callbacks.send(AttemptEnded(node_result.of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -242,25 +239,21 @@ class MultiNodeRendezvous:
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if self._client and self._client.has_left:
-            return replace(result, outcome="stopped", attempt_follows=True)
-        is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
+            return replace(result, outcome="stopped", attempt_follows=True, decision=GOES_ON)
+        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
         if self._client:
-            index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
-            has_unkillable = self._callbacks.has_unkillable()
-            reason = result.reason if is_stopping or has_unkillable else ""
-            leaves = reason_to_leave(result.exits)
-            facts = (cause, reason, has_unkillable, leaves, result.hung)
-            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
+            index = self._client.index or 0
+            self._client.send(node_result.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             lost_reason = None if is_stopping else self._lost_reason
             if lost_reason is None:
-                return replace(result, reason=self.stop_reason or result.reason)
-            return verdicts.without_verdict(result, lost_reason, goes_on=self._launcher_assigns_rendezvous)
+                return replace(result, reason=self.stop_reason or result.reason, decision=STOPPED)
+            return node_result.without_verdict(result, lost_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
-        self._restart_count = result.restart_count + verdict.failed
-        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
+        self._restart_count = result.restart_count + verdict.restart_follows
+        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
         """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
