@@ -163,6 +163,7 @@ class RoundFormed:
 
     Attributes:
         shares_host: another node of the round has a host of the same name.
+        max_restarts: limit of the whole run: that of the node that serves the rendezvous.
         joined_time_s: the wall clock of the coordinator's node when this node's NodeJoined had arrived; 0: not told,
             because a launcher compares the clocks of all nodes.
         time_s: that clock when this record was sent.
@@ -170,6 +171,7 @@ class RoundFormed:
 
     round: Round
     shares_host: bool = False
+    max_restarts: Limitless = 0
     joined_time_s: Seconds = 0.0
     time_s: Seconds = 0.0
 
@@ -198,7 +200,7 @@ class MemberSpec:
             ``is_server`` is not None. ``node_index`` None requests the next free index.
         node_id: text that no other node has.
         run_id: of this node's launcher; that of the node that serves the rendezvous becomes the run id of all nodes.
-        max_restarts: limit of the whole run.
+        max_restarts: of this node's launcher; on the node that serves the rendezvous that of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
     """
 

@@ -269,8 +269,9 @@ class Coordinator:
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
         rounds = rank_assignment.rounds_by_node(self.attempt, self.restarts.count, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
+        limit = self.restarts.limit
         return [
-            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1))
+            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
             for index, round_ in zip(self.participants, rounds, strict=True)
         ]
 

@@ -84,6 +84,7 @@ class MultiNodeRendezvous:
         self._listener: socket.socket | None = None
         self._round: Round | None = None
         self._next_attempt = self._restart_count = 0
+        self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
         self._hardware = hardware_report.HardwareReport()
         self._departs, self._stopped_attempt = "", -1
@@ -136,8 +137,8 @@ class MultiNodeRendezvous:
         return None
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
-        ready = self._client.ready if self._client else None
-        if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
+        client, ready = self._client, self._client.ready if self._client else None
+        if self._launcher_assigns_rendezvous or self._is_complete or not (client and ready and self._round):
             return spec
         self._is_complete = True
         place = f"{spec.host}.{self._round.node_rank}"
@@ -146,7 +147,9 @@ class MultiNodeRendezvous:
         self._callbacks.send(FirstRoundFormed(moved_to))
         if report := self._hardware.of(self._round.attempt, spec.host):
             self.report_activity(report)
-        return replace(spec, run_id=ready.run_id)
+        if self._max_restarts != spec.max_restarts:
+            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
+        return replace(spec, run_id=ready.run_id, max_restarts=self._max_restarts)
 
     def describe(self, hardware: NodeHardware) -> None:
         self._hardware.hardware = hardware
@@ -359,6 +362,7 @@ class MultiNodeRendezvous:
                 client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
+                self._max_restarts = record.max_restarts
                 self._hardware.on_formed(record)
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
