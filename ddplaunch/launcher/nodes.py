@@ -131,15 +131,11 @@ class Nodes:
 
         ``spec`` builds the AgentSpec of node ``index``, given the descriptors that its agent has inherited.
         """
-        self._transport = transport
-        self._spec = spec
-        self._min_nodes = min_nodes
-        self._max_nodes = max_nodes
-        self._attempts = attempts
-        self._show = show
+        self._transport, self._spec, self._attempts, self._show = transport, spec, attempts, show
+        self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self.all: list[Node] = []
         self.participants: list[int] = []
-        self.rendezvous = RendezvousManager(rendezvous) if rendezvous else None
+        self.rendezvous = RendezvousManager(rendezvous, lambda: self.spares) if rendezvous else None
         self._passed_over: set[int] = set()
         self._maybe_connecting: list[Node] = []
         self._maybe_unfinished: list[Node] = []
@@ -294,11 +290,15 @@ class Nodes:
         remaining, needed = self.remaining_without(node)
         return bool(self.rendezvous) and node.index in self.participants and remaining >= needed
 
+    @property
+    def spares(self) -> int:
+        """Number of hosts on which a node can still be started."""
+        return len(set(range(len(self.all), len(self.hosts))) - self._passed_over)
+
     def remaining_without(self, *nodes: Node) -> tuple[int, int]:
         """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
-        spares = len(set(range(len(self.all), len(self.hosts))) - self._passed_over)
         participants = set(self.participants) - {node.index for node in nodes}
-        return len(participants) + spares, self._min_nodes
+        return len(participants) + self.spares, self._min_nodes
 
     def exclude(self, node: Node, failure: HostFailure) -> None:
         """The host of ``node`` cannot be used: replace the node.

@@ -32,9 +32,9 @@ class RendezvousManager:
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
-    def __init__(self, settings: RendezvousConfig) -> None:
+    def __init__(self, settings: RendezvousConfig, count_spares: Callable[[], int] = lambda: 0) -> None:
         """``settings`` apply to every rendezvous of the run."""
-        self._settings = settings
+        self._settings, self._count_spares = settings, count_spares
         self._number = 0
         self._tries = 0
         self._attempt = self._restart_count = 0
@@ -70,6 +70,7 @@ class RendezvousManager:
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
             participants=tuple(participants) if index == self._server else (),
             departing=tuple(self.departing) if index == self._server else (),
+            spares=self._count_spares(),
             attempt=self._attempt,
             restart_count=self._restart_count,
         )
@@ -99,7 +100,8 @@ class RendezvousManager:
         """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
         self.departing = departing
         if self._server is not None:
-            send(self._server, SetParticipants(self.token, tuple(participants), tuple(departing)))
+            told = SetParticipants(self.token, tuple(participants), tuple(departing), self._count_spares())
+            send(self._server, told)
 
     def relocate(self, host: str, reason: str) -> None:
         """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.

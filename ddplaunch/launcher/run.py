@@ -283,14 +283,13 @@ class Run:
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[RankEvidence]) -> None:
         was_ending = self._is_ending
-        result = result if was_ending else departure.decided(node, result, self._nodes)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             node.handle.kill()
             self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
             return
         self._report_attempts(self._attempts.on_ended(node.index, result, self._nodes.participants, evidence))
         if not was_ending:
-            departure.leave(node, result, self._nodes, self._shutdown, self._show)
+            departure.leave(node, result, self._nodes, self._show)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

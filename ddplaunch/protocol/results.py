@@ -61,11 +61,13 @@ class SetParticipants:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
         departing: those that leave after the present round if another one follows: none is formed before further
             SetParticipants, in which none of them departs.
+        spares: number of hosts with which the launcher can replace participants.
     """
 
     token: str
     participants: tuple[Count, ...]
     departing: tuple[Count, ...] = ()
+    spares: Count = 0
 
 
 @dataclass(frozen=True)

@@ -137,6 +137,7 @@ class Member:
                 settings.participants,
                 settings.attempt,
                 settings.departing,
+                settings.spares,
             )
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}

@@ -78,6 +78,7 @@ class Coordinator:
         attempt: number of the current round.
         departing: assigned nodes that leave if another round follows the current one. No round is formed with them: the
             launcher first assigns others, or says that they stay.
+        spares: number of hosts with which the launcher can replace assigned nodes.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -89,6 +90,7 @@ class Coordinator:
     assigned: tuple[int, ...] = ()
     attempt: int = 0
     departing: tuple[int, ...] = ()
+    spares: int = 0
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
     _waiting: dict[int, NodeJoined] = field(default_factory=dict)
@@ -231,7 +233,7 @@ class Coordinator:
     def _assign(self, record: SetParticipants) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
-        self.departing = record.departing
+        self.departing, self.spares = record.departing, record.spares
         return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
@@ -339,15 +341,15 @@ class Coordinator:
     def _too_few(self, leaving: set[int]) -> str:
         """Why the nodes that are not lost or ``leaving`` form no further round; empty if they can.
 
-        A launcher of all nodes decides by itself, since it knows whether there are spares. In place of a lost node of
-        an elastic run another one may join.
+        In place of a lost node of an elastic run another one may join. A launcher of all nodes ends the run by itself
+        if it cannot replace a lost node.
         """
-        is_elastic = self.min_nodes < self.max_nodes
-        if self.assigned or not (leaving or (self._reports.node_lost and not is_elastic)):
+        may_be_replaced = bool(self.assigned) or self.min_nodes < self.max_nodes
+        if not leaving and (may_be_replaced or not self._reports.node_lost):
             return ""
-        reason, here = self._reports.reason_to_leave, {*self.participants, *self._waiting}
-        too_few = too_few_nodes(len(here - self._lost - leaving), self.min_nodes, reason)
-        if not too_few and self.server in leaving:
+        reason, here = self._reports.reason_to_leave, set(self.assigned) or {*self.participants, *self._waiting}
+        too_few = too_few_nodes(len(here - self._lost - leaving) + self.spares, self.min_nodes, reason)
+        if not too_few and self.server in leaving and not self.assigned:
             return f"not restarted: {reason}, and this node serves the rendezvous"
         return too_few
 

@@ -669,6 +669,19 @@ def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed()
     assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
 
 
+@pytest.mark.parametrize("spares", [0, 1])
+def test_one_launcher_of_all_nodes_says_how_many_it_can_replace(spares: int):
+    coordinator = coordinate(5, 2, 2, 0, (5, 2))
+    started(coordinator, 5, 2)
+    coordinator.receive(SetParticipants(TOKEN, (5, 2), spares=spares))
+    hardware = replace(broken(2), node_leaves="host2 is not used again: Xid 79")
+    told = verdicts(ended(coordinator, hardware, end(5, 0)))
+    assert {verdict.attempt_follows for verdict in told.values()} == {bool(spares)}
+    assert all("1 other node is left, and 2 are needed" in verdict.decision for verdict in told.values()) == (
+        not spares
+    )
+
+
 # What scripts ask for.
 
 

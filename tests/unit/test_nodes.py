@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.slurm_nodes.launcher import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
@@ -129,45 +127,37 @@ def test_a_silent_node_is_named_and_not_the_one_that_reports_it_and_one_that_was
 XID = "Xid 79, GPU 3 has fallen off the bus"
 
 
-def after_failure(
-    min_nodes: int, *hosts: str, hardware: str = XID
-) -> tuple[Nodes, AttemptResult, list[str], list[str]]:
+def after_failure(min_nodes: int, *hosts: str, hardware: str = XID) -> tuple[Nodes, list[str]]:
     """A run of two nodes, with spares if there are more ``hosts``, after a failure on the second of them."""
     said: list[str] = []
-    ends: list[str] = []
     show = lambda text, _level: said.append(text)  # noqa: E731
     nodes = Nodes(FakeTransport(*hosts), lambda *_: None, min_nodes, 2, rendezvous_config(), Attempts(), show)
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
-    shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
     exit_ = WorkerExit(1, 0, "b", 1, -6, stopped=False, time_s=0.0, duration_s=1.0, hardware=hardware)
     result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True)
-    decided = departure.decided(nodes.all[1], result, nodes)
-    departure.leave(nodes.all[1], decided, nodes, shutdown, show)  # type: ignore[arg-type]
-    return nodes, decided, said, ends
+    departure.leave(nodes.all[1], result, nodes, show)
+    return nodes, said
 
 
 def test_a_spare_replaces_a_node_whose_hardware_failed_and_its_agent_ends_in_order():
-    nodes, result, said, ends = after_failure(2, "a", "b", "c")
-    assert result.attempt_follows
+    nodes, said = after_failure(2, "a", "b", "c")
     assert nodes.participants == [0, 2]
     assert isinstance(nodes.all[1].handle.sent[-1], StopWorkers)
     assert nodes.all[1].state is NodeState.RUNNING, "its logs are still to come"
     assert said == [f"b is not used again: {XID}", "c replaces b"]
-    assert not ends
 
 
 def test_without_a_spare_the_world_gets_smaller():
-    nodes, result, _, ends = after_failure(1, "a", "b")
-    assert (nodes.participants, result.attempt_follows, ends) == ([0], True, [])
+    nodes, _ = after_failure(1, "a", "b")
+    assert nodes.participants == [0]
 
 
-def test_the_run_ends_if_too_few_nodes_are_left():
-    nodes, result, _, ends = after_failure(2, "a", "b")
-    assert not result.attempt_follows
-    assert result.decision == f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
-    assert ends == ["shut down"]
-    assert nodes.participants == [0, 1]
+def test_the_run_ends_if_too_few_nodes_are_left_of_which_the_coordinator_did_not_know():
+    with pytest.raises(LaunchError) as caught:
+        after_failure(2, "a", "b")
+    reason = f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
+    assert (caught.value.message, caught.value.exit_code) == (reason, HARDWARE)
 
 
 def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous():
@@ -177,11 +167,9 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
     list(nodes.start())
     connected(nodes, "2.13", "2.13")
     exit_ = WorkerExit(0, 0, "a", 1, 88, stopped=False, time_s=0.0, duration_s=1.0, avoid_node="it is slow")
-    result = departure.decided(
-        nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True, restart_follows=True), nodes
-    )
+    result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True, restart_follows=True)
     attempts.on_ended(0, result, nodes.participants)
-    departure.leave(nodes.all[0], result, nodes, SimpleNamespace(), nodes._show)  # type: ignore[arg-type]
+    departure.leave(nodes.all[0], result, nodes, nodes._show)
     nodes.on_agent_connected(nodes.all[2], NodeFacts(torch="2.13"))
     nodes.on_changed()
     (asked,) = (sent.rendezvous for sent in nodes.all[2].handle.sent if isinstance(sent, JoinRendezvous))
@@ -189,8 +177,8 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
 
 
 def test_a_node_with_another_failure_stays():
-    nodes, result, said, _ = after_failure(1, "a", "b", hardware="")
-    assert (nodes.participants, result.node_leaves, said) == ([0, 1], "", [])
+    nodes, said = after_failure(1, "a", "b", hardware="")
+    assert (nodes.participants, said) == ([0, 1], [])
 
 
 # Nodes that the scheduler takes out of service.
@@ -212,7 +200,7 @@ def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Nod
 
 def ends(nodes: Nodes, index: int, *, follows: bool = True) -> None:
     result = AttemptResult(0, "failed", (), 1.0, attempt_follows=follows)
-    departure.leave(nodes.all[index], result, nodes, SimpleNamespace(), nodes._show)  # type: ignore[arg-type]
+    departure.leave(nodes.all[index], result, nodes, nodes._show)
 
 
 def told_coordinator(nodes: Nodes) -> SetParticipants:
@@ -226,7 +214,7 @@ DRAINED = {"b": "SLURM drains it: bad disk"}
 def test_a_node_that_slurm_drains_is_replaced_after_the_attempt():
     nodes, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; it is left after this attempt"]
-    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1), (1,))
+    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1), (1,), spares=1)
     ends(nodes, 0)
     assert nodes.participants == [0, 1]
     ends(nodes, 1)
@@ -276,7 +264,7 @@ def test_a_node_between_two_attempts_departs_after_the_next_one():
     watch.on_event(1, nodes.participants, AttemptEnded(AttemptResult(0, "failed", (), 1.0, attempt_follows=True)))
     watch.on_answer(SlurmAnswered(DRAINED))
     assert not said
-    assert not [sent for sent in nodes.all[0].handle.sent if isinstance(sent, SetParticipants)]  # type: ignore[attr-defined]
+    assert told_coordinator(nodes).departing == ()
     watch.on_event(1, nodes.participants, AttemptStarted(1, 2, (1,), 1, 2, 1))
     watch.on_answer(SlurmAnswered(DRAINED))
     assert told_coordinator(nodes).departing == (1,)
@@ -285,7 +273,7 @@ def test_a_node_between_two_attempts_departs_after_the_next_one():
 def test_no_attempt_waits_for_a_launcher_that_is_suspended():
     nodes, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
     departure.on_suspend(nodes)
-    assert told_coordinator(nodes) == SetParticipants(TOKEN, (0, 1))
+    assert told_coordinator(nodes).departing == ()
     ends(nodes, 1)
     assert nodes.participants == [0, 1]
     watch.on_answer(SlurmAnswered(DRAINED))

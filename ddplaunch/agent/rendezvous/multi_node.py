@@ -329,7 +329,8 @@ class MultiNodeRendezvous:
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
-            self._next_config = replace(config, participants=event.participants, departing=event.departing)
+            config = replace(config, participants=event.participants, departing=event.departing)
+            self._next_config = replace(config, spares=event.spares)
         elif client and client.config.token == event.token:
             client.send(event)
 

@@ -107,7 +107,7 @@ class SlurmWatch:
         # No round is formed with a node that departs until the end of its attempt decides about it. For one that is
         # between two attempts that end has passed: the next answer names it again.
         reasons = [(node, reason) for node, reason in reasons if node.index in self._running | self._told]
-        departing = self._announce(reasons) if reasons or self._told else {}
+        departing = self._announce(reasons)  # Also that there are other spares now.
         for node, reason in reasons:
             if node.index not in self._told:
                 effect = "it is left after this attempt" if node.index in departing else "no other node can replace it"
