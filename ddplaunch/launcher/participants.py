@@ -44,7 +44,7 @@ class Participants:
         """``rendezvous`` are the settings of every rendezvous; None where the launcher does not assign it."""
         self.nodes = nodes
         self.indices: list[int] = []
-        self.rendezvous = RendezvousManager(rendezvous) if rendezvous else None
+        self.rendezvous = RendezvousManager(rendezvous, lambda: self.spares) if rendezvous else None
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._attempts, self._show = attempts, show
         self._passed_over: set[int] = set()
@@ -107,11 +107,15 @@ class Participants:
         remaining, needed = self.remaining_without(node)
         return bool(self.rendezvous) and node.index in self.indices and remaining >= needed
 
+    @property
+    def spares(self) -> int:
+        """Number of hosts on which a node can still be started."""
+        return len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over)
+
     def remaining_without(self, *nodes: Node) -> tuple[int, int]:
         """How many nodes, spares included, the run has without ``nodes``, and how many it needs."""
-        spares = len(set(range(len(self.nodes.all), len(self.nodes.hosts))) - self._passed_over)
         participants = set(self.indices) - {node.index for node in nodes}
-        return len(participants) + spares, self._min_nodes
+        return len(participants) + self.spares, self._min_nodes
 
     def pass_over(self, hosts: Collection[str]) -> None:
         """No spare on one of these is started; replaces an earlier call."""

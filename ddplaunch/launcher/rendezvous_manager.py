@@ -33,11 +33,12 @@ class RendezvousManager:
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
-    def __init__(self, settings: RendezvousConfig) -> None:
+    def __init__(self, settings: RendezvousConfig, count_spares: Callable[[], int] = lambda: 0) -> None:
         """``settings`` apply to every rendezvous of the run."""
-        self._settings = settings
+        self._settings, self._count_spares = settings, count_spares
         self._number = 0
         self._tries = 0
+        self._attempt = self._restarts_so_far = 0
         self.server: int | None = None
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
@@ -70,6 +71,7 @@ class RendezvousManager:
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
             participants=tuple(participants) if index == self.server else (),
             departing=tuple(self.departing) if index == self.server else (),
+            spares=self._count_spares(),
             attempt=self._attempt,
             restarts_so_far=self._restarts_so_far,
         )
@@ -82,9 +84,10 @@ class RendezvousManager:
         if index == self.server and event.token == self.token:
             self._endpoint = event
 
-    def on_round_formed(self) -> None:
-        """A round has been formed: the rendezvous works."""
-        self._tries = 0
+    def on_round_formed(self, attempt: int) -> None:
+        """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
+        if attempt >= self._attempt:
+            self._tries = 0
 
     def remove_node(self, index: int, participants: Sequence[int], send: Callable[[int, object], None]) -> None:
         """Node ``index`` is lost; ``participants`` are the remaining nodes."""
@@ -98,7 +101,8 @@ class RendezvousManager:
         """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
         self.departing = departing
         if self.server is not None:
-            send(self.server, AssignNodes(self.token, tuple(participants), tuple(departing)))
+            told = AssignNodes(self.token, tuple(participants), tuple(departing), self._count_spares())
+            send(self.server, told)
 
     def relocate(self, problem: str) -> None:
         """A node has lost the rendezvous: the next ``announce`` starts another one. ``problem`` says what is wrong.

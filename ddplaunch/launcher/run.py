@@ -281,19 +281,18 @@ class Run:
         is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
         self._report_attempts(completed)
         if self._participants.rendezvous:
-            self._participants.rendezvous.on_round_formed()
+            self._participants.rendezvous.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
         was_ending = self._lost_nodes.run_is_ending
-        result = result if was_ending else departure.with_decision(node, result, self._participants)
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
             reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"
             self._lost_nodes.give_up(node, reason)
             return
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            departure.leave(node, result, self._participants, self._shutdown, self._show)
+            departure.leave(node, result, self._participants, self._show)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:

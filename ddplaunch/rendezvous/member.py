@@ -46,7 +46,8 @@ from ddplaunch.rendezvous.connect import (
     lost_key,
     read_note,
 )
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.restart_policy import Restarts
 from ddplaunch.system import signals
 
 if TYPE_CHECKING:
@@ -133,11 +134,11 @@ class Member:
                 self._index,
                 settings.min_nodes,
                 settings.max_nodes,
-                spec.max_restarts,
+                Restarts(spec.max_restarts, settings.restarts_so_far),
                 settings.participants,
                 settings.attempt,
-                settings.restarts_so_far,
                 settings.departing,
+                settings.spares,
             )
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}

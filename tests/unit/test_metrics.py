@@ -132,7 +132,9 @@ def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     watched.go_on()
     assert watched.found()["ddplaunch_run_state"][0] == ({**RUN, "state": "starting"}, 1)
     started = AttemptStarted(attempt=0, world_size=16, pids=(5,), node_rank=1, nnodes=2, first_rank=8)
-    result = AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=1.0, attempt_follows=True)
+    result = AttemptResult(
+        attempt=0, outcome="failed", exits=(), duration_s=1.0, attempt_follows=True, restart_follows=True
+    )
     for event in (started, STARTED, UsageSampled(0, (sample(),)), AttemptEnded(result), AttemptEnded(result)):
         watched.watch.on_event(1, (1,), event)
     watched.go_on()

@@ -18,8 +18,8 @@ from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
-from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed, RoundVerdict
-from ddplaunch.protocol.results import AttemptResult, Round
+from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed
+from ddplaunch.protocol.results import AttemptResult, Round, RoundVerdict
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.files import run_folder
 from tests.support.configs import rendezvous_config
@@ -75,7 +75,7 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec
     client = SimpleNamespace(index=0, has_left=False, server_address="", send=sent.append, lost_reason=None)
     client.config = SimpleNamespace(lost_after_s=5.0)
     rendezvous._client = client  # type: ignore[assignment]
-    rendezvous._verdict = RoundVerdict(0, attempt_follows=True, failed=True)
+    rendezvous._verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
     assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
     rendezvous._join(client)  # type: ignore[arg-type]
     assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.slurm_nodes.launcher import SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import departure
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.participants import Participants
-from ddplaunch.protocol.launcher_agent import JoinRendezvous, StopWorkers
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, JoinRendezvous, StopWorkers
 from ddplaunch.protocol.results import AssignNodes, AttemptResult, NodeDeparts, WorkerExit
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import ChannelClosed
@@ -103,44 +101,36 @@ def test_a_node_that_cannot_be_swept_is_lost_at_once():
 XID = "Xid 79, GPU 3 has fallen off the bus"
 
 
-def after_failure(
-    min_nodes: int, *hosts: str, hardware: str = XID
-) -> tuple[Participants, AttemptResult, list[str], list[str]]:
+def after_failure(min_nodes: int, *hosts: str, hardware: str = XID) -> tuple[Participants, list[str]]:
     """A run of two nodes, with spares if there are more ``hosts``, after a failure on the second of them."""
     said: list[str] = []
-    ends: list[str] = []
     show = lambda text, _level: said.append(text)  # noqa: E731
     participants = participants_of((min_nodes, 2), *hosts, rendezvous=rendezvous_config(), show=show)
     connected(participants, "2.13", "2.13")
-    shutdown = SimpleNamespace(on_node_ended=lambda: ends.append("shut down"))
     exit_ = WorkerExit(1, 0, "b", 1, -6, stopped=False, time_s=0.0, duration_s=1.0, hardware=hardware)
     result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True)
-    decided = departure.with_decision(participants.nodes.all[1], result, participants)
-    departure.leave(participants.nodes.all[1], decided, participants, shutdown, show)  # type: ignore[arg-type]
-    return participants, decided, said, ends
+    departure.leave(participants.nodes.all[1], result, participants, show)
+    return participants, said
 
 
 def test_a_spare_replaces_a_node_whose_hardware_failed_and_its_agent_ends_in_order():
-    participants, result, said, ends = after_failure(2, "a", "b", "c")
-    assert result.attempt_follows
+    participants, said = after_failure(2, "a", "b", "c")
     assert participants.indices == [0, 2]
     assert isinstance(participants.nodes.all[1].handle.sent[-1], StopWorkers)
     assert participants.nodes.all[1].state is NodeState.RUNNING, "its logs are still to come"
     assert said == [f"b is not used again: {XID}", "c replaces b"]
-    assert not ends
 
 
 def test_without_a_spare_the_world_gets_smaller():
-    participants, result, _, ends = after_failure(1, "a", "b")
-    assert (participants.indices, result.attempt_follows, ends) == ([0], True, [])
+    participants, _ = after_failure(1, "a", "b")
+    assert participants.indices == [0]
 
 
-def test_the_run_ends_if_too_few_nodes_are_left():
-    participants, result, _, ends = after_failure(2, "a", "b")
-    assert not result.attempt_follows
-    assert result.reason == f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
-    assert ends == ["shut down"]
-    assert participants.indices == [0, 1]
+def test_the_run_ends_if_too_few_nodes_are_left_of_which_the_coordinator_did_not_know():
+    with pytest.raises(LaunchError) as caught:
+        after_failure(2, "a", "b")
+    reason = f"not restarted: b is not used again: {XID}; 1 other node is left, and 2 are needed"
+    assert (caught.value.message, caught.value.exit_code) == (reason, HARDWARE)
 
 
 def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous():
@@ -149,11 +139,9 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
     participants = participants_of((2, 2), "a", "b", "c", rendezvous=rendezvous_config(), attempts=attempts)
     connected(participants, "2.13", "2.13")
     exit_ = WorkerExit(0, 0, "a", 1, 88, stopped=False, time_s=0.0, duration_s=1.0, avoid_node="it is slow")
-    result = departure.with_decision(
-        participants.nodes.all[0], AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True), participants
-    )
+    result = AttemptResult(0, "failed", (exit_,), 1.0, attempt_follows=True, restart_follows=True)
     attempts.on_ended(0, result, participants.indices)
-    departure.leave(participants.nodes.all[0], result, participants, SimpleNamespace(), participants._show)  # type: ignore[arg-type]
+    departure.leave(participants.nodes.all[0], result, participants, participants._show)
     participants.nodes.on_agent_connected(participants.nodes.all[2], NodeFacts(torch="2.13"))
     participants.on_changed()
     (asked,) = (sent.rendezvous for sent in participants.nodes.all[2].handle.sent if isinstance(sent, JoinRendezvous))
@@ -161,8 +149,8 @@ def test_a_restart_is_counted_where_the_node_that_leaves_serves_the_rendezvous()
 
 
 def test_a_node_with_another_failure_stays():
-    participants, result, said, _ = after_failure(1, "a", "b", hardware="")
-    assert (participants.indices, result.node_leaves, said) == ([0, 1], "", [])
+    participants, said = after_failure(1, "a", "b", hardware="")
+    assert (participants.indices, said) == ([0, 1], [])
 
 
 # Nodes that the scheduler takes out of service.
@@ -175,13 +163,15 @@ def departing(min_nodes: int, *hosts: str, leaving: dict[str, str]) -> tuple[Par
     participants = participants_of((min_nodes, 2), *hosts, rendezvous=rendezvous_config(), show=show)
     connected(participants, "2.13", "2.13")
     watch = SlurmWatch(launch_config(script="x.py"), participants, lambda _: None, show)
+    for index in (0, 1):
+        watch.on_event(index, participants.indices, AttemptStarted(0, 2, (1,), index, 2, index))
     watch.on_answer(SlurmAnswered(leaving))
     return participants, said, watch
 
 
 def ends(participants: Participants, index: int, *, follows: bool = True) -> None:
     result = AttemptResult(0, "failed", (), 1.0, attempt_follows=follows)
-    departure.leave(participants.nodes.all[index], result, participants, SimpleNamespace(), participants._show)  # type: ignore[arg-type]
+    departure.leave(participants.nodes.all[index], result, participants, participants._show)
 
 
 def told_coordinator(participants: Participants) -> AssignNodes:
@@ -195,7 +185,7 @@ DRAINED = {"b": "SLURM drains it: bad disk"}
 def test_a_node_that_slurm_drains_is_replaced_after_the_attempt():
     participants, said, _ = departing(2, "a", "b", "c", leaving=DRAINED)
     assert said == ["b: SLURM drains it: bad disk; it is left after this attempt"]
-    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1), (1,))
+    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1), (1,), spares=1)
     ends(participants, 0)
     assert participants.indices == [0, 1]
     ends(participants, 1)
@@ -240,10 +230,21 @@ def test_a_node_that_slurm_gives_back_stays_and_an_answer_that_is_late_changes_n
     assert participants.indices == [0, 1]
 
 
+def test_a_node_between_two_attempts_departs_after_the_next_one():
+    participants, said, watch = departing(2, "a", "b", "c", leaving={})
+    watch.on_event(1, participants.indices, AttemptEnded(AttemptResult(0, "failed", (), 1.0, attempt_follows=True)))
+    watch.on_answer(SlurmAnswered(DRAINED))
+    assert not said
+    assert told_coordinator(participants).departing == ()
+    watch.on_event(1, participants.indices, AttemptStarted(1, 2, (1,), 1, 2, 1))
+    watch.on_answer(SlurmAnswered(DRAINED))
+    assert told_coordinator(participants).departing == (1,)
+
+
 def test_no_attempt_waits_for_a_launcher_that_is_suspended():
     participants, _, watch = departing(2, "a", "b", "c", leaving=DRAINED)
     departure.on_suspend(participants)
-    assert told_coordinator(participants) == AssignNodes(TOKEN, (0, 1))
+    assert told_coordinator(participants).departing == ()
     ends(participants, 1)
     assert participants.indices == [0, 1]
     watch.on_answer(SlurmAnswered(DRAINED))

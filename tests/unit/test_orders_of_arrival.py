@@ -19,7 +19,8 @@ from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import JoinRendezvous
 from ddplaunch.protocol.results import AssignNodes
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.rendezvous.coordinator import Coordinator
+from ddplaunch.rounds.coordinator import Coordinator
+from ddplaunch.rounds.restart_policy import Restarts
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import unexplained
 
@@ -45,7 +46,7 @@ class FakeClient:
 
     def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks) -> None:
         config = self.config
-        self.coordinator = Coordinator(0, 1, 4, 0, config.participants, departing=config.departing)
+        self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         callbacks.start_member([])
 
     def join_deadline(self) -> float:

@@ -85,6 +85,10 @@ def test_the_head_has_outcome_cause_and_command(page: Parsed):
         assert words in page.words
 
 
+def test_it_says_why_no_restart_followed(page: Parsed):
+    assert "not restarted: 1 of 1 restarts used" in page.words
+
+
 def test_a_mark_leads_to_its_text(page: Parsed):
     rows = {attrs["id"] for attrs in page.all("tr") if attrs.get("id")}
     marks = [attrs for attrs in page.all("a") if "mark" in (attrs.get("class") or "")]

@@ -135,5 +135,17 @@ def test_places_between_which_the_nodes_have_met_are_not_counted(sent: Sent):
     place = RendezvousManager(COMMON)
     for _ in range(10):
         opened(place, sent, [0, 1])
-        place.on_round_formed()
+        place.on_round_formed(0)
         place.relocate("node1 has gone")
+
+
+def test_a_round_of_an_earlier_rendezvous_is_not_one_of_the_present(sent: Sent):
+    place, attempts = RendezvousManager(COMMON), Attempts(unexplained)
+    attempts.on_started(0, 2, [0, 1])
+    for _ in range(4):
+        place.announce([0, 1], attempts, sent)
+        place.on_round_formed(2)
+        place.relocate("node1 has no route")
+    place.announce([0, 1], attempts, sent)
+    with pytest.raises(LaunchError, match="no route"):
+        place.relocate("node1 has no route")

@@ -231,6 +231,13 @@ class RendezvousClient:
             "an equal one are numbered in the order of arrival, after the others"
         )
 
+    def other_limit_message(self, own: int, limit: int) -> str:
+        """The message when the node that serves the rendezvous has another --max-restarts than this one."""
+        return (
+            f"warning: --max-restarts is {own} on {self._host}, and {limit} on the node that serves the rendezvous at "
+            f"{self.endpoint}: {limit} counts"
+        )
+
     def turned_away_message(self, event: NodeTurnedAway) -> str:
         """The message when a node that is not of this run came to its endpoint."""
         what = "--rdzv-id" if event.differs == "run_id" else SECRET

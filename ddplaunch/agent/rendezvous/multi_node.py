@@ -13,13 +13,11 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
-from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
 from ddplaunch.features.health import hardware_report
 from ddplaunch.features.slow_ranks.records import SampleCollectives
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     EndpointOpen,
@@ -44,14 +42,13 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousNotFound,
     ReportToServer,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WaitingNodes,
-    WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent
+from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent, RoundVerdict
+from ddplaunch.rounds import node_result
+from ddplaunch.rounds.verdict import GOES_ON, STOPPED
 
 if TYPE_CHECKING:
     import socket
@@ -86,6 +83,7 @@ class MultiNodeRendezvous:
         self._listener: socket.socket | None = None
         self._round: Round | None = None
         self._next_attempt = self._restarts_so_far = 0
+        self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
         self._hardware = hardware_report.HardwareReport()
         self._departs, self._stopped_attempt = "", -1
@@ -139,8 +137,8 @@ class MultiNodeRendezvous:
         return None
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
-        ready = self._client.ready if self._client else None
-        if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
+        client, ready = self._client, self._client.ready if self._client else None
+        if self._launcher_assigns_rendezvous or self._is_complete or not (client and ready and self._round):
             return spec
         self._is_complete = True
         place = f"{spec.host}.{self._round.node_rank}"
@@ -149,7 +147,9 @@ class MultiNodeRendezvous:
         self._callbacks.send(FirstRoundFormed(moved_to))
         if report := self._hardware.of(self._round.attempt, spec.host):
             self.report_activity(report)
-        return replace(spec, run_id=ready.run_id)
+        if self._max_restarts != spec.max_restarts:
+            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
+        return replace(spec, run_id=ready.run_id, max_restarts=self._max_restarts)
 
     def describe(self, hardware: NodeHardware) -> None:
         self._hardware.hardware = hardware
@@ -166,14 +166,14 @@ class MultiNodeRendezvous:
         Raises:
             LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
         """
-        if verdict.leaves:
+        if verdict.node_leaves:
             self._await_others(client)
             raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        self._callbacks.send(AttemptEnded(verdicts.result_of_spare(verdict)))
+        self._callbacks.send(AttemptEnded(node_result.of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -242,25 +242,21 @@ class MultiNodeRendezvous:
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if self._client and self._client.has_left:
-            return replace(result, outcome="stopped", attempt_follows=True)
-        is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
+            return replace(result, outcome="stopped", attempt_follows=True, decision=GOES_ON)
+        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
         if self._client:
-            index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
-            has_unkillable = self._callbacks.has_unkillable()
-            reason = result.reason if is_stopping or has_unkillable else ""
-            leaves = reason_to_leave(result.exits)
-            facts = (cause, reason, has_unkillable, leaves, result.hung)
-            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
+            index = self._client.index or 0
+            self._client.send(node_result.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
             over_reason = None if is_stopping else self._over_reason
             if over_reason is None:
-                return replace(result, reason=self.stop_reason or result.reason)
-            return verdicts.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
+                return replace(result, reason=self.stop_reason or result.reason, decision=STOPPED)
+            return node_result.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
-        self._restarts_so_far = result.restart_count + verdict.failed
-        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
+        self._restarts_so_far = result.restart_count + verdict.restart_follows
+        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
         """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
@@ -333,7 +329,8 @@ class MultiNodeRendezvous:
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
-            self._next_config = replace(config, participants=event.participants, departing=event.departing)
+            config = replace(config, participants=event.participants, departing=event.departing)
+            self._next_config = replace(config, spares=event.spares)
         elif client and client.config.token == event.token:
             client.send(event)
 
@@ -366,6 +363,7 @@ class MultiNodeRendezvous:
                 client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
+                self._max_restarts = record.max_restarts
                 self._hardware.on_formed(record)
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt

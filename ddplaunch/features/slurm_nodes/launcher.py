@@ -20,7 +20,7 @@ from ddplaunch.errors import Level
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import scontrol
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.launcher_agent import AttemptStarted, RunIdAgreed
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, RunIdAgreed
 from ddplaunch.protocol.results import NodeDeparts
 from ddplaunch.text import quote
 
@@ -67,9 +67,14 @@ class SlurmWatch(Watch):
         self._ask_at = _NEVER
         self._is_asking = False
         self._told: set[int] = set()
+        self._running: set[int] = set()
 
-    def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
         """SLURM is asked from the first attempt on; by the launcher of one node, which may be a spare, before."""
+        if isinstance(event, AttemptStarted):
+            self._running.add(index)
+        elif isinstance(event, AttemptEnded):
+            self._running.discard(index)
         begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
         if self._is_on and self._ask_at == _NEVER and begins:
             self._ask_at = time.monotonic() + self._first_s
@@ -109,7 +114,10 @@ class SlurmWatch(Watch):
         participants = [self._nodes.all[index] for index in self._participants.indices]
         known = matching(event.leaving, [node.host for node in participants])
         reasons = [(node, event.leaving[known[node.host]]) for node in participants if node.host in known]
-        departing = self._announce(reasons) if reasons or self._told else {}
+        # No round is formed with a node that departs until the end of its attempt decides about it. For one that is
+        # between two attempts that end has passed: the next answer names it again.
+        reasons = [(node, reason) for node, reason in reasons if node.index in self._running | self._told]
+        departing = self._announce(reasons)  # Also that there are other spares now.
         for node, reason in reasons:
             if node.index not in self._told:
                 effect = "it is left after this attempt" if node.index in departing else "no other node can replace it"
@@ -137,7 +145,7 @@ class SlurmWatch(Watch):
             return {}
         remaining, needed = self._participants.remaining_without(self._nodes.all[self._participants.indices[0]])
         free = max(0, remaining + 1 - needed)
-        departing = {node.index: reason for node, reason in reasons[:free]}
+        departing = {node.index: reason for node, reason in reasons[:free] if node.index in self._running}
         self._participants.set_departing(departing)
         return departing
 
