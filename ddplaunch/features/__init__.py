@@ -45,7 +45,7 @@ FEATURES = (
     Feature("metrics", ("launcher",), needs=("usage",)),
     Feature("requeue", ("launcher",)),
     Feature("on_exit", ("launcher",)),
-    Feature("come_back"),
+    Feature("come_back", ("launcher",)),
     Feature("ps"),
     Feature("plan"),
     Feature("check"),
