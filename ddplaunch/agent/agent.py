@@ -209,8 +209,9 @@ class Agent:
         self._name_lookups.report_slow(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
-            plan, socket_name = self._forkserver.plan, self._examiner.name
-            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, socket_name)
+            plan, placement, socket_name = self._forkserver.plan, self._placement, self._examiner.name
+            texts = {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
+            spec = worker_spec(self._spec, plan, placement, round_, worker, environ, texts, socket_name)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731

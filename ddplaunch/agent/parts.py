@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
     from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.health.gpus_of_job import GpusOfJob
@@ -74,6 +75,13 @@ class Part:
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """An attempt begins. No worker of ``group`` runs yet."""
+
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
+
+        Called before each start of a worker, but not for a program or an interpreter without ddplaunch.
+        """
+        return {}
 
     def on_started(self) -> None:
         """All workers of the attempt run, or the attempt ends already."""
