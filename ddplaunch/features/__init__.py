@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -21,16 +22,20 @@ class Feature(NamedTuple):
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
+    ``options``: in the launcher, and only if the user has set one of ``fields``. It may have ``check(config)``, which
+    raises UsageError for values that are invalid, when the configuration is made.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
     Attributes:
         name: the folder.
         modules: those that it has.
+        fields: those of LaunchConfig that its module ``options`` is for.
         needs: features whose records and rules it imports.
     """
 
     name: str
     modules: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 
@@ -41,7 +46,7 @@ FEATURES = (
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "worker", "records")),
-    Feature("faults", ("agent", "records")),
+    Feature("faults", ("launcher", "agent", "records", "options"), fields=("injections",)),
     Feature("page", ("launcher",)),
     Feature("metrics", ("launcher",), needs=("usage",)),
     Feature("requeue", ("launcher",)),
@@ -60,6 +65,16 @@ FEATURES = (
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+
+
+def call(name: str, config: object, *args: object) -> dict[str, Any]:
+    """Call ``name`` of the modules ``options`` that have it, if ``config``, a LaunchConfig, sets one of their fields.
+
+    Returns the results by name of the feature.
+    """
+    used = (each.name for each in FEATURES if any(attrgetter(path)(config) for path in each.fields))
+    modules = ((feature, import_module(f"{__name__}.{feature}.options")) for feature in used)
+    return {feature: getattr(module, name)(config, *args) for feature, module in modules if hasattr(module, name)}
 
 
 def variable(name: str) -> str:

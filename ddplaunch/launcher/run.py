@@ -16,7 +16,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.features.faults.launcher import Injector
 from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
@@ -52,7 +51,6 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
-from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -95,7 +93,8 @@ class Run:
         self._show, self._messages.record = self._messages.show, self._events.message
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
         self._attempts = Attempts(lambda result, evidence: self._watches.explain(result, evidence))
-        output = self._events.noting_first(console.output)
+        self._output = self._events.noting_first(console.output)
+        output = lambda header, data: self._output(header, data)  # noqa: E731  A watch may replace it.
         transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
@@ -105,15 +104,16 @@ class Run:
         self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
-        self._injector = Injector(config.injections, partial(signal_node, run_tag, transport.node_names), self._pings)
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._nodes, self._messages, kind)
-        self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
+        self._shutdown = Shutdown(config, self._nodes, self._logs, self._messages)
         on_event, on_lost = self._on_node_event, self._on_node_lost
         self._given_up = GivenUp(config, self._nodes, self._shutdown, on_event, on_lost, self._show)
         shown = (self._messages, self._events, lambda: self._folder)
-        self._watches = Watches(RunServices(config, run_tag, self._nodes, self._shutdown, *shown, mailbox.post))
-        parts: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        services = (config, run_tag, self._nodes, self._pings, self._shutdown, *shown, mailbox.post)
+        self._watches = Watches(RunServices(*services))
+        self._output = self._watches.on_output(self._output)
+        parts: tuple[Timed, ...] = (self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
 
     # The loop.
@@ -178,7 +178,6 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._injector.on_event(node, event)
         self._events.on_event(node.index, self._nodes.participants, event)
         self._watches.on_node_event(node.index, event)
         match event:
@@ -253,7 +252,7 @@ class Run:
         node.workers = local_world_size
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
-            self._injector.check(tuple(by_host.values()))
+            self._watches.on_nodes_ready(by_host)
             self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
             if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
@@ -384,7 +383,6 @@ class Run:
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
-            describe_injections=self._injector.describe_effects,
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.control_socket import ControlRequest, Request
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.handle import WriteOutput
 
 NEVER = float("inf")
 
@@ -36,6 +38,7 @@ class RunServices(NamedTuple):
         config: the settings of the run.
         run_tag: that of the run.
         nodes: the nodes whose agents this launcher starts.
+        pings: those to agents on other machines; a watch may have another node pinged.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
         events: writes events.jsonl.
@@ -46,6 +49,7 @@ class RunServices(NamedTuple):
     config: LaunchConfig
     run_tag: str
     nodes: Nodes
+    pings: Pings
     shutdown: Shutdown
     messages: UserMessages
     events: RunEvents
@@ -71,6 +75,17 @@ class RunEnd(NamedTuple):
 
 class Watch:
     """One part of a run, of all attempts. A method that a watch does not define does nothing."""
+
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """What is called with all output of workers, in any thread: ``write``, or a function that also calls it."""
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready. ``workers``: their number on each host.
+
+        Raises:
+            LaunchError: the run cannot go on.
+        """
 
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it; ``participants`` are the nodes of this launcher."""
@@ -121,6 +136,17 @@ class Watches:
         self.all: tuple[Watch, ...] = tuple(
             watch for module in features.loaded("launcher") for watch in module.watches(run)
         )
+
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """``write``, preceded by what the watches do with the output of workers."""
+        for watch in self.all:
+            write = watch.on_output(write)
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready; raises LaunchError if the run cannot go on."""
+        for watch in self.all:
+            watch.on_nodes_ready(workers)
 
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""

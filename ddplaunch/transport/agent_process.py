@@ -199,7 +199,5 @@ def _is_piped(config: LaunchConfig, name: str) -> bool:
     filters = config.output.duplicate_stdout_filters if name == "stdout" else config.output.duplicate_stderr_filters
     is_filtered = config.output.show_ranks is not None or config.output.show_local_ranks is not None
     is_logged = config.output.tee.covers(0, stream) or config.output.redirects.covers(0, stream)
-    is_watched = config.timeouts.hang_timeout_s is not None or any(
-        injection.after_line for injection in config.injections
-    )
+    is_watched = config.timeouts.hang_timeout_s is not None or bool(config.injections)
     return is_logged or is_filtered or is_watched or bool(filters or config.output.line_prefix)
