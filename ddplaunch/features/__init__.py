@@ -22,8 +22,9 @@ class Feature(NamedTuple):
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
-    ``options``: in the launcher, and only if the user has set one of ``fields``. It may have ``check(config)``, which
-    raises UsageError for values that are invalid, when the configuration is made.
+    ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which raises
+    UsageError when the configuration is made, and ``check_start(config, stdout_fd)``, which does before a run starts.
+    ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
     Attributes:
@@ -45,7 +46,7 @@ FEATURES = (
     Feature("hangs", ("launcher", "agent", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
-    Feature("debug", ("launcher", "agent", "worker", "records")),
+    Feature("debug", ("launcher", "agent", "worker", "records", "options"), fields=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records", "options"), fields=("injections",)),
     Feature("page", ("launcher",)),
     Feature("metrics", ("launcher",), needs=("usage",)),
@@ -55,7 +56,7 @@ FEATURES = (
     Feature("ps"),
     Feature("plan"),
     Feature("check"),
-    Feature("functions", ("agent", "worker")),
+    Feature("functions", ("launcher", "agent", "worker", "target")),
     Feature("warm"),
     Feature("dry_run", ("agent", "worker")),
 )

@@ -9,6 +9,7 @@ import signal
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors
+from ddplaunch.launcher.display import failure_page
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import (
     AttemptResult,
@@ -104,3 +105,9 @@ def _exit_code(
         return errors.GAVE_UP
     # A broken agent may report the failure of a worker that ended by exit code 0.
     return first_failure.exit_code(first) or 1
+
+
+def with_leftovers(error: LaunchError | None, result: RunResult) -> LaunchError | None:
+    """``error``, which also says what the run has left on its nodes."""
+    left = failure_page.leftovers(result)
+    return error and errors.LaunchError(f"{error.message}; left: {left}", error.hint, error.exit_code)

@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
+from ddplaunch.launcher import control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
@@ -372,8 +372,8 @@ class Run:
             self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
         self._logs.close()
-        lost_values = after_run.lost_values(self._config, self._attempts.ended, self._folder, self._logs.incomplete)
-        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, self._shutdown.requests.count
+        error = self._shutdown.error or self._watches.failure(self._attempts.ended, self._logs.incomplete)
+        lost, count = self._nodes.lost, self._shutdown.requests.count
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -387,7 +387,7 @@ class Run:
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.on_agents_ended(result)
-        failure = after_run.with_leftovers(error, result) if lost else error
+        failure = outcome.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731

@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
-from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.debug.launcher import missing_terminal
+from ddplaunch.errors import LaunchError
 from ddplaunch.features.warm.records import KeepWarm
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
@@ -49,13 +48,6 @@ def node_names(config: LaunchConfig) -> tuple[str, ...]:
     if config.dry_run:
         return tuple(f"node{number}" for number in range(config.max_nodes))
     return (local_host_name(),)
-
-
-def check_terminal(config: LaunchConfig, stdout_fd: int) -> None:
-    """Raise UsageError if the configuration needs a terminal and this launcher, the only one of the run, has none."""
-    if config.workers.debug_on_error and not config.rendezvous and (problem := missing_terminal(stdout_fd)):
-        hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
-        raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
 
 
 def local_host_name() -> str:

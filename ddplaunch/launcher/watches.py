@@ -114,6 +114,13 @@ class Watch:
         """In the ``with`` block this process is suspended."""
         return contextlib.nullcontext()
 
+    def failure(self, last: AttemptResult, incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed although its ``last`` attempt may have not; None if this watch knows no reason.
+
+        ``incomplete`` is as in ``LogCollector``: by host, why not all of its files have been copied.
+        """
+        return None
+
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
         return result
@@ -182,6 +189,11 @@ class Watches:
             for watch in self.all:
                 stack.enter_context(watch.suspended())
             yield
+
+    def failure(self, attempts: Sequence[AttemptResult], incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed, if not by a worker, as the first watch says that knows a reason."""
+        failures = (watch.failure(attempts[-1], incomplete) for watch in self.all if attempts)
+        return next(filter(None, failures), None)
 
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """All agents have ended. Returns ``result`` with what all watches have found."""
