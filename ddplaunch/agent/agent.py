@@ -73,7 +73,6 @@ class Agent:
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
@@ -92,6 +91,7 @@ class Agent:
             NodeServices(
                 spec=spec,
                 placement=self._placement,
+                forkserver=self._forkserver,
                 rendezvous=self._rendezvous,
                 examiner=self._examiner,
                 gpus=self._gpus,
@@ -136,6 +136,11 @@ class Agent:
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
+
+    def on_run_ended(self) -> None:
+        """The last act, after ``run``."""
+        for part in self._parts:
+            part.on_run_ended()
 
     def close(self) -> tuple[int, ...]:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""

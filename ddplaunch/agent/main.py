@@ -115,7 +115,7 @@ def _execute(
         unkillable = agent.run()
         if inbox.is_closed.is_set():
             return None
-        agent.leave_keeper()
+        agent.on_run_ended()
         return unkillable
     except Exception as error:
         outbox.send(_describe(error, host))

@@ -22,8 +22,10 @@ class Feature(NamedTuple):
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
-    ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which raises
-    UsageError when the configuration is made, and ``check_start(config, stdout_fd)``, which does before a run starts.
+    ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which
+    raises UsageError when the configuration is made; ``check_start(config, stdout_fd)``, which does before a run
+    starts; and ``for_agent(config)``, a text that its part of each agent finds in ``AgentSpec.texts``.
+    ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
@@ -57,7 +59,7 @@ FEATURES = (
     Feature("plan"),
     Feature("check"),
     Feature("functions", ("launcher", "agent", "worker", "target")),
-    Feature("warm"),
+    Feature("warm", ("agent", "options", "early_agent"), fields=("keep_warm_s",)),
     Feature("dry_run", ("agent", "worker")),
 )
 """Their parts are called in this order: the last usage sample comes before what takes time."""
