@@ -9,11 +9,11 @@ from dataclasses import field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
-from ddplaunch.features.faults.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig
@@ -259,7 +259,7 @@ class LaunchConfig:
         interface: network interface between the nodes; None: detected.
         dry_run: all nodes are simulated on this machine, and their GPUs on the CPU.
         compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU.
-        injections: faults to inject in a dry run.
+        injections: faults to inject in a dry run, as on the command line: ``kill rank=3 after=5s``.
         task: the only worker of this launcher, where a scheduler started a process for every worker.
         slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
         health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
@@ -295,7 +295,7 @@ class LaunchConfig:
     interface: str | None = None
     dry_run: bool = False
     compile_on_cpu: bool = False
-    injections: tuple[FaultSpec, ...] = ()
+    injections: tuple[str, ...] = ()
     task: ScheduledTask | None = None
     slurm_job: SlurmJob | None = None
     health: HealthPolicy = "refuse"
@@ -357,6 +357,7 @@ class LaunchConfig:
     def _check_combinations(self) -> None:
         for error in ineffective_options(self, "error"):
             raise error
+        features.call("check", self)
 
 
 _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {

@@ -73,7 +73,6 @@ class Agent:
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
@@ -92,6 +91,7 @@ class Agent:
             NodeServices(
                 spec=spec,
                 placement=self._placement,
+                forkserver=self._forkserver,
                 rendezvous=self._rendezvous,
                 examiner=self._examiner,
                 gpus=self._gpus,
@@ -136,6 +136,11 @@ class Agent:
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
+
+    def on_run_ended(self) -> None:
+        """The last act, after ``run``."""
+        for part in self._parts:
+            part.on_run_ended()
 
     def close(self) -> tuple[int, ...]:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
@@ -209,8 +214,9 @@ class Agent:
         self._name_lookups.report_slow(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for worker in group.workers:
-            plan, socket_name = self._forkserver.plan, self._examiner.name
-            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, socket_name)
+            plan, placement, socket_name = self._forkserver.plan, self._placement, self._examiner.name
+            texts = {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
+            spec = worker_spec(self._spec, plan, placement, round_, worker, environ, texts, socket_name)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731

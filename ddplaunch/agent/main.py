@@ -19,10 +19,10 @@ from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.functions.records import RETURN_FILE
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
@@ -108,14 +108,14 @@ def _execute(
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = start_plan.prepare_node(order)
         if spec.sends_logs and spec.node_dir:
-            only = "" if spec.output.collect_logs else RETURN_FILE
+            only = "" if spec.output.collect_logs else RESULT_FILE
             logs.prepare(Path(spec.node_dir), inbox.is_closed, only)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox, warm)
         unkillable = agent.run()
         if inbox.is_closed.is_set():
             return None
-        agent.leave_keeper()
+        agent.on_run_ended()
         return unkillable
     except Exception as error:
         outbox.send(_describe(error, host))

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from ddplaunch.agent.events import AttemptFailure, Wait
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
+    from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.health.gpus_of_job import GpusOfJob
@@ -34,6 +36,7 @@ class NodeServices(NamedTuple):
     Attributes:
         spec: what the launcher wants of this node. The run id and the folder change later where nodes meet.
         placement: the devices and CPUs of the workers.
+        forkserver: starts the workers.
         rendezvous: the rounds of the run.
         examiner: asks workers for their flight records.
         gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
@@ -47,6 +50,7 @@ class NodeServices(NamedTuple):
 
     spec: AgentSpec
     placement: Placement
+    forkserver: ForkserverClient
     rendezvous: Rendezvous
     examiner: Examiner
     gpus: GpusOfJob | None
@@ -74,6 +78,13 @@ class Part:
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """An attempt begins. No worker of ``group`` runs yet."""
+
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
+
+        Called before each start of a worker, but not for a program or an interpreter without ddplaunch.
+        """
+        return {}
 
     def on_started(self) -> None:
         """All workers of the attempt run, or the attempt ends already."""
@@ -107,6 +118,9 @@ class Part:
 
     def before_next_attempt(self) -> None:
         """Another attempt follows. May wait until the node is ready for it."""
+
+    def on_run_ended(self) -> None:
+        """The run has ended in order, and no process of it is left: the last act of the agent. Must not raise."""
 
     def close(self) -> None:
         """End what the part has started."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
@@ -20,16 +21,24 @@ class Feature(NamedTuple):
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
+    ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
+    ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which
+    raises UsageError when the configuration is made; ``check_start(config, stdout_fd)``, which does before a run
+    starts; and ``for_agent(config)``, a text that its part of each agent finds in ``AgentSpec.texts``.
+    ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
+    ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
     Attributes:
         name: the folder.
         modules: those that it has.
+        fields: those of LaunchConfig that its module ``options`` is for.
         needs: features whose records and rules it imports.
     """
 
     name: str
     modules: tuple[str, ...] = ()
+    fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 
@@ -39,19 +48,19 @@ FEATURES = (
     Feature("hangs", ("launcher", "agent", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
-    Feature("debug", ("launcher", "agent", "records")),
-    Feature("faults", ("agent", "records")),
+    Feature("debug", ("launcher", "agent", "worker", "records", "options"), fields=("workers.debug_on_error",)),
+    Feature("faults", ("launcher", "agent", "records", "options"), fields=("injections",)),
     Feature("page", ("launcher",)),
     Feature("metrics", ("launcher",), needs=("usage",)),
     Feature("requeue", ("launcher",)),
     Feature("on_exit", ("launcher",)),
-    Feature("come_back"),
+    Feature("come_back", ("launcher",)),
     Feature("ps"),
     Feature("plan"),
     Feature("check"),
-    Feature("functions"),
-    Feature("warm"),
-    Feature("dry_run"),
+    Feature("functions", ("launcher", "agent", "worker", "target")),
+    Feature("warm", ("agent", "options", "early_agent"), fields=("keep_warm_s",)),
+    Feature("dry_run", ("agent", "worker")),
 )
 """Their parts are called in this order: the last usage sample comes before what takes time."""
 
@@ -59,6 +68,21 @@ FEATURES = (
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+
+
+def call(name: str, config: object, *args: object) -> dict[str, Any]:
+    """Call ``name`` of the modules ``options`` that have it, if ``config``, a LaunchConfig, sets one of their fields.
+
+    Returns the results by name of the feature.
+    """
+    used = (each.name for each in FEATURES if any(attrgetter(path)(config) for path in each.fields))
+    modules = ((feature, import_module(f"{__name__}.{feature}.options")) for feature in used)
+    return {feature: getattr(module, name)(config, *args) for feature, module in modules if hasattr(module, name)}
+
+
+def variable(name: str) -> str:
+    """The environment variable with the agent's text for the part of feature ``name`` in a worker."""
+    return f"DDPLAUNCH_FEATURE_{name.upper()}"
 
 
 @cache

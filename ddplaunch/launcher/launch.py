@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.errors import StartNotice
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder
@@ -88,7 +89,7 @@ def run(
         from ddplaunch.features.health import node_memory
 
         config = node_memory.prefer(config)
-    setup.check_terminal(config, stdout_fd)
+    features.call("check_start", config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
     posted = (*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP")
     with signals.post_signals(posted, mailbox.post, ends_process=ends_process):

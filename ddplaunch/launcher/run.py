@@ -16,8 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.faults.launcher import Injector
-from ddplaunch.launcher import after_run, control_socket, departure, outcome, setup
+from ddplaunch.launcher import control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
@@ -53,7 +52,6 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
-from ddplaunch.transport.local import signal_node
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -96,7 +94,8 @@ class Run:
         self._show, self._messages.record = self._messages.show, self._events.message
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
         self._attempts = Attempts(lambda result, evidence: self._watches.explain(result, evidence))
-        output = self._events.noting_first(console.output)
+        self._output = self._events.noting_first(console.output)
+        output = lambda header, data: self._output(header, data)  # noqa: E731  A watch may replace it.
         transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
@@ -107,17 +106,17 @@ class Run:
         self._connecting = ConnectionProgress(self._participants, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
-        self._injector = Injector(config.injections, partial(signal_node, run_tag, transport.node_names), self._pings)
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
         self._logs = LogCollector(logs, self._participants, self._messages, kind)
-        self._shutdown = Shutdown(config, self._nodes, self._injector, self._logs, self._messages)
+        self._shutdown = Shutdown(config, self._nodes, self._logs, self._messages)
         state = (self._participants, self._attempts, self._shutdown, self._events)
         self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
         handlers = (self._lost_nodes, self._on_node_event)
         self._given_up = GivenUp(config, self._participants, self._shutdown, *handlers, self._show)
-        parts = (self._nodes, self._participants, self._shutdown, self._messages, self._events)
+        parts = (self._nodes, self._participants, self._pings, self._shutdown, self._messages, self._events)
         self._watches = Watches(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
-        timed: tuple[Timed, ...] = (self._injector, self._connecting, self._logs, self._shutdown, self._nodes)
+        self._output = self._watches.on_output(self._output)
+        timed: tuple[Timed, ...] = (self._connecting, self._logs, self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*timed, *self._watches.all), mailbox)
 
     # The loop.
@@ -177,7 +176,6 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._injector.on_event(node, event)
         self._events.on_event(node.index, self._participants.indices, event)
         self._watches.on_node_event(node.index, event)
         match event:
@@ -253,7 +251,7 @@ class Run:
         node.workers = local_world_size
         by_host = self._connecting.on_agent_ready(node.index, local_world_size)
         if by_host:
-            self._injector.check(tuple(by_host.values()))
+            self._watches.on_nodes_ready(by_host)
             self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
             if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
@@ -331,8 +329,8 @@ class Run:
             self._on_folder_moved(moved)
         self._report_attempts(self._attempts.close())
         self._logs.close()
-        lost_values = after_run.lost_values(self._config, self._attempts.ended, self._folder, self._logs.incomplete)
-        error, lost, count = self._shutdown.error or lost_values, self._nodes.lost, self._shutdown.requests.count
+        error = self._shutdown.error or self._watches.failure(self._attempts.ended, self._logs.incomplete)
+        lost, count = self._nodes.lost, self._shutdown.requests.count
         result = outcome.result(
             run_id=self._run_id,
             attempts=self._attempts.ended,
@@ -342,12 +340,11 @@ class Run:
             unreachable_hosts=tuple(node.host for node in lost if node.unkillable_pids is None),
             duration_s=time.monotonic() - self._started_at,
             run_dir=str(self._folder) if self._folder else None,
-            describe_injections=self._injector.describe_effects,
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
         result = self._watches.on_agents_ended(result)
-        failure = after_run.with_leftovers(error, result) if lost else error
+        failure = outcome.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
         self._messages.run_ended(result, failure)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731

@@ -18,14 +18,16 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.control_socket import ControlRequest
+    from ddplaunch.launcher.control_socket import ControlRequest, Request
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.participants import Participants
+    from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.handle import WriteOutput
 
 NEVER = float("inf")
 
@@ -38,6 +40,7 @@ class RunServices(NamedTuple):
         run_tag: that of the run.
         nodes: the nodes whose agents this launcher starts.
         participants: those that take part, and their spares.
+        pings: those to agents on other machines; a watch may have another node pinged.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
         events: writes events.jsonl.
@@ -49,6 +52,7 @@ class RunServices(NamedTuple):
     run_tag: str
     nodes: Nodes
     participants: Participants
+    pings: Pings
     shutdown: Shutdown
     messages: UserMessages
     events: RunEvents
@@ -75,12 +79,27 @@ class RunEnd(NamedTuple):
 class Watch:
     """One part of a run, of all attempts. A method that a watch does not define does nothing."""
 
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """What is called with all output of workers, in any thread: ``write``, or a function that also calls it."""
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready. ``workers``: their number on each host.
+
+        Raises:
+            LaunchError: the run cannot go on.
+        """
+
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it; ``participants`` are the nodes of this launcher."""
 
     def on_posted(self, event: object) -> bool:
         """Handle an event that a thread of this watch has posted. Returns whether it was one of this watch's."""
         return False
+
+    def refuses(self, request: Request) -> str:
+        """Why the run cannot do now what ``request`` asks another watch for; empty if this watch knows no reason."""
+        return ""
 
     def on_request(self, request: ControlRequest) -> bool:
         """Answer a request on the control socket if it is one of this watch's. Returns whether it was."""
@@ -94,14 +113,16 @@ class Watch:
         """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
         return NEVER
 
-    @property
-    def needs_terminal(self) -> bool:
-        """Whether the run must not leave its terminal now."""
-        return False
-
     def suspended(self) -> contextlib.AbstractContextManager[None]:
         """In the ``with`` block this process is suspended."""
         return contextlib.nullcontext()
+
+    def failure(self, last: AttemptResult, incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed although its ``last`` attempt may have not; None if this watch knows no reason.
+
+        ``incomplete`` is as in ``LogCollector``: by host, why not all of its files have been copied.
+        """
+        return None
 
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
@@ -126,6 +147,17 @@ class Watches:
             watch for module in features.loaded("launcher") for watch in module.watches(run)
         )
 
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """``write``, preceded by what the watches do with the output of workers."""
+        for watch in self.all:
+            write = watch.on_output(write)
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready; raises LaunchError if the run cannot go on."""
+        for watch in self.all:
+            watch.on_nodes_ready(workers)
+
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
@@ -142,6 +174,8 @@ class Watches:
         elif isinstance(request.request, StopRun):
             request.answer(RunStops())
             self._run.shutdown.on_stop_request()
+        elif reason := next(filter(None, (watch.refuses(request.request) for watch in self.all)), ""):
+            request.answer(RequestRefused(reason))
         elif not any(watch.on_request(request) for watch in self.all):
             request.answer(RequestRefused("not a request that this version knows"))
 
@@ -158,6 +192,11 @@ class Watches:
             for watch in self.all:
                 stack.enter_context(watch.suspended())
             yield
+
+    def failure(self, attempts: Sequence[AttemptResult], incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed, if not by a worker, as the first watch says that knows a reason."""
+        failures = (watch.failure(attempts[-1], incomplete) for watch in self.all if attempts)
+        return next(filter(None, failures), None)
 
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """All agents have ended. Returns ``result`` with what all watches have found."""

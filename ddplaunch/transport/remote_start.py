@@ -91,8 +91,9 @@ except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
 agent = None
 if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
-    from ddplaunch.features.warm.keeper_client import take_over_here
-    agent = take_over_here(start, facts)
+    from ddplaunch import features
+    for module in features.loaded("early_agent"):
+        agent = agent or module.offer_here(start, facts)
 os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
 if agent:
     agent.follow()

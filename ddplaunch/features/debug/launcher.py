@@ -14,6 +14,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.debug.options import missing_terminal
 from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
@@ -27,6 +28,7 @@ from ddplaunch.features.debug.records import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.control import LeaveTerminal
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.control_socket import Request
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
@@ -63,14 +66,6 @@ _TIMEOUTS = (
     "meanwhile torch's own timeouts run: a rank that waits in a collective fails after 10 min (NCCL) or 30 min (gloo), "
     "unless the script sets more: init_process_group(timeout=...)"
 )
-
-
-def missing_terminal(stdout_fd: int) -> str:
-    """Why no debugger can have the terminal; empty if one can."""
-    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
-        if not os.isatty(fd):
-            return f"{name} of ddplaunch is not one"
-    return ""
 
 
 class TerminalEvent:
@@ -158,10 +153,10 @@ class Debugging(Watch):
         self._has_explained = self._is_announced = False
         self._column_is_0 = True
 
-    @property
-    def needs_terminal(self) -> bool:
-        """Whether a rank has the terminal, or waits for it."""
-        return bool(self._sessions)
+    def refuses(self, request: Request) -> str:
+        """The terminal is not left while a rank has it, or waits for it."""
+        is_needed = isinstance(request, LeaveTerminal) and self._sessions
+        return "a rank has stopped in a debugger and needs it" if is_needed else ""
 
     # Events.
 
