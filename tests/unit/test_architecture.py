@@ -100,7 +100,6 @@ SEAMS = {
     "protocol.rendezvous -> hangs.records",
     "protocol.rendezvous -> slow_ranks.records",
     "protocol.specs -> warm.records",
-    "system.process_activity -> hangs.tcp_bytes",
     "transport.agent_process -> warm.keeper_client",
     "transport.agent_process -> warm.keeper_files",
     "transport.agent_process -> warm.records",
