@@ -47,9 +47,6 @@ MAY_IMPORT = {
 
 SEAMS = {
     "agent.agent -> hangs.examiner",
-    "agent.events -> hangs.records",
-    "agent.events -> hangs.sampler",
-    "agent.events -> slow_ranks.records",
     "agent.main -> check.node_check",
     "agent.main -> functions.records",
     "agent.main -> ps.run_finder",

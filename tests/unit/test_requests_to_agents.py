@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.events import WorkersSampled
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.features.hangs import activity_watch
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
 from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, NodeEvidence, WorkersExamined
 from ddplaunch.mailbox import Mailbox

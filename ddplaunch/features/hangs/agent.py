@@ -8,9 +8,9 @@ from __future__ import annotations
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.parts import NEVER, NodeServices, Part
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, RanksAtFailure
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.agent.events import CollectivesRead
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +29,13 @@ if TYPE_CHECKING:
 _MAX_JOB_CALLS = 1 << 18
 _MIN_SENT = 256
 """Calls of all ranks in one sample, so that the launcher needs less than a second for them; but so many of each."""
+
+
+@dataclass(frozen=True)
+class CollectivesRead:
+    """Event: a thread has read when workers called collectives; ``record`` is for the launcher that watches the job."""
+
+    record: CollectivesSampled
 
 
 class _Load(NamedTuple):
