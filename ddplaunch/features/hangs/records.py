@@ -6,7 +6,7 @@ may be missing; ``missing_sources`` then says why.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
@@ -221,6 +221,10 @@ class ExamineWorkers(Order):
     number: Count
     is_requested: bool = False
     all_nodes_at: OneLine = ""
+
+    def for_own_node(self, endpoint: str) -> ExamineWorkers | None:
+        """As ``Order.for_own_node``: the user asks any launcher; the limits are watched by one."""
+        return replace(self, all_nodes_at=endpoint) if self.is_requested else None
 
 
 @dataclass(frozen=True)
