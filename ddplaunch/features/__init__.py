@@ -20,6 +20,7 @@ class Feature(NamedTuple):
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
+    ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
     Attributes:
@@ -36,7 +37,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature("usage", ("launcher", "agent", "records")),
     Feature("health", ("launcher", "agent", "records")),
-    Feature("hangs", ("launcher", "agent", "records")),
+    Feature("hangs", ("launcher", "agent", "plan", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "records")),

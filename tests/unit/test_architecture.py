@@ -46,19 +46,14 @@ MAY_IMPORT = {
 }
 
 SEAMS = {
-    "agent.agent -> hangs.examiner",
     "agent.main -> check.node_check",
     "agent.main -> functions.records",
     "agent.main -> ps.run_finder",
-    "agent.parts -> hangs.examiner",
     "agent.parts -> health.gpus_of_job",
     "agent.rendezvous.multi_node -> health.hardware_report",
     "agent.rendezvous.multi_node -> health.records",
     "agent.rendezvous.single_node -> health.records",
     "agent.workers.forkserver_client -> warm.keeper_start",
-    "agent.workers.placement -> hangs.nccl_ras",
-    "agent.workers.placement -> hangs.node_evidence",
-    "agent.workers.placement -> hangs.records",
     "agent.workers.placement -> hangs.worker_records",
     "agent.workers.worker -> faults.records",
     "cli.build_config -> faults.fault_spec",

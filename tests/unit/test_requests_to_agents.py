@@ -38,9 +38,7 @@ class Agent:
         )
         routes = Routes(self.reported.append, self.sent_to_launcher.append, self.mailbox.post)
         timeouts = TimeoutConfig(hang_report_s=None)
-        self.watch = ActivityWatch(
-            timeouts, group, Examiner(is_needed=False), lambda _: NodeEvidence(host="node1"), routes
-        )
+        self.watch = ActivityWatch(timeouts, group, Examiner(), lambda _: NodeEvidence(host="node1"), routes)
         self.sampled = 0
 
     def _request(self, *, resume: bool) -> None:

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.features.hangs import nccl_ras
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, stack_dump
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.protocol.start_method import StartPlan
@@ -48,30 +45,9 @@ class Placement:
     fake_gpus: FakeGpuConfig | None = None
     visible: tuple[str, ...] = ()
 
-    def throttled(self, local_rank: int) -> str:
-        """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
-        names = self.devices_of(local_rank)
-        if not names or self.fake_gpus:
-            return ""
-        from ddplaunch.features.hangs import node_evidence
-
-        return node_evidence.throttled(names[0])
-
-    def ask_node(self, host: str, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
-        """Ask NCCL, for the job of all nodes, and the GPUs of the workers; blocks for up to ``limit_s`` seconds."""
-        from ddplaunch.features.hangs import node_evidence  # Not at the start of the agent.
-
-        devices = frozenset(chain.from_iterable(self.devices)) if self.devices else None
-        return node_evidence.gather(host, self.ras_address if asks_nccl else "", devices, limit_s)
-
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
         """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
         return self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
-
-    @property
-    def ras_address(self) -> str:
-        """Where NCCL's RAS of the node's workers listens; empty if it does not, or only at NCCL's default address."""
-        return self.shared_environ.get(nccl_ras.VARIABLE, "")
 
 
 def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
@@ -94,8 +70,6 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     shared = environment.shared_environ(
         inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
     )
-    if not spec.fake_gpus:
-        shared.update(nccl_ras.own_address(inherited))
     fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)
     return Placement(nproc, variable, assigned, cpus, shared, fake_gpus, visible or ())

@@ -13,6 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.hangs import examiner
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
@@ -54,8 +55,17 @@ class SlowRanksPart(Part):
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
         if round_.world_size > 1 and self._node.spec.timeouts.hang_report_s is not None:
-            throttled = self._node.placement.throttled
-            self._sampling = CollectiveSampling(group, round_, self._node.examiner, throttled, self._node.post)
+            asking = examiner.of(self._node.worker_socket)
+            self._sampling = CollectiveSampling(group, round_, asking, self._throttled, self._node.post)
+
+    def _throttled(self, local_rank: int) -> str:
+        """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
+        names = self._node.placement.devices_of(local_rank)
+        if not names or self._node.placement.fake_gpus:
+            return ""
+        from ddplaunch.features.hangs import node_evidence
+
+        return node_evidence.throttled(names[0])
 
     def on_event(self, event: object) -> bool:
         """As ``Part.on_event``."""
@@ -93,7 +103,7 @@ class CollectiveSampling:
         examiner.on_accepted = self._announce
 
     def _announce(self) -> None:
-        """A worker has created a process group. Called in the examiner's thread."""
+        """A worker has created a process group. Called in the thread of the socket for workers."""
         if not self._is_announced:
             self._is_announced = True
             self._post(CollectivesRead(CollectivesSampled(self._group.attempt, 0, self._group.host)))
