@@ -179,7 +179,7 @@ class Run:
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
         self._injector.on_event(node, event)
-        self._events.on_event(node.index, self._nodes.participants, event)
+        self._events.on_event(node.index, event)
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):

@@ -81,7 +81,6 @@ SEAMS = {
     "launcher.launch -> health.node_memory",
     "launcher.launch -> metrics.metrics_file",
     "launcher.run -> faults.launcher",
-    "launcher.run_files.run_events -> hangs.records",
     "launcher.setup -> debug.launcher",
     "launcher.setup -> warm.records",
     "launcher.shutdown -> faults.launcher",

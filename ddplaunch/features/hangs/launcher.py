@@ -12,6 +12,7 @@ from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
+from ddplaunch.features.hangs.quiet_time import QuietTime
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import (
     EXAMINATION_S,
@@ -71,7 +72,7 @@ class _Examination:
 
 
 class HangWatch(Watch):
-    """Watches one run."""
+    """Watches one run. ``on_hang`` is called before the user is told that the job hangs."""
 
     def __init__(
         self,
@@ -83,6 +84,7 @@ class HangWatch(Watch):
         """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
         self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
         self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self.on_hang: Callable[[], None] = lambda: None
         self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
@@ -267,6 +269,7 @@ class HangWatch(Watch):
         elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
             self._reported = JobState.BUSY if examination.missing else found.job_state
             self._is_wait_known = True
+            self.on_hang()
             self._report(examination, found, self._first_line(examination, found))
         elif self._is_wait_due(examination.quiet_s) and not examination.missing:
             self._report_wait(examination)
@@ -289,6 +292,7 @@ class HangWatch(Watch):
     def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
         self._write(examination.ranks, examination.nodes, found)
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
+        self.on_hang()
         self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
@@ -371,4 +375,6 @@ def _explained(
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
     hangs = HangWatch(run.config, run.nodes.send, run.folder, run.messages)
-    return hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)
+    quiet = QuietTime(run.events.add)
+    hangs.on_hang = quiet.on_hang
+    return quiet, hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)
