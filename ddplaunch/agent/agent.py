@@ -47,6 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.launcher_agent import Report
 
@@ -213,9 +214,10 @@ class Agent:
         for part in self._parts:
             environ.update(part.worker_environ())
         for worker in group.workers:
-            plan = self._forkserver.plan
+            plan, placement = self._forkserver.plan, self._placement
+            texts = self._texts_for(worker) if plan.bootstrap else {}
             socket_name = self._worker_socket.open() if plan.bootstrap else ""
-            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, socket_name)
+            spec = worker_spec(self._spec, plan, placement, round_, worker, environ, texts, socket_name)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
@@ -224,6 +226,9 @@ class Agent:
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
             group.report_started(self._forkserver.import_s)
+
+    def _texts_for(self, worker: Worker) -> dict[str, str]:
+        return {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
 
     def _await_forkserver(self) -> None:
         self._forkserver.ensure_forkserver(self._outbox.send)

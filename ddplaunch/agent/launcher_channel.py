@@ -201,6 +201,8 @@ class Inbox:
             pass
         except wire.ProtocolError as error:
             self._send(Notice(f"the launcher sent an invalid record, so the agent stops its workers: {error}", -1))
+        except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
+            self._send(Notice(f"the agent stops its workers: {type(error).__name__}: {error}", -1))
         self._close()
 
     def _reset_timer(self, lost_after_s: float) -> None:

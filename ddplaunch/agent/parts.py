@@ -80,6 +80,13 @@ class Part:
         """Variables for the workers of the attempt, unless their environment has them."""
         return {}
 
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
+
+        Called before each start of a worker, but not for a program or an interpreter without ddplaunch.
+        """
+        return {}
+
     def on_started(self) -> None:
         """All workers of the attempt run, or the attempt ends already."""
 

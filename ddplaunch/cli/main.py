@@ -347,7 +347,7 @@ def _program_on_stdin(config: LaunchConfig) -> str:
     Raises:
         UsageError: stdin is a terminal or is closed, or the text is empty or too long; another Python runs it.
     """
-    from ddplaunch.features.functions.records import MAX_BYTES
+    from ddplaunch.protocol.agent_entry import MAX_TEXT_BYTES
 
     hint = "Give the program by a pipe or by `< FILE`, or save it to a file."
     if config.python and config.python != sys.executable:
@@ -355,9 +355,9 @@ def _program_on_stdin(config: LaunchConfig) -> str:
     if os.isatty(0):
         raise UsageError("-: stdin is a terminal", hint)
     with open(0, "rb", closefd=False) as stdin:
-        data = stdin.read(MAX_BYTES + 1)
-    if not 0 < len(data) <= MAX_BYTES:
-        raise UsageError(f"-: stdin has {'no program' if not data else f'over {MAX_BYTES} bytes'}", hint)
+        data = stdin.read(MAX_TEXT_BYTES + 1)
+    if not 0 < len(data) <= MAX_TEXT_BYTES:
+        raise UsageError(f"-: stdin has {'no program' if not data else f'over {MAX_TEXT_BYTES} bytes'}", hint)
     return data.decode("utf-8", "surrogateescape")
 
 

@@ -20,6 +20,7 @@ class Feature(NamedTuple):
 
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
+    ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
     ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
 
@@ -40,19 +41,19 @@ FEATURES = (
     Feature("hangs", ("launcher", "agent", "plan", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
-    Feature("debug", ("launcher", "agent", "records")),
+    Feature("debug", ("launcher", "agent", "worker", "records")),
     Feature("faults", ("agent", "records")),
     Feature("page", ("launcher",)),
     Feature("metrics", ("launcher",), needs=("usage",)),
     Feature("requeue", ("launcher",)),
     Feature("on_exit", ("launcher",)),
-    Feature("come_back"),
+    Feature("come_back", ("launcher",)),
     Feature("ps"),
     Feature("plan"),
     Feature("check"),
-    Feature("functions"),
+    Feature("functions", ("agent", "worker")),
     Feature("warm"),
-    Feature("dry_run"),
+    Feature("dry_run", ("agent", "worker")),
 )
 """Their parts are called in this order: the last usage sample comes before what takes time."""
 
@@ -60,6 +61,11 @@ FEATURES = (
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+
+
+def variable(name: str) -> str:
+    """The environment variable with the agent's text for the part of feature ``name`` in a worker."""
+    return f"DDPLAUNCH_FEATURE_{name.upper()}"
 
 
 @cache

@@ -43,11 +43,14 @@ _TRANSFER_S = 5.0
 _RETRY_S = 1.0
 
 
+Request = ExamineRun | StopRun | LeaveTerminal
+
+
 @dataclass(frozen=True)
 class ControlRequest:
     """A client's request. ``answer`` takes the one record that it gets; it may be called in any thread."""
 
-    request: ExamineRun | StopRun | LeaveTerminal
+    request: Request
     answer: Callable[[object], None]
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.control_socket import ControlRequest
+    from ddplaunch.launcher.control_socket import ControlRequest, Request
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.run_files.run_events import RunEvents
@@ -79,6 +79,10 @@ class Watch:
         """Handle an event that a thread of this watch has posted. Returns whether it was one of this watch's."""
         return False
 
+    def refuses(self, request: Request) -> str:
+        """Why the run cannot do now what ``request`` asks another watch for; empty if this watch knows no reason."""
+        return ""
+
     def on_request(self, request: ControlRequest) -> bool:
         """Answer a request on the control socket if it is one of this watch's. Returns whether it was."""
         return False
@@ -90,11 +94,6 @@ class Watch:
     def run_due(self, now: float) -> float:
         """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
         return NEVER
-
-    @property
-    def needs_terminal(self) -> bool:
-        """Whether the run must not leave its terminal now."""
-        return False
 
     def suspended(self) -> contextlib.AbstractContextManager[None]:
         """In the ``with`` block this process is suspended."""
@@ -139,6 +138,8 @@ class Watches:
         elif isinstance(request.request, StopRun):
             request.answer(RunStops())
             self._run.shutdown.on_stop_request()
+        elif reason := next(filter(None, (watch.refuses(request.request) for watch in self.all)), ""):
+            request.answer(RequestRefused(reason))
         elif not any(watch.on_request(request) for watch in self.all):
             request.answer(RequestRefused("not a request that this version knows"))
 

@@ -17,6 +17,12 @@ START_VARIABLE = "DDPLAUNCH_START"
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """The folder that contains the package."""
 
+TEXT_FD = 3
+"""Descriptor of a worker with the text of its program (``Program.text``)."""
+
+MAX_TEXT_BYTES = 16 << 20
+"""Limit of that text: one record has it (see ``wire.MAX_LINE_BYTES``)."""
+
 DROP_FIRST_PATH = "import os, sys; del sys.path[: not getattr(sys.flags, 'safe_path', False)]"
 """Text that removes the folder that ``python -c`` and ``python -m`` put first; with PYTHONSAFEPATH there is none."""
 

@@ -124,7 +124,6 @@ class ProcessSpec:
         env: the complete environment; None keeps the forkserver's.
         cpus: CPU affinity; None keeps it.
         cgroup: folder of a cgroup v2 that the process enters first; empty for none.
-        fake_gpus: simulated GPUs of a forked worker; an exec'd one has them on its command line.
     """
 
     tag: str
@@ -133,7 +132,6 @@ class ProcessSpec:
     env: dict[str, str] | None = None
     cpus: frozenset[Count] | None = None
     cgroup: str = ""
-    fake_gpus: FakeGpuConfig | None = None
 
 
 # Forkserver to agent.

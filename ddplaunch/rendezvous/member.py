@@ -301,6 +301,8 @@ class Member:
             self._mailbox.post(_Closed(first_line(error)))
         except (OSError, wire.ProtocolError) as error:
             self._mailbox.post(_Closed(f"malformed record: {error}"))
+        except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
+            self._mailbox.post(_Closed(f"{type(error).__name__}: {error}"))
 
     def _watch_main_loop(self) -> None:
         """Report the rendezvous as lost when the main loop hangs.

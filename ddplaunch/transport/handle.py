@@ -101,7 +101,8 @@ class AgentHandle(abc.ABC):
 
         Returns:
             Whether the stream was closed between two records; if not, the agent cannot be used any more. Invalid
-            input is reported in a Notice; an incomplete last record is not, since its writer was killed.
+            input and an unexpected error are reported in a Notice; an incomplete last record is not, since its writer
+            was killed.
         """
         try:
             while (received := wire.read_record(stream, self.accepted, _rare_records, self._decoding)) is not None:
@@ -112,6 +113,9 @@ class AgentHandle(abc.ABC):
             self._post(Notice(f"the agent {self._name} sent an invalid record and was given up: {error}", -1))
             return False
         except (OSError, EOFError):
+            return False
+        except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
+            self._post(Notice(f"the agent {self._name} was given up: {type(error).__name__}: {error}", -1))
             return False
         return True
 

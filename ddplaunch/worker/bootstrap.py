@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Literal, NoReturn
 
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.protocol import stack_dump
-from ddplaunch.protocol.agent_entry import is_own_module
+from ddplaunch.protocol.agent_entry import TEXT_FD, is_own_module
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
+from ddplaunch.worker import parts
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from ddplaunch.config import FakeGpuConfig
 
 MAX_MESSAGE_CHARS = 20_000
 MAX_TRACEBACK_CHARS = 200_000
@@ -55,15 +54,13 @@ after_script: Callable[[], None] | None = None
 
 _prepared: Callable[[], Callable[[], object]] | None = None
 _error_file, _pid = "", 0
+_parts: tuple[parts.WorkerPart, ...] = ()
 _keep_record: Callable[[BaseException, str], None] | None = None
-_leave_debugger: Callable[[], None] | None = None
-_debug_error: Callable[[BaseException], None] | None = None
 
 
 def prepare(
     how: Literal["script", "module", "function"],
     argv: tuple[str, ...],
-    fake_gpus: FakeGpuConfig | None = None,
     before: Callable[[], None] | None = None,
 ) -> None:
     """Prepare this process for the script, module or function, which ``OUTERMOST`` then runs.
@@ -73,23 +70,20 @@ def prepare(
     Args:
         how: kind of the first element of ``argv``.
         argv: path of the script or name of the module, then its arguments; the file that defines the function.
-        fake_gpus: GPUs of a dry run; None in a real one.
         before: called last before the script.
     """
-    global _prepared, _error_file, _pid
+    global _prepared, _error_file, _pid, _parts
     _error_file, _pid = os.environ.get("TORCHELASTIC_ERROR_FILE", ""), os.getpid()
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    stops = not os.environ.pop(examination.NO_STOP_VARIABLE, "")
-    stacks_file = os.environ.pop(stack_dump.VARIABLE, "")
-    _prepare_examination(stacks_file, os.environ.pop(examination.SOCKET_VARIABLE, ""), stops_in_debugger=stops)
-    _prepare_post_mortem(os.environ.pop(examination.POST_MORTEM_VARIABLE, ""))
+    _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
+    _parts = parts.load(os.environ)
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
-    if fake_gpus:
-        _install(fake_gpus)
+    for part in _parts:
+        part.before_script()
     if before:
         before()
 
@@ -120,8 +114,8 @@ class _Caught:
         global exit_code
         if _prepared is None:
             return False
-        if _leave_debugger:
-            _leave_debugger()
+        for part in _parts:
+            part.on_script_ended()
         if after_script:
             after_script()
         if error is None or isinstance(error, SystemExit):
@@ -149,32 +143,16 @@ class _Finished:
 caught, finished = _Caught(), _Finished()
 
 
-def _install(fake_gpus: FakeGpuConfig) -> None:
-    from ddplaunch.features.dry_run.fake_cuda import install
-
-    install(fake_gpus.gpus, compile_on_cpu=fake_gpus.compile_on_cpu)
-
-
-def _prepare_examination(stacks_file: str, socket_name: str, *, stops_in_debugger: bool) -> None:
+def _prepare_examination(stacks_file: str, socket_name: str) -> None:
     """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
-    global _keep_record, _leave_debugger
+    global _keep_record
     if stacks_file:
         _register_stack_dump(stacks_file)
     if socket_name:
-        from ddplaunch.features.debug import worker as debugger
         from ddplaunch.features.hangs import worker as responder
 
         responder.prepare(socket_name)
-        debugger.prepare(socket_name, _pid, stops_in_debugger)
-        _keep_record, _leave_debugger = responder.keep_record, debugger.release
-
-
-def _prepare_post_mortem(is_wanted: str) -> None:
-    global _debug_error
-    if is_wanted:
-        from ddplaunch.features.debug import worker as debugger
-
-        _debug_error = debugger.post_mortem
+        _keep_record = responder.keep_record
 
 
 def _register_stack_dump(stacks_file: str) -> None:
@@ -203,13 +181,16 @@ def _exit_with(error: BaseException, error_file: str) -> NoReturn:
         write_error_file(error, error_file)
         if _keep_record:
             _keep_record(error, os.path.dirname(error_file))
+        for part in _parts:
+            part.on_error(error, os.path.dirname(error_file))
     try:
         _show(error)
     except SystemExit as end:
         exit_code = _code_of(end)
         raise
-    if _debug_error and not isinstance(error, KeyboardInterrupt) and _pid == os.getpid():
-        _debug_error(error)
+    if not isinstance(error, KeyboardInterrupt) and _pid == os.getpid():
+        for part in _parts:
+            part.on_error_shown(error)
     if type(error) is KeyboardInterrupt:
         exit_code = -signal.SIGINT
         # Raised again, unprinted, so that the interpreter dies by SIGINT as usual (bpo-1054041).
@@ -250,9 +231,7 @@ def _prepare_script(argv: tuple[str, ...]) -> _Prepared:
 
 def _prepare_stdin() -> _Prepared:
     """The text that the launcher has read from its stdin, as if this process had read it from its own."""
-    from ddplaunch.features.functions.records import FD
-
-    with open(FD, "rb") as file:
+    with open(TEXT_FD, "rb") as file:
         text = file.read()
     _insert_first_path("")
 
@@ -282,10 +261,8 @@ def _prepare_module(argv: tuple[str, ...]) -> _Prepared:
 
 
 def _prepare_function(argv: tuple[str, ...]) -> _Prepared:
-    from ddplaunch.features.functions.worker import Function
-
     sys.orig_argv = [sys.executable, "-u", *argv]
-    function = Function(os.path.dirname(_error_file))
+    function = next(part.function for part in _parts if part.function)
 
     def call() -> Callable[[], object]:
         _reset_main()
@@ -327,7 +304,9 @@ def _script_traceback(error: BaseException) -> TracebackType | None:
 
 
 def _is_ours(path: str) -> bool:
-    return os.path.dirname(path) == os.path.dirname(_show.__code__.co_filename)
+    """Whether the file is in this package, or has a part of this worker."""
+    of_parts = (sys.modules[type(part).__module__].__file__ for part in _parts)
+    return os.path.dirname(path) == os.path.dirname(_show.__code__.co_filename) or path in of_parts
 
 
 def _show(error: BaseException) -> None:

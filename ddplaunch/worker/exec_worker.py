@@ -1,6 +1,6 @@
 """Entry file of a worker that starts in a new interpreter instead of a fork of the forkserver.
 
-``python -u exec_worker.py [--fake-gpus=GPUS,COMPILES] [-m | --function] script args``. The agent passes the path of
+``python -u exec_worker.py [-m | --function] script args``. The agent passes the path of
 this file: any interpreter can run it. Must only remove its own folder from ``sys.path``.
 """
 
@@ -26,18 +26,12 @@ def main() -> None:
     spec.loader.exec_module(sys.modules["ddplaunch"])
     from ddplaunch.worker import bootstrap
 
-    fake_gpus = None
-    if sys.argv[1].startswith("--fake-gpus="):
-        from ddplaunch.config import FakeGpuConfig
-
-        gpus, compile_on_cpu = sys.argv.pop(1).removeprefix("--fake-gpus=").split(",")
-        fake_gpus = FakeGpuConfig(int(gpus), compile_on_cpu == "1")
     if sys.argv[1] == "-m":
-        bootstrap.prepare("module", tuple(sys.argv[2:]), fake_gpus)
+        bootstrap.prepare("module", tuple(sys.argv[2:]))
     elif sys.argv[1] == "--function":
-        bootstrap.prepare("function", tuple(sys.argv[2:]), fake_gpus)
+        bootstrap.prepare("function", tuple(sys.argv[2:]))
     else:
-        bootstrap.prepare("script", tuple(sys.argv[1:]), fake_gpus)
+        bootstrap.prepare("script", tuple(sys.argv[1:]))
 
 
 if __name__ == "__main__":

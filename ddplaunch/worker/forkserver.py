@@ -14,11 +14,13 @@ import signal
 import socket
 import sys
 import warnings
+from collections import deque
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+from ddplaunch import features
 from ddplaunch.features.hangs import worker as responder
 from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
@@ -86,6 +88,7 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
                 hidden_by = preload.hiding_file(error, spec.script_dir) if module in preload.ALWAYS else ""
                 answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
+        deque(features.loaded("worker"), maxlen=0)  # For all workers at once.
     responder.watch(sys.modules.get("torch.distributed.distributed_c10d"))
     late_import.choose_modules()
     answer(sock, ForkserverReady(reason_not_to_fork(threads)))
@@ -215,7 +218,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
     how: Literal["module", "function", "script"] = spec.how if spec.how in ("module", "function") else "script"
     # A preloaded package may use torch without an import of its own.
     before = None if server.preload else late_import.hide_torch
-    return partial(bootstrap.prepare, how, spec.argv, spec.fake_gpus, before)
+    return partial(bootstrap.prepare, how, spec.argv, before)
 
 
 def _open_files_limit() -> int:

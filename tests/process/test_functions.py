@@ -138,6 +138,7 @@ def test_the_exception_of_a_worker_is_shown_and_raised_by_check(tmp_path: Path):
     page = done.stderr[done.stderr.index("the job failed") :]
     assert 'job.py", line 6, in work' in page
     assert "bootstrap" not in page
+    assert "functions/worker.py" not in page
     assert "function.py" not in page
 
 

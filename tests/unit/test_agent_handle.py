@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import threading
+
+import pytest
 
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import Notice, Pong
@@ -51,3 +54,13 @@ def test_a_large_record_that_cannot_be_decoded_delays_nobody() -> None:
     assert isinstance(reader.read[0], Notice)
     assert not handle._decodes_large.locked()
     assert reader.delayed_until < float("inf")
+
+
+def test_an_unexpected_error_of_the_thread_that_reads_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a module that an upgrade of the package has removed: the run must not wait for ever."""
+    monkeypatch.setattr(wire, "read_record", lambda *_: importlib.import_module("ddplaunch.gone"))
+    reader = Reader()
+    reader.thread.join()
+    [notice] = reader.read
+    assert isinstance(notice, Notice)
+    assert notice.text.endswith("was given up: ModuleNotFoundError: No module named 'ddplaunch.gone'")

@@ -29,6 +29,7 @@ from ddplaunch.features.debug.records import (
     TypeKeys,
 )
 from ddplaunch.launcher.display import terminal
+from ddplaunch.protocol.control import LeaveTerminal, StopRun
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
@@ -152,6 +153,13 @@ def test_the_lowest_of_those_that_stop_together_begins(job: Job) -> None:
     assert "with --debug-ranks 1 only this rank stops" in job.console.text
     assert job.console.is_held
     assert len(job.console.noted) == 1, "also in console.log"
+
+
+def test_the_run_keeps_a_terminal_that_a_rank_needs(job: Job) -> None:
+    assert not job.debugging.refuses(LeaveTerminal("tag"))
+    job.stop(1)
+    assert job.debugging.refuses(LeaveTerminal("tag")) == "a rank has stopped in a debugger and needs it"
+    assert not job.debugging.refuses(StopRun("tag"))
 
 
 def test_when_all_have_stopped_nobody_is_waited_for(job: Job) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
-from ddplaunch.features.come_back import terminal_exit
-from ddplaunch.protocol.control import RequestRefused, TerminalLeft
+from ddplaunch.features.come_back import launcher
+from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, TerminalLeft
 from ddplaunch.system import terminal
 
 
@@ -41,8 +43,13 @@ def own(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     return calls
 
 
-def answer(messages: Messages, *, is_debugged: bool = False) -> object:
-    return terminal_exit.leave_terminal(Nodes(), messages, is_debugged=is_debugged)  # type: ignore[arg-type]
+def answer(messages: Messages) -> object:
+    run = SimpleNamespace(nodes=Nodes(), messages=messages)
+    answers: list[object] = []
+    request = SimpleNamespace(request=LeaveTerminal("tag"), answer=answers.append)
+    (watch,) = launcher.watches(run)  # type: ignore[arg-type]
+    assert watch.on_request(request)  # type: ignore[arg-type]
+    return answers[0]
 
 
 def test_it_says_so_and_leaves(own: list[str]) -> None:
@@ -52,7 +59,6 @@ def test_it_says_so_and_leaves(own: list[str]) -> None:
 
 
 def test_what_needs_the_terminal_keeps_it(own: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert answer(Messages(), is_debugged=True) == RequestRefused("a rank has stopped in a debugger and needs it")
     assert "its only worker writes" in answer(Messages(has_terminal=True)).reason  # type: ignore[attr-defined]
     starting = Messages()
     starting.has_workers = False

@@ -10,6 +10,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
@@ -136,17 +137,20 @@ def worker_spec(
     round_: Round,
     worker: Worker,
     defaults: Mapping[str, str],
+    texts: Mapping[str, str],
     examination_socket: str = "",
 ) -> ProcessSpec:
-    """The ProcessSpec of one worker, with the complete environment. ``defaults`` have the lowest precedence."""
+    """The ProcessSpec of one worker, with the complete environment.
+
+    ``defaults`` have the lowest precedence; ``texts`` are for parts of the worker, by name of the feature.
+    """
     local_rank = worker.local_rank
     shared = {**defaults, **placement.shared_environ}
     error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
         env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
-    if plan.bootstrap:
-        env |= _debugger_environ(spec, worker)
+        env |= {features.variable(name): text for name, text in texts.items()}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)
     if placement.devices is not None:
@@ -154,15 +158,7 @@ def worker_spec(
     return ProcessSpec(
         tag=f"{round_.attempt}/{local_rank}",
         how=plan.how,
-        argv=worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank, placement.fake_gpus),
+        argv=worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank),
         env=env,
         cpus=placement.cpus[local_rank] if placement.cpus else None,
-        fake_gpus=placement.fake_gpus,
     )
-
-
-def _debugger_environ(spec: AgentSpec, worker: Worker) -> dict[str, str]:
-    ranks = spec.workers.debug_ranks
-    if ranks is not None and worker.rank not in ranks:
-        return {examination.NO_STOP_VARIABLE: "1"}
-    return {examination.POST_MORTEM_VARIABLE: "1"} if spec.workers.debug_on_error else {}

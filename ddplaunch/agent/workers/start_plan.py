@@ -23,7 +23,6 @@ from ddplaunch.system.files.run_folder import working_folder
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from ddplaunch.config import FakeGpuConfig
     from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program
     from ddplaunch.protocol.start_method import StartPlan
 
@@ -83,7 +82,7 @@ def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
     return plan
 
 
-def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: FakeGpuConfig | None) -> tuple[str, ...]:
+def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int) -> tuple[str, ...]:
     """The worker's ``ProcessSpec.argv`` for ``plan.how``."""
     program = spec.program
     local_rank_argument = (f"--local-rank={local_rank}",) if spec.workers.pass_local_rank else ()
@@ -91,8 +90,6 @@ def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int, fake_gpus: Fa
     if plan.how != "exec" or program.entry == "program":
         return script
     bootstrap: tuple[str, ...] = (EXEC_WORKER,) if plan.bootstrap else ()
-    if plan.bootstrap and fake_gpus:
-        bootstrap += (f"--fake-gpus={fake_gpus.gpus},{int(fake_gpus.compile_on_cpu)}",)
     flag = {"module": ("-m",), "function": ("--function",)}.get(program.entry, ())
     return (program.python, "-u", *bootstrap, *flag, *script)
 

@@ -22,6 +22,7 @@ from ddplaunch.system import linux
 if TYPE_CHECKING:
     import socket
 
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.agent.workers.worker_socket import Connection
     from ddplaunch.features.debug.agent_session import DebugSession
@@ -44,6 +45,13 @@ class DebugPart(Part):
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
         self._group = group
+
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """How its debuggers stop, and the socket that they ask for the terminal; see ``part`` in ``worker``."""
+        chosen, name = self._node.spec.workers.debug_ranks, self._node.worker_socket.open()
+        may_stop = chosen is None or worker.rank in chosen
+        how = "never" if not may_stop else "errors" if self._node.spec.workers.debug_on_error else "calls"
+        return {"debug": f"{how} {name}"} if name else {}
 
     def on_connection(self, connection: Connection) -> bool:
         """As ``Part.on_connection``: only a process that stops in a debugger binds its socket."""

@@ -27,6 +27,7 @@ from ddplaunch.features.debug.records import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.control import LeaveTerminal
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.control_socket import Request
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
@@ -158,10 +160,10 @@ class Debugging(Watch):
         self._has_explained = self._is_announced = False
         self._column_is_0 = True
 
-    @property
-    def needs_terminal(self) -> bool:
-        """Whether a rank has the terminal, or waits for it."""
-        return bool(self._sessions)
+    def refuses(self, request: Request) -> str:
+        """The terminal is not left while a rank has it, or waits for it."""
+        is_needed = isinstance(request, LeaveTerminal) and self._sessions
+        return "a rank has stopped in a debugger and needs it" if is_needed else ""
 
     # Events.
 

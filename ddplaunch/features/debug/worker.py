@@ -13,6 +13,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.worker import late_patch
+from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,6 +45,29 @@ else:
     worker.prepare(*{!r})
 """
 """Another interpreter may not have ddplaunch."""
+
+
+class _Debugger(WorkerPart):
+    def __init__(self, *, is_post_mortem: bool) -> None:
+        self._is_post_mortem = is_post_mortem
+
+    def on_script_ended(self) -> None:
+        release()
+
+    def on_error_shown(self, error: BaseException) -> None:
+        if self._is_post_mortem:
+            post_mortem(error)
+
+
+def part(text: str) -> WorkerPart:
+    """The part of this worker.
+
+    ``text``: at what the worker stops in a debugger (``never``, at ``calls`` of one, or at ``errors`` as well), and the
+    agent's socket.
+    """
+    how, _, socket_name = text.partition(" ")
+    prepare(socket_name, os.getpid(), how != "never")
+    return _Debugger(is_post_mortem=how == "errors")
 
 
 def prepare(socket_name: str, worker: int, stops: bool) -> None:

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, UsageError
-from ddplaunch.features.functions.records import MAX_BYTES, RETURN_FILE, FunctionCall, encode
+from ddplaunch.features.functions.records import RETURN_FILE, FunctionCall, encode
 from ddplaunch.launcher import setup
+from ddplaunch.protocol.agent_entry import MAX_TEXT_BYTES
 from ddplaunch.protocol.results import FunctionResult, RunResult
 from ddplaunch.text import quote, ranks, size
 
@@ -40,10 +41,10 @@ def encoded(function: Callable[..., object], args: Sequence[object], kwargs: Map
         UsageError: it cannot be pickled, or only with cloudpickle, which is not installed; or it is too large.
     """
     data, by_value = _pickled((function, tuple(args), dict(kwargs)), name_of(function))
-    if len(data) > MAX_BYTES:
+    if len(data) > MAX_TEXT_BYTES:
         hint = "Write large data to a file, and pass its path."
         raise UsageError(
-            f"{name_of(function)} and its arguments take {size(len(data))}, at most {size(MAX_BYTES)}", hint
+            f"{name_of(function)} and its arguments take {size(len(data))}, at most {size(MAX_TEXT_BYTES)}", hint
         )
     path, module = _main() if not by_value and _names_main(data) else ("", "")
     call = FunctionCall(

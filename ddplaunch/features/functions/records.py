@@ -1,7 +1,5 @@
 """A function that workers call: the record that brings it to them, and the file that brings back what it returned.
 
-The text of the script ``-`` comes on the same descriptor.
-
 Used by the launcher and by workers; agents pass the record on unread. Pure.
 """
 
@@ -10,14 +8,8 @@ from __future__ import annotations
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 
-FD = 3
-"""Descriptor of a worker with the encoded FunctionCall, or the text of the script ``-``."""
-
 RETURN_FILE = "return.pkl"
 """Name of the file with the pickled value that the function has returned, in the worker's folder."""
-
-MAX_BYTES = 16 << 20
-"""Limit of a pickled function with its arguments, and of a text: one record has it (see ``wire.MAX_LINE_BYTES``)."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,18 +15,21 @@ from multiprocessing import process, spawn
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.functions import records as function_call
+from ddplaunch.protocol.agent_entry import TEXT_FD
 from ddplaunch.system.files import kept_files
+from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
     from ddplaunch.features.functions.records import FunctionCall
 
 
-class Function:
+class Function(WorkerPart):
     """The function; a class so that the frame below it is this module's, which tracebacks leave out."""
 
     def __init__(self, folder: str) -> None:
-        """Read the call from its descriptor. The worker's ``folder`` gets the value."""
-        with open(function_call.FD, "rb") as file:
+        """Read the call from its descriptor. The worker's ``folder`` gets the value; empty: there is none."""
+        self.function = self
+        with open(TEXT_FD, "rb") as file:
             self._call = function_call.decode(file.read())
         self._folder = folder
         sys.argv = list(self._call.argv)
@@ -73,3 +76,6 @@ def _write(data: bytes, folder: str) -> None:
     if not folder:
         raise OSError("the value of the function cannot be returned: this worker has no folder")
     kept_files.write_whole(os.path.join(folder, function_call.RETURN_FILE), data)
+
+
+part = Function

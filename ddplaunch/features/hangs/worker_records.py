@@ -12,12 +12,6 @@ from __future__ import annotations
 SOCKET_VARIABLE = "DDPLAUNCH_EXAMINATION"
 """Name of the agent's socket; the worker's bootstrap removes the variable before the script runs."""
 
-POST_MORTEM_VARIABLE = "DDPLAUNCH_DEBUG_ON_ERROR"
-"""Set for a worker whose uncaught exception is to be debugged; the bootstrap removes it, too."""
-
-NO_STOP_VARIABLE = "DDPLAUNCH_NO_DEBUGGER"
-"""Set for a worker that must not stop in a debugger; the bootstrap removes it, too."""
-
 THREAD_NAME = b"ddplaunch-info"
 """Name of the thread that answers, in /proc/PID/task/TID/comm; at most 15 bytes."""
 

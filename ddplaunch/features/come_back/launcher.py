@@ -1,0 +1,49 @@
+"""``--leave``: a run in the foreground becomes independent of its terminal, which can then be closed.
+
+Runs in the launcher, in the main thread. The launcher keeps its session; it ignores SIGHUP and uses the terminal no
+more. console.log goes on.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import TYPE_CHECKING
+
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, TerminalLeft
+from ddplaunch.system import terminal
+
+if TYPE_CHECKING:
+    from ddplaunch.launcher.control_socket import ControlRequest
+    from ddplaunch.launcher.watches import RunServices
+
+
+class TerminalExit(Watch):
+    """Answers LeaveTerminal."""
+
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+
+    def on_request(self, request: ControlRequest) -> bool:
+        """Leave the terminal, unless the run needs it."""
+        if isinstance(request.request, LeaveTerminal):
+            request.answer(self._leave())
+            return True
+        return False
+
+    def _leave(self) -> TerminalLeft | RequestRefused:
+        messages = self._run.messages
+        if not terminal.is_own or threading.current_thread() is not threading.main_thread():
+            return RequestRefused("it was started by a Python program, which has the terminal")
+        if not messages.has_workers:
+            return RequestRefused("its workers have not started yet")
+        if messages.worker_has_terminal(self._run.nodes.all[0].handle.inherited_fds):
+            return RequestRefused("its only worker writes to the terminal itself (not with -t 3)")
+        messages.left_terminal()
+        terminal.leave()
+        return TerminalLeft()
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The parts of a run in the launcher."""
+    return (TerminalExit(run),)

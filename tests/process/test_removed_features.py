@@ -1,0 +1,80 @@
+"""A feature is a folder and a line: without them, everything else works."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import ddplaunch
+from ddplaunch.features import FEATURES
+from tests.support.runs import environment
+
+PACKAGE = Path(ddplaunch.__file__).parent
+RESTARTS = """
+import os, sys
+print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
+sys.exit(3 if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and os.environ["RANK"] == "1" else 0)
+"""
+IMPORT_CORE = """
+import importlib, pkgutil, sys, ddplaunch
+for module in pkgutil.walk_packages(ddplaunch.__path__, "ddplaunch."):
+    if not module.name.startswith("ddplaunch.features.") and not module.name.endswith("__main__"):
+        importlib.import_module(module.name)
+"""
+
+
+def without(name: str) -> set[str]:
+    """The feature, and those that need it."""
+    gone = {name}
+    while more := {each.name for each in FEATURES if gone & {*each.needs}} - gone:
+        gone |= more
+    return gone
+
+
+def copy_without(removed: set[str], target: Path) -> Path:
+    """The package without these folders and lines; files are links, so that nothing is compiled again."""
+    skip = {str(PACKAGE / "features" / name) for name in removed}
+    ignore = lambda folder, names: [name for name in names if os.path.join(folder, name) in skip]  # noqa: E731
+    copy = shutil.copytree(PACKAGE, target / "ddplaunch", copy_function=os.link, ignore=ignore)
+    listed = copy / "features" / "__init__.py"
+    lines = "|".join(rf'    Feature\("{name}"[^\n]*\n' for name in removed)
+    text, count = re.subn(lines, "", listed.read_text())
+    assert count == len(removed)
+    listed.unlink()  # A link to the original.
+    listed.write_text(text)
+    return target
+
+
+def run_copy(folder: Path, *arguments: str | Path, code: str = "") -> subprocess.CompletedProcess[str]:
+    code = code or "from ddplaunch.__main__ import main; main()"
+    command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {code}", *map(str, arguments)]
+    return subprocess.run(
+        command, capture_output=True, text=True, env=environment(), cwd=folder, timeout=60, check=False
+    )
+
+
+STILL_NEEDED = {"hangs", "slow_ranks", "health", "debug", "faults", "come_back", "ps", "functions", "warm"}
+"""The core imports them, see SEAMS in tests/unit/test_architecture.py."""
+
+REMOVABLE = [each.name for each in FEATURES if each.name not in STILL_NEEDED]
+
+
+@pytest.mark.parametrize("removed", [*([name] for name in REMOVABLE), REMOVABLE], ids="-".join)
+def test_a_job_fails_restarts_and_succeeds_without_the_feature(removed: list[str], tmp_path: Path) -> None:
+    folder = copy_without(set().union(*map(without, removed)), tmp_path)
+    script = tmp_path / "train.py"
+    script.write_text(RESTARTS)
+    done = run_copy(folder, "--nproc-per-node", "2", "--max-restarts", "1", script)
+    assert (done.returncode, sorted(re.findall(r"attempt \d", done.stdout))) == (
+        0,
+        ["attempt 0"] * 2 + ["attempt 1"] * 2,
+    ), done.stderr
+    assert run_copy(folder, "--help").returncode == 0
+    imported = run_copy(folder, code=f"exec({IMPORT_CORE!r})")
+    assert imported.returncode == 0, imported.stderr
