@@ -214,10 +214,9 @@ class Agent:
         for part in self._parts:
             environ.update(part.worker_environ())
         for worker in group.workers:
-            plan, placement = self._forkserver.plan, self._placement
+            plan = self._forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
-            socket_name = self._worker_socket.open() if plan.bootstrap else ""
-            spec = worker_spec(self._spec, plan, placement, round_, worker, environ, texts, socket_name)
+            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, texts)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731

@@ -38,7 +38,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature("usage", ("launcher", "agent", "records")),
     Feature("health", ("launcher", "agent", "records")),
-    Feature("hangs", ("launcher", "agent", "plan", "records")),
+    Feature("hangs", ("launcher", "agent", "worker", "plan", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "worker", "records")),

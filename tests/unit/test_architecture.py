@@ -54,7 +54,6 @@ SEAMS = {
     "agent.rendezvous.multi_node -> health.records",
     "agent.rendezvous.single_node -> health.records",
     "agent.workers.forkserver_client -> warm.keeper_start",
-    "agent.workers.placement -> hangs.worker_records",
     "agent.workers.worker -> faults.records",
     "cli.build_config -> faults.fault_spec",
     "cli.completion -> warm.keeper_files",
@@ -90,9 +89,6 @@ SEAMS = {
     "transport.agent_process -> warm.keeper_files",
     "transport.agent_process -> warm.records",
     "transport.local -> faults.fault_spec",
-    "worker.bootstrap -> hangs.worker",
-    "worker.bootstrap -> hangs.worker_records",
-    "worker.forkserver -> hangs.worker",
 }
 """Where the core still imports a feature. The list only gets shorter."""
 

@@ -14,7 +14,6 @@ from ddplaunch import features
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
@@ -138,7 +137,6 @@ def worker_spec(
     worker: Worker,
     defaults: Mapping[str, str],
     texts: Mapping[str, str],
-    examination_socket: str = "",
 ) -> ProcessSpec:
     """The ProcessSpec of one worker, with the complete environment.
 
@@ -149,7 +147,7 @@ def worker_spec(
     error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
-        env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
+        env[stack_dump.VARIABLE] = worker.open_stacks_file()
         env |= {features.variable(name): text for name, text in texts.items()}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)

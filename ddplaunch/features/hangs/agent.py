@@ -46,6 +46,11 @@ class HangPart(Part):
         """As ``Part.worker_environ``: where NCCL's RAS listens."""
         return self._ras_address
 
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """As ``Part.for_worker``: the socket that it connects to; see ``part`` in ``worker``."""
+        name = self._node.worker_socket.open()
+        return {"hangs": name} if name else {}
+
     def on_connection(self, connection: Connection) -> bool:
         """As ``Part.on_connection``: of a worker with a process group, which can be asked from now on."""
         return self._examiner.take(connection)
