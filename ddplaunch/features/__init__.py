@@ -22,7 +22,8 @@ class Feature(NamedTuple):
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
     ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
-    ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
+    ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
+    and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
 
     Attributes:
         name: the folder.
@@ -70,5 +71,5 @@ def variable(name: str) -> str:
 
 @cache
 def records(direction: str) -> tuple[type, ...]:
-    """The records of all features for ``TO_AGENT`` or ``FROM_AGENT``."""
+    """The records of all features for a direction, as in ``Feature``."""
     return tuple(record for module in loaded("records") for record in getattr(module, direction, ()))

@@ -82,7 +82,6 @@ SEAMS = {
     "launcher.setup -> debug.launcher",
     "launcher.setup -> warm.records",
     "launcher.shutdown -> faults.launcher",
-    "protocol.control -> hangs.records",
     "protocol.queries -> health.records",
     "protocol.specs -> warm.records",
     "transport.agent_process -> warm.keeper_client",

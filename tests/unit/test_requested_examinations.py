@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.hangs.records import ExamineWorkers, RankEvidence, WorkersExamined
+from ddplaunch.features.hangs.records import ExamineRun, ExamineWorkers, RankEvidence, RunExamined, WorkersExamined
 from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.control import FROM_LAUNCHER, ExamineRun, RequestRefused, RunExamined
+from ddplaunch.protocol.control import RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
 from ddplaunch.protocol.results import AttemptResult
 from ddplaunch.transport.handle import ChannelClosed
@@ -34,7 +34,7 @@ class Launcher:
 
     def ask(self) -> list[RunExamined | RequestRefused]:
         answers: list[RunExamined | RequestRefused] = []
-        take = lambda answer: answers.append(wire.decode(wire.encode(answer), FROM_LAUNCHER))  # noqa: E731
+        take = lambda answer: answers.append(wire.decode(wire.encode(answer), (RequestRefused, RunExamined)))  # noqa: E731
         self.examinations.on_request(ControlRequest(ExamineRun("job7"), take))
         self.examinations.run_due(0.0)
         return answers

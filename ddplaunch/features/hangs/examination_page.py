@@ -9,7 +9,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.rank_state import JobState, RankState, rank_state
-from ddplaunch.protocol.control import MAX_LINES
+from ddplaunch.features.hangs.records import MAX_LINES
 from ddplaunch.text import duration, plural, quote, ranks
 
 if TYPE_CHECKING:

@@ -12,6 +12,7 @@ from typing import Annotated
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import rank_list
+from ddplaunch.protocol.control import Answer, Request
 from ddplaunch.protocol.field_types import (
     Count,
     Limit,
@@ -293,5 +294,35 @@ class RanksAtFailure(Report, OfRanks):
         return [each.rank for each in self.ranks]
 
 
+MAX_LINES = 1000
+
+_Lines = Annotated[tuple[OneLine, ...], at_most(MAX_LINES)]
+
+
+@dataclass(frozen=True)
+class ExamineRun(Request):
+    """Client to launcher: find out what the workers do now; answered by RunExamined or RequestRefused."""
+
+    run_tag: OneLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExamined(Answer):
+    """Launcher to client, in answer to ExamineRun.
+
+    Attributes:
+        sentences: what the job does; who waits for whom.
+        lines: what each rank does and where it is, equal ranks together.
+        path: hang.txt with all stacks, on the launcher's machine; empty if it could not be written.
+        all_nodes_at: where only the launcher's own node was examined: the host whose launcher can examine all nodes.
+    """
+
+    sentences: _Lines
+    lines: _Lines = ()
+    path: OneLine = ""
+    all_nodes_at: OneLine = ""
+
+
 TO_AGENT = (ExamineWorkers, AbortHungAttempt)
 FROM_AGENT = (WorkerActivity, WorkersExamined, RanksAtFailure)
+TO_LAUNCHER, FROM_LAUNCHER = (ExamineRun,), (RunExamined,)

@@ -9,11 +9,18 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.records import EXAMINATION_S, ExamineWorkers, NodeEvidence, RankEvidence, WorkersExamined
+from ddplaunch.features.hangs.records import (
+    EXAMINATION_S,
+    ExamineRun,
+    ExamineWorkers,
+    NodeEvidence,
+    RankEvidence,
+    RunExamined,
+    WorkersExamined,
+)
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.control import ExamineRun, RunExamined
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
 from ddplaunch.text import plural, quote
 from ddplaunch.transport.handle import ChannelClosed
