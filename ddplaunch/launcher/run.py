@@ -391,7 +391,7 @@ class Run:
         result = self._watches.on_agents_ended(result)
         failure = after_run.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
-        self._messages.run_ended(result, failure)
+        self._messages.run_ended(result, failure, self._watches.report_lines(result))
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._watches.on_run_ended(RunEnd(result, error, self._nodes.lost_reasons, is_interrupted))
         self._messages.close()

@@ -104,6 +104,10 @@ class Watch:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
         return result
 
+    def report_lines(self, result: RunResult) -> Sequence[str]:
+        """Lines for the end of report.txt, which only a failed run has."""
+        return ()
+
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown. Begin what follows; only the user can interrupt it."""
 
@@ -163,6 +167,10 @@ class Watches:
         for watch in self.all:
             result = watch.on_agents_ended(result)
         return result
+
+    def report_lines(self, result: RunResult) -> list[str]:
+        """The lines of all watches for the end of report.txt."""
+        return [line for watch in self.all for line in watch.report_lines(result)]
 
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown: do what follows, and wait for it."""

@@ -75,7 +75,6 @@ SEAMS = {
     "config -> faults.fault_spec",
     "launcher.after_run -> functions.function_call",
     "launcher.display.console -> come_back.redraws",
-    "launcher.display.messages -> slow_ranks.slow_ranks",
     "launcher.launch -> health.node_memory",
     "launcher.launch -> metrics.metrics_file",
     "launcher.run -> faults.launcher",
