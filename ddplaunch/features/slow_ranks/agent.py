@@ -165,7 +165,8 @@ class CollectiveSampling:
         )
 
     def _times(self, rank: int, answer: Answer) -> Iterator[PackedTimes]:
-        from ddplaunch.features.hangs import call_times, flight_record
+        from ddplaunch.features.hangs import flight_record
+        from ddplaunch.features.slow_ranks import call_times
 
         try:
             found = flight_record.parse_times(answer.record, rank, self._group.host, self._newest)

@@ -149,8 +149,7 @@ class SlowRanksWatch(Watch):
         cost_s = max(answer.cost_s for answer in sample.answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
         self._loads = [load for answer in sample.answers for load in answer.loads]
-        from ddplaunch.features.hangs import call_times
-        from ddplaunch.features.slow_ranks import slow_ranks
+        from ddplaunch.features.slow_ranks import call_times, slow_ranks
 
         attempt, newest, post = self._attempt, dict(self._newest), self._post
 
