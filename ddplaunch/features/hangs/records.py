@@ -28,9 +28,6 @@ from ddplaunch.protocol.launcher_agent import Order, Report
 from ddplaunch.protocol.rank_list import RankList
 from ddplaunch.protocol.sender import OfRanks
 
-EXAMINATION_S = 20.0
-"""Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
-
 MAX_CALLS = 64
 """Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""
 

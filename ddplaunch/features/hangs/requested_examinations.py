@@ -9,12 +9,10 @@ from __future__ import annotations
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.hangs.examination import EXAMINATION_S, Examination
 from ddplaunch.features.hangs.records import (
-    EXAMINATION_S,
     ExamineRun,
     ExamineWorkers,
-    NodeEvidence,
-    RankEvidence,
     RunExamined,
     WorkersExamined,
 )
@@ -39,18 +37,10 @@ _MAX_PATH = 4096
 
 
 @dataclass
-class _Examination:
-    """``expected`` is empty until it is known which nodes answer."""
+class _Examination(Examination):
+    """One that the user has asked for."""
 
-    number: int
-    attempt: int
-    deadline: float
-    expected: set[int]
-    requests: list[ControlRequest]
-    answered: set[int] = field(default_factory=set)
-    ranks: list[RankEvidence] = field(default_factory=list)
-    nodes: list[NodeEvidence] = field(default_factory=list)
-    all_nodes_at: str = ""
+    requests: list[ControlRequest] = field(default_factory=list)
 
 
 class RequestedExaminations(Watch):
@@ -109,16 +99,8 @@ class RequestedExaminations(Watch):
         return {index for index, attempt in self._attempts.items() if attempt == self._attempt}
 
     def _on_examined(self, index: int, participants: Sequence[int], event: WorkersExamined) -> None:
-        examination = self._examination
-        if examination is None or event.number != examination.number or index in examination.answered:
-            return
-        examination.answered.add(index)
-        examination.ranks.extend(event.ranks)
-        examination.nodes.extend([event.node] if event.node else [])
-        examination.all_nodes_at = event.all_nodes_at
-        examination.expected = examination.expected or set(participants)
-        if examination.expected <= examination.answered:
-            self._conclude(examination)
+        if self._examination and self._examination.take(index, participants, event):
+            self._conclude(self._examination)
 
     def run_due(self, now: float) -> float:
         """Begin or end an examination. Returns when to call again."""
@@ -135,7 +117,7 @@ class RequestedExaminations(Watch):
         expected = set() if self._nodes_have_launchers else set(self._running)
         self._number += 1
         requests, self._waiting = self._waiting, []
-        self._examination = _Examination(self._number, self._attempt, now + EXAMINATION_S, expected, requests)
+        self._examination = _Examination(self._number, self._attempt, now + EXAMINATION_S, expected, requests=requests)
         self._send(ExamineWorkers(self._attempt, self._number, is_requested=True))
 
     def _conclude(self, examination: _Examination) -> None:
@@ -145,23 +127,20 @@ class RequestedExaminations(Watch):
             request.answer(answer)
 
     def _answer(self, examination: _Examination) -> RunExamined:
-        from ddplaunch.features.hangs import examination_page, hang_files
-        from ddplaunch.features.hangs.explanation import explain
-        from ddplaunch.features.hangs.gpus import with_gpus
+        from ddplaunch.features.hangs import examination_page
 
-        ranks, nodes, folder = examination.ranks, examination.nodes, self._folder()
-        found = with_gpus(explain(ranks), nodes)
-        path = hang_files.write(folder, examination.attempt, ranks, nodes, found) if folder and ranks else None
+        found = examination.explained()
+        path = examination.write(self._folder(), found)
         return RunExamined(
-            sentences=(*examination_page.sentences(ranks, found), *_missing(examination)),
-            lines=examination_page.lines(ranks),
+            sentences=(*examination_page.sentences(examination.ranks, found), *_missing(examination)),
+            lines=examination_page.lines(examination.ranks),
             path=quote(str(path), _MAX_PATH) if path else "",
             all_nodes_at=examination.all_nodes_at,
         )
 
 
 def _missing(examination: _Examination) -> list[str]:
-    count = len(examination.expected - examination.answered)
+    count = len(examination.missing)
     if not count and examination.answered:
         return []
     have = "has" if count == 1 else "have"
