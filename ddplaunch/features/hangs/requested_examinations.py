@@ -1,16 +1,20 @@
 """Has the workers examined because the user wants to know what they do (``--stacks``), whatever the limits say.
 
-Runs in the launcher, in the main thread. Requests that come during an examination share the next one. Must not decide
-anything about the job: ``hang_watch`` does.
+Runs in the launcher, in the main thread. Requests that come during an examination share the next one. The answer is
+what the job does in sentences, and a line for the ranks that do the same. Must not decide anything about the job:
+``HangWatch`` does.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.examination import EXAMINATION_S, Examination
+from ddplaunch.features.hangs.rank_state import JobState, RankState, rank_state
 from ddplaunch.features.hangs.records import (
+    MAX_LINES,
     ExamineRun,
     ExamineWorkers,
     RunExamined,
@@ -20,7 +24,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
-from ddplaunch.text import plural, quote
+from ddplaunch.text import duration, plural, quote, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
@@ -28,12 +32,14 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.hangs.explanation import Explanation
+    from ddplaunch.features.hangs.records import RankEvidence
 
 _NEVER = float("inf")
 _FIRST_NUMBER = 1 << 20
-"""Those of ``hang_watch`` are smaller: it must not take these answers for its own."""
+"""Those of ``HangWatch`` are smaller: it must not take these answers for its own."""
 
-_MAX_PATH = 4096
+_MAX_SENTENCE, _MAX_WHERE, _MAX_PATH = 1000, 200, 4096
 
 
 @dataclass
@@ -127,13 +133,11 @@ class RequestedExaminations(Watch):
             request.answer(answer)
 
     def _answer(self, examination: _Examination) -> RunExamined:
-        from ddplaunch.features.hangs import examination_page
-
         found = examination.explained()
         path = examination.write(self._folder(), found)
         return RunExamined(
-            sentences=(*examination_page.sentences(examination.ranks, found), *_missing(examination)),
-            lines=examination_page.lines(examination.ranks),
+            sentences=(*_sentences(examination.ranks, found), *_missing(examination)),
+            lines=_lines(examination.ranks),
             path=quote(str(path), _MAX_PATH) if path else "",
             all_nodes_at=examination.all_nodes_at,
         )
@@ -145,3 +149,38 @@ def _missing(examination: _Examination) -> list[str]:
         return []
     have = "has" if count == 1 else "have"
     return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {EXAMINATION_S:.0f} s"]
+
+
+def _sentences(evidences: Sequence[RankEvidence], found: Explanation) -> tuple[str, ...]:
+    """Whether the job moves; if not, ``found``'s explanation."""
+    running = [each for each in evidences if each.is_running]
+    if not running:
+        return ("nothing to examine: the workers have ended",)
+    window = f"in the last {max(each.window_s for each in running):.1f} s"
+    if found.job_state is JobState.MOVING:
+        moving = [each.rank for each in running if rank_state(each) is RankState.MOVING]
+        return (f"the job moves: {ranks(moving)} wrote output, or called or finished a collective, {window}",)
+    silent = f"no output for {duration(min(each.silent_s for each in running))}"
+    first = {
+        JobState.STUCK: f"nothing moved {window}; {silent}",
+        JobState.BUSY: f"some ranks wait for others, and some are busy {window}; {silent}",
+        JobState.QUIET: f"no rank waits for another; some are busy {window}; {silent}",
+    }[found.job_state]
+    return (first, *(quote(sentence, _MAX_SENTENCE) for sentence in found.sentences))
+
+
+def _lines(evidences: Sequence[RankEvidence]) -> tuple[str, ...]:
+    """``ranks 0, 2-3: waiting, at train.py:6 in step``; ordered by the lowest rank."""
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for evidence in evidences:
+        alike[_line(evidence)].append(evidence.rank)
+    groups = sorted(alike.items(), key=lambda item: min(item[1]))
+    shown = [f"{ranks(members)}: {text}" for text, members in groups[: MAX_LINES - 1]]
+    others = sum(len(members) for _, members in groups[MAX_LINES - 1 :])
+    return tuple([*shown, f"{plural(others, 'more rank')} elsewhere"] if others else shown)
+
+
+def _line(evidence: RankEvidence) -> str:
+    state = rank_state(evidence).value
+    parts = [state, f"at {quote(evidence.where, _MAX_WHERE)}" if evidence.where else "", evidence.blocked_state]
+    return ", ".join(quote(part, _MAX_WHERE) for part in parts if part)
