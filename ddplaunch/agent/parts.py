@@ -12,7 +12,7 @@ from ddplaunch import features
 from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ddplaunch.agent.events import AttemptFailure, Wait
     from ddplaunch.agent.launcher_channel import Outbox
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.hangs.examiner import Examiner
+    from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
     from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
@@ -38,7 +38,7 @@ class NodeServices(NamedTuple):
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
-        examiner: asks workers for their flight records.
+        worker_socket: what features run in a worker connects to it.
         gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
         outbox: sends records to the launcher.
         post: posts an event to the agent's mailbox; any thread may call it.
@@ -52,7 +52,7 @@ class NodeServices(NamedTuple):
     placement: Placement
     forkserver: ForkserverClient
     rendezvous: Rendezvous
-    examiner: Examiner
+    worker_socket: WorkerSocket
     gpus: GpusOfJob | None
     outbox: Outbox
     post: Callable[[object], None]
@@ -79,6 +79,10 @@ class Part:
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """An attempt begins. No worker of ``group`` runs yet."""
 
+    def worker_environ(self) -> Mapping[str, str]:
+        """Variables for the workers of the attempt, unless their environment has them."""
+        return {}
+
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
 
@@ -92,6 +96,13 @@ class Part:
     def on_event(self, event: object) -> bool:
         """Handle an event of the agent's mailbox if it is one of this part's. Returns whether it was."""
         return False
+
+    def on_connection(self, connection: Connection) -> bool:
+        """Take a connection to the socket for workers if it is for this part. In another thread. Returns whether."""
+        return False
+
+    def on_worker_exited(self, worker: Worker) -> None:
+        """A worker has ended. It is reaped next: until then its pid cannot be another's."""
 
     def run_due(self, now: float) -> float:
         """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""

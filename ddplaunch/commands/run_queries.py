@@ -19,7 +19,7 @@ from ddplaunch.features.ps import ps_page as page
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import ListRuns, RunsExamined, RunsFound
+from ddplaunch.protocol.queries import LauncherAnswer, LaunchersAnswered, ListRuns, RunsFound
 from ddplaunch.system.files import run_folders
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import KEEPER_ID
@@ -45,20 +45,20 @@ class QueriedHost(QueriedNode):
     Attributes:
         runs: the answer to ListRuns.
         unkillable_pids: the answer to EndRun.
-        examined: the answer to ExamineRuns.
+        answers: those of launchers, to AskLaunchers.
     """
 
     runs: RunsFound | None = None
     unkillable_pids: tuple[int, ...] | None = None
-    examined: RunsExamined | None = None
+    answers: tuple[LauncherAnswer, ...] | None = None
 
     def handle_event(self, event: object, received_s: float) -> None:
         """Store an answer of the agent."""
         match event:
             case RunsFound():
                 self.runs = event
-            case RunsExamined():
-                self.examined = event
+            case LaunchersAnswered(answers=answers):
+                self.answers = answers
             case AgentEnded(unkillable_pids=unkillable_pids):
                 self.unkillable_pids = unkillable_pids
             case ChannelClosed() if self.runs and self.unkillable_pids is not None:

@@ -22,12 +22,14 @@ class Feature(NamedTuple):
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
+    ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
     ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which
     raises UsageError when the configuration is made; ``check_start(config, stdout_fd)``, which does before a run
     starts; and ``for_agent(config)``, a text that its part of each agent finds in ``AgentSpec.texts``.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
-    ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
+    ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
+    and ``FROM_LAUNCHER`` what a command and a launcher say over the control socket.
 
     Attributes:
         name: the folder.
@@ -45,7 +47,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature("usage", ("launcher", "agent", "records")),
     Feature("health", ("launcher", "agent", "records")),
-    Feature("hangs", ("launcher", "agent", "records")),
+    Feature("hangs", ("launcher", "agent", "worker", "plan", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "worker", "records", "options"), fields=("workers.debug_on_error",)),
@@ -87,5 +89,5 @@ def variable(name: str) -> str:
 
 @cache
 def records(direction: str) -> tuple[type, ...]:
-    """The records of all features for ``TO_AGENT`` or ``FROM_AGENT``."""
+    """The records of all features for a direction, as in ``Feature``."""
     return tuple(record for module in loaded("records") for record in getattr(module, direction, ()))

@@ -176,7 +176,7 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._events.on_event(node.index, self._participants.indices, event)
+        self._events.on_event(node.index, event)
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
@@ -346,7 +346,7 @@ class Run:
         result = self._watches.on_agents_ended(result)
         failure = outcome.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
-        self._messages.run_ended(result, failure)
+        self._messages.run_ended(result, failure, self._watches.report_lines(result))
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, is_interrupted))
         self._messages.close()

@@ -9,7 +9,7 @@ from typing import Annotated, Literal, get_args
 
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.control import RunExamined
+from ddplaunch.protocol.control import Answer, Request
 from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Port, Seconds, Size, between
 from ddplaunch.protocol.specs import Program
 
@@ -23,7 +23,7 @@ PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
 
 @dataclass(frozen=True)
 class ListRuns:
-    """Launcher to agent: requests RunsFound, this user's runs on the machine. EndRun or ExamineRuns may follow."""
+    """Launcher to agent: requests RunsFound, this user's runs on the machine. EndRun or AskLaunchers may follow."""
 
 
 ENDING_EXTRA_S = 15.0
@@ -42,27 +42,28 @@ class EndRun:
 
 
 @dataclass(frozen=True)
-class ExamineRuns:
-    """Launcher to agent: have the launchers on this machine with this run id or run tag examine their workers.
+class AskLaunchers:
+    """Launcher to agent: make ``request`` to the launchers on this machine with this run id or run tag.
 
-    Answered by RunsExamined, after at most ``control.ANSWER_S``.
+    Answered by LaunchersAnswered, after at most ``control.ANSWER_S``. The agent sets the run tag in the request.
     """
 
     run_id: str
+    request: Request
 
 
 @dataclass(frozen=True)
 class LauncherAnswer:
-    """What the launcher ``pid`` has answered to ExamineRun; ``problem`` says why there is no answer."""
+    """What the launcher ``pid`` has answered; ``problem`` says why there is no answer."""
 
     pid: Pid
-    examined: RunExamined | None = None
+    answer: Answer | None = None
     problem: OneLine = ""
 
 
 @dataclass(frozen=True)
-class RunsExamined:
-    """Agent to launcher, in answer to ExamineRuns: one answer for each launcher."""
+class LaunchersAnswered:
+    """Agent to launcher, in answer to AskLaunchers: one answer for each launcher."""
 
     answers: tuple[LauncherAnswer, ...]
 
@@ -208,4 +209,4 @@ class ConnectResults:
     failed: tuple[tuple[OneLine, OneLine], ...]
 
 
-FROM_AGENT = (RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime)
+FROM_AGENT = (RunsFound, LaunchersAnswered, NodeReport, ConnectResults, NodeTime)

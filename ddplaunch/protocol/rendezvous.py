@@ -10,8 +10,6 @@ from dataclasses import field
 from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
-from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
@@ -279,9 +277,7 @@ TO_NODE = (
     RoundVerdict,
     AllNodesLeft,
     ReportOfNode,
-    ExamineWorkers,
-    SampleCollectives,
-    AbortHungAttempt,
+    OrderToNodes,
 )
 FROM_MEMBER = (
     MemberReady,

@@ -133,7 +133,7 @@ class Coordinator:
                 own = of_host(self._hosts[index], report)
                 return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
-                return [Outgoing(index, order) for index in self.participants if index in self._running]
+                return [Outgoing(index, record) for index in self.participants if index in self._running]
         return []
 
     def waiting_nodes(self) -> list[Outgoing]:

@@ -48,23 +48,12 @@ MAY_IMPORT = {
 }
 
 SEAMS = {
-    "agent.agent -> hangs.examiner",
-    "agent.events -> hangs.records",
-    "agent.events -> hangs.sampler",
-    "agent.events -> slow_ranks.records",
     "agent.main -> check.node_check",
     "agent.main -> ps.run_finder",
-    "agent.parts -> hangs.examiner",
     "agent.parts -> health.gpus_of_job",
-    "agent.rendezvous.multi_node -> hangs.records",
     "agent.rendezvous.multi_node -> health.hardware_report",
     "agent.rendezvous.multi_node -> health.records",
-    "agent.rendezvous.multi_node -> slow_ranks.records",
     "agent.rendezvous.single_node -> health.records",
-    "agent.workers.placement -> hangs.nccl_ras",
-    "agent.workers.placement -> hangs.node_evidence",
-    "agent.workers.placement -> hangs.records",
-    "agent.workers.placement -> hangs.worker_records",
     "cli.main -> check.check",
     "cli.main -> come_back.coming_back",
     "cli.main -> come_back.detached",
@@ -79,18 +68,9 @@ SEAMS = {
     "cli.pages -> page.command",
     "cli.pages -> page.serve",
     "commands.run_queries -> ps.ps_page",
-    "launcher.display.messages -> slow_ranks.slow_ranks",
     "launcher.launch -> health.node_memory",
     "launcher.launch -> metrics.metrics_file",
-    "launcher.run_files.run_events -> hangs.records",
-    "protocol.control -> hangs.records",
     "protocol.queries -> health.records",
-    "protocol.rendezvous -> hangs.records",
-    "protocol.rendezvous -> slow_ranks.records",
-    "system.process_activity -> hangs.tcp_bytes",
-    "worker.bootstrap -> hangs.worker",
-    "worker.bootstrap -> hangs.worker_records",
-    "worker.forkserver -> hangs.worker",
 }
 """Where the core still imports a feature. The list only gets shorter."""
 
@@ -283,7 +263,7 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
-    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording", "call_times"}
+    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording"}
     assert not of_hangs & pure
 
 

@@ -15,9 +15,7 @@ from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
 from ddplaunch.features.health import hardware_report
-from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     EndpointOpen,
@@ -109,6 +107,11 @@ class MultiNodeRendezvous:
     @property
     def _is_over(self) -> bool:
         return self._over_reason is not None
+
+    @property
+    def _endpoint(self) -> str:
+        """Where the node that serves the rendezvous is, for the user."""
+        return (self._client.endpoint if self._client else "") or "the node that serves the rendezvous"
 
     @property
     def worker_environ(self) -> dict[str, str]:
@@ -312,10 +315,9 @@ class MultiNodeRendezvous:
                 self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
-            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not serves:
+            case OrderToNodes(order=order) if not serves and (own := order.for_own_node(self._endpoint)):
                 # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
-                endpoint = self._client.endpoint if self._client else ""
-                self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
+                self._callbacks.post(own)
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
             case AssignNodes():
@@ -373,8 +375,8 @@ class MultiNodeRendezvous:
                 self._all_left = True
             case ReportOfNode() | NodeSilent():
                 self._callbacks.send(record)
-            case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
-                self._callbacks.post(record)
+            case OrderToNodes(order=order):
+                self._callbacks.post(order)
             case NodeTurnedAway():
                 self._callbacks.send(Notice(client.turned_away_message(record)))
             case RecordsRejected(count=count):

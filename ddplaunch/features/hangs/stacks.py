@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.hangs.records import ExamineRun, RunExamined
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S
-from ddplaunch.protocol.queries import ExamineRuns
+from ddplaunch.protocol.queries import AskLaunchers
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from ddplaunch.commands.query import Queries
     from ddplaunch.commands.run_queries import QueriedHost
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.protocol.control import RunExamined
     from ddplaunch.protocol.queries import LauncherAnswer, RunOnHost
 
 _END_S = ANSWER_S + 15
@@ -50,8 +50,8 @@ def stacks(
             raise_failures(queries)
             raise _without_launcher(run_id, parts)
         answers = _ask(queries, run_id, names)
-    examined = [(host, answer.examined) for host, answer in answers if answer.examined]
-    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.examined]
+    examined = [(host, found) for host, answer in answers if isinstance(found := answer.answer, RunExamined)]
+    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.answer]
     if not examined:
         if not problems:
             raise_failures(queries)
@@ -79,10 +79,10 @@ def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> 
 def _ask(queries: Queries[QueriedHost], run_id: str, names: Collection[str]) -> list[tuple[str, LauncherAnswer]]:
     machines = [machine for machine in queries.nodes if machine.name in names and not machine.failure]
     for machine in machines:
-        machine.handle.send(ExamineRuns(run_id))
+        machine.handle.send(AskLaunchers(run_id, ExamineRun("")))
         machine.deadline = time.monotonic() + _END_S
-    queries.wait(machines, lambda machine: machine.examined is not None)
-    return [(machine.name, answer) for machine in machines if machine.examined for answer in machine.examined.answers]
+    queries.wait(machines, lambda machine: machine.answers is not None)
+    return [(machine.name, answer) for machine in machines for answer in machine.answers or ()]
 
 
 def _page(host: str, answer: RunExamined, *, is_only: bool) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
-from ddplaunch.features.hangs import launcher_query
+from ddplaunch.features.ps import ask_launchers
 from ddplaunch.features.warm import records as keeper
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, wire
@@ -28,8 +28,8 @@ from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.protocol.queries import (
     ENDING_EXTRA_S,
     PROCESS_KINDS,
+    AskLaunchers,
     EndRun,
-    ExamineRuns,
     ProcessKind,
     RunOnHost,
     RunsFound,
@@ -81,10 +81,11 @@ class RunProcess:
 def serve(stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
     """Send RunsFound, and execute the order that may follow. Returns the pids that SIGKILL has not ended."""
     outbox.send(find_runs())
-    received = wire.read_record(stream, (EndRun, ExamineRuns))
-    if received and isinstance(received[0], ExamineRuns):
-        found = _processes_of(received[0].run_id, frozenset())
-        outbox.send(launcher_query.examine({(each.pid, each.tag) for each in found if each.kind == "launcher"}))
+    received = wire.read_record(stream, (EndRun, AskLaunchers))
+    if received and isinstance(order := received[0], AskLaunchers):
+        found = _processes_of(order.run_id, frozenset())
+        launchers = {(each.pid, each.tag) for each in found if each.kind == "launcher"}
+        outbox.send(ask_launchers.ask(launchers, order.request))
         return ()
     return _end_run(received[0], stream) if received else ()
 
