@@ -27,6 +27,7 @@ from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.gpus import GpusRead
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -66,7 +67,7 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        self._gpus = parts.gpus_of_job(spec, outbox.send, mailbox.post)
+        self._gpus = parts.gpus_of_job(spec, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         if self._gpus:
             self._gpus.placement = self._placement
@@ -288,6 +289,8 @@ class Agent:
                 return False
 
     def _handle_event(self, event: object) -> None:
+        if self._gpus and isinstance(event, GpusRead):
+            self._gpus.on_read(event)
         match event:
             case ProcessStarted():
                 self._on_started(event)

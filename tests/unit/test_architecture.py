@@ -54,7 +54,6 @@ SEAMS = {
     "agent.main -> functions.records",
     "agent.main -> ps.run_finder",
     "agent.parts -> hangs.examiner",
-    "agent.parts -> health.gpus_of_job",
     "agent.rendezvous.multi_node -> hangs.records",
     "agent.rendezvous.multi_node -> health.hardware_report",
     "agent.rendezvous.multi_node -> health.records",

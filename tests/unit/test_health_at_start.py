@@ -9,11 +9,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import parts
-from ddplaunch.agent.events import HealthEvent
+from ddplaunch.agent import gpus_of_job, parts
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import gpus_of_job
 from ddplaunch.features.health.agent import HealthPart
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol.gpus import GpuReading, GpusRead
@@ -40,7 +38,7 @@ class Node:
             rendezvous=rendezvous_config(),
         )
         self.is_stopping = False
-        gpus = parts.gpus_of_job(spec, self.sent.append, self.sent.append)
+        gpus = parts.gpus_of_job(spec, self.sent.append)
         assert gpus
         gpus.placement = PLACEMENT
         node: Any = SimpleNamespace(
@@ -52,12 +50,14 @@ class Node:
             wait=self._wait,
             is_stopping=lambda: self.is_stopping,
         )
-        self.part = HealthPart(node)
+        self.gpus, self.part = gpus, HealthPart(node)
         self._answers = answers
 
     def _wait(self, done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if self._answers:
-            self.part.on_event(HealthEvent(GpusRead(gpus=self._answers)))
+            read = GpusRead(gpus=self._answers)
+            self.gpus.on_read(read)
+            self.part.on_event(read)
         self.waits.append(done())
         assert deadline() - time.monotonic() < 4
         return done()
