@@ -17,7 +17,6 @@ from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
-from ddplaunch.features.health import hardware_report
 from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
@@ -58,7 +57,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -87,7 +85,7 @@ class MultiNodeRendezvous:
         self._round: Round | None = None
         self._next_attempt = self._restart_count = 0
         self._shares_host = self._is_complete = self._all_left = False
-        self._hardware = hardware_report.HardwareReport()
+        self._joined_time_s, self.clock_ahead_s = 0.0, (-_NEVER, _NEVER)
         self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
 
@@ -146,16 +144,11 @@ class MultiNodeRendezvous:
         names = (place,) if self._shares_host else (spec.host, place)
         spec, moved_to = node_folder.moved(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
-        if report := self._hardware.of(self._round.attempt, spec.host):
-            self.report_activity(report)
         return replace(spec, run_id=ready.run_id)
-
-    def describe(self, hardware: NodeHardware) -> None:
-        self._hardware.hardware = hardware
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
-        self._hardware.on_join()
+        self._joined_time_s = time.time()
         index, address = client.index or 0, client.server_address
         client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restart_count))
 
@@ -365,7 +358,8 @@ class MultiNodeRendezvous:
                 client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
-                self._hardware.on_formed(record)
+                if record.time_s:
+                    self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundVerdict():

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import findings
-from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
+from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, HardwareOfNode, NodeHardware, NodeHealth
 from ddplaunch.protocol.gpus import MAX_GPUS, GpuEvent, GpusRead
 from ddplaunch.system.files import folder_probe
 from ddplaunch.system.files.folder_probe import FolderState
@@ -46,6 +46,7 @@ class HealthPart(Part):
         self._is_on = spec.health != "off" and not spec.fake_gpus
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._is_probed = True
+        self._to_tell: NodeHardware | None = None
         self._findings: list[HealthFinding] = []
         self._group: WorkerGroup | None = None
         self._gpus: GpuFaults | None = None
@@ -63,7 +64,7 @@ class HealthPart(Part):
     # Before the first attempt.
 
     def may_take_part(self) -> bool:
-        """Wait for the first readings, and send them to the launcher. The other nodes are told what the node has."""
+        """Wait for the first readings, and send them to the launcher."""
         if not self._is_on:
             return True
         self._await_readings()
@@ -71,7 +72,8 @@ class HealthPart(Part):
             return True
         report = self._node_health()
         self._node.outbox.send(report)
-        self._node.rendezvous.describe(report.hardware)
+        if self._spec.rendezvous and not self._spec.launcher_assigns_rendezvous:
+            self._to_tell = report.hardware
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
             return True
@@ -114,11 +116,16 @@ class HealthPart(Part):
         self._is_probed = True
         self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
 
-    # After a failure, and before another attempt.
+    # Attempts.
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
-        """As ``Part.on_attempt``."""
-        self._group = group
+        """The first time, tell the launcher that watches the job what this node has, if that is another's."""
+        self._group, hardware, self._to_tell = group, self._to_tell, None
+        if hardware:
+            ahead_s = differences.certain_offset(*self._node.rendezvous.clock_ahead_s)
+            self._node.report(
+                HardwareOfNode(attempt=round_.attempt, host=self._spec.host, hardware=hardware, clock_ahead_s=ahead_s)
+            )
 
     def before_stop(self, failure: AttemptFailure | None) -> None:
         """If a worker has failed, ask for a fresh reading, which ``on_attempt_ended`` awaits."""
