@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import import_module
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from ddplaunch.config import LaunchConfig
 
 
 class Feature(NamedTuple):
@@ -26,24 +29,27 @@ class Feature(NamedTuple):
         name: the folder.
         modules: those that it has.
         needs: features whose records and rules it imports.
+        before_run: a setting, as an attribute of LaunchConfig, and a module: its ``prepare(config)`` checks and
+            completes the configuration of runs with this setting before anything starts, see ``prepared``.
     """
 
     name: str
     modules: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
+    before_run: tuple[str, str] | None = None
 
 
 FEATURES = (
     Feature("usage", ("launcher", "agent", "records")),
-    Feature("health", ("launcher", "agent", "records")),
+    Feature("health", ("launcher", "agent", "records"), before_run=("hosts", "node_memory")),
     Feature("hangs", ("launcher", "agent", "records")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "records")),
     Feature("faults", ("agent", "records")),
     Feature("page", ("launcher",)),
-    Feature("metrics", ("launcher",), needs=("usage",)),
-    Feature("requeue", ("launcher",)),
+    Feature("metrics", ("launcher",), needs=("usage",), before_run=("output.metrics_file", "metrics_file")),
+    Feature("requeue", ("launcher",), before_run=("slurm_job", "slurm_requeue")),
     Feature("on_exit", ("launcher",)),
     Feature("come_back"),
     Feature("ps"),
@@ -59,6 +65,18 @@ FEATURES = (
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+
+
+def prepared(config: LaunchConfig) -> LaunchConfig:
+    """``config`` of a run, as the features that it concerns have checked and completed it. Others are not imported.
+
+    Raises:
+        LaunchError: the run cannot do what the user wants.
+    """
+    for each in FEATURES:
+        if each.before_run and attrgetter(each.before_run[0])(config):
+            config = import_module(f"{__name__}.{each.name}.{each.before_run[1]}").prepare(config)
+    return config
 
 
 @cache
