@@ -22,8 +22,7 @@ _BASE = {"errors", "late_dataclass", "text", "version"}
 _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "cluster", "protocol", "system"}
 MAY_IMPORT = {
-    "cli": {*_LAUNCHER_SIDE, "commands", "launcher"},
-    "commands": {*_LAUNCHER_SIDE, "launcher", "transport"},
+    "cli": {*_LAUNCHER_SIDE, "launcher"},
     "launcher": {*_LAUNCHER_SIDE, "transport"},
     "launcher/display": {*_LAUNCHER_SIDE},
     "transport": {*_LAUNCHER_SIDE},
@@ -42,7 +41,7 @@ MAY_IMPORT = {
     "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
-    "features": {*_LAUNCHER_SIDE, "commands", "launcher", "transport", "agent", "worker", "cli"},
+    "features": {*_LAUNCHER_SIDE, "launcher", "transport", "agent", "worker", "cli"},
 }
 
 SEAMS = {
@@ -78,7 +77,6 @@ SEAMS = {
     "cli.pages -> page.command",
     "cli.pages -> page.serve",
     "cli.python_api -> functions.function_call",
-    "commands.run_queries -> ps.ps_page",
     "config -> faults.fault_spec",
     "launcher.after_run -> functions.function_call",
     "launcher.display.console -> come_back.redraws",
@@ -189,7 +187,7 @@ def test_the_core_imports_no_feature() -> None:
 
 def test_a_module_of_a_feature_belongs_to_one_process() -> None:
     """What runs in the launcher imports nothing that runs in an agent or a worker, and the other way round."""
-    of_launcher, of_agent = {"cli", "launcher", "commands", "transport"}, {"agent"}
+    of_launcher, of_agent = {"cli", "launcher", "transport"}, {"agent"}
     for file in FILES:
         if file.parts[0] == "features":
             reached = {top(room(MODULES[name])) for name in reached_from(dotted(file))}

@@ -7,10 +7,9 @@ import os
 
 import pytest
 
-from ddplaunch.commands import run_queries
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.hangs import launcher_query
-from ddplaunch.features.ps import ps
+from ddplaunch.features.ps import ps, run_queries
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import RunOnHost, RunsFound

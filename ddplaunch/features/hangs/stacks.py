@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S
 from ddplaunch.protocol.queries import ExamineRuns
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.commands.query import Queries
-    from ddplaunch.commands.run_queries import QueriedHost
     from ddplaunch.config import RemoteConfig
+    from ddplaunch.features.ps.run_queries import QueriedHost
     from ddplaunch.protocol.control import RunExamined
     from ddplaunch.protocol.queries import LauncherAnswer, RunOnHost
+    from ddplaunch.transport.queries import Queries
 
 _END_S = ANSWER_S + 15
 """Seconds for an agent: it finds the launchers again, and gives each ANSWER_S and a few seconds more."""

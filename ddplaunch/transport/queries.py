@@ -1,4 +1,4 @@
-"""Queries agents that run no job, for ``--ps``, ``--kill`` and ``--check``.
+"""Queries agents that run no job, such as those of ``--ps``, ``--kill`` and ``--check``.
 
 Runs in the process that the user started; events are handled in its main thread. An agent that sends no answer by its
 deadline has failed. The commands define the queries and use the answers.

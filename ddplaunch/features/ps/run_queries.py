@@ -13,7 +13,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.ps import ps_page as page
 from ddplaunch.late_dataclass import dataclass
@@ -27,6 +26,7 @@ from ddplaunch.transport import agent_process
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import ChannelClosed, discard_output
 from ddplaunch.transport.local import LocalHandle
+from ddplaunch.transport.queries import QueriedNode, Queries, first_deadline
 from ddplaunch.transport.remote_start import RemoteStart
 
 if TYPE_CHECKING:
