@@ -24,6 +24,8 @@ class Feature(NamedTuple):
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
     ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it.
+    ``queries``: the same for agents without a run. ``TO_AGENT`` names the module of the feature that answers each
+    query: its ``serve(query, stream, outbox)`` returns None, or at the end the pids that SIGKILL has not ended.
 
     Attributes:
         name: the folder.
@@ -42,7 +44,7 @@ class Feature(NamedTuple):
 FEATURES = (
     Feature("usage", ("launcher", "agent", "records")),
     Feature("health", ("launcher", "agent", "records"), before_run=("hosts", "node_memory")),
-    Feature("hangs", ("launcher", "agent", "records")),
+    Feature("hangs", ("launcher", "agent", "records", "queries"), needs=("ps",)),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "records")),
@@ -52,9 +54,9 @@ FEATURES = (
     Feature("requeue", ("launcher",), before_run=("slurm_job", "slurm_requeue")),
     Feature("on_exit", ("launcher",)),
     Feature("come_back"),
-    Feature("ps"),
+    Feature("ps", ("queries",)),
     Feature("plan"),
-    Feature("check"),
+    Feature("check", ("queries",), needs=("health",)),
     Feature("functions"),
     Feature("warm"),
     Feature("dry_run"),
@@ -80,6 +82,12 @@ def prepared(config: LaunchConfig) -> LaunchConfig:
 
 
 @cache
-def records(direction: str) -> tuple[type, ...]:
+def records(direction: str, module: str = "records") -> tuple[type, ...]:
     """The records of all features for ``TO_AGENT`` or ``FROM_AGENT``."""
-    return tuple(record for module in loaded("records") for record in getattr(module, direction, ()))
+    return tuple(record for each in loaded(module) for record in getattr(each, direction, ()))
+
+
+def answering(query: object) -> Any:
+    """The module that answers a query to an agent without a run."""
+    each = next(each for each in loaded("queries") if type(query) in each.TO_AGENT)
+    return import_module(f"{each.__package__}.{each.TO_AGENT[type(query)]}")

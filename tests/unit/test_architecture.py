@@ -49,9 +49,7 @@ SEAMS = {
     "agent.events -> hangs.records",
     "agent.events -> hangs.sampler",
     "agent.events -> slow_ranks.records",
-    "agent.main -> check.node_check",
     "agent.main -> functions.records",
-    "agent.main -> ps.run_finder",
     "agent.parts -> hangs.examiner",
     "agent.rendezvous.multi_node -> hangs.records",
     "agent.rendezvous.multi_node -> slow_ranks.records",
@@ -87,7 +85,6 @@ SEAMS = {
     "launcher.setup -> warm.records",
     "launcher.shutdown -> faults.launcher",
     "protocol.control -> hangs.records",
-    "protocol.queries -> health.records",
     "protocol.rendezvous -> hangs.records",
     "protocol.rendezvous -> slow_ranks.records",
     "protocol.specs -> warm.records",
@@ -290,7 +287,7 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     core = ("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     loaded = modules_loaded_by(*core, *(f"ddplaunch.features.{part}" for part in parts))
     assert "ddplaunch.features.hangs.launcher" in loaded
-    on_use = "ddplaunch.protocol.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
+    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."

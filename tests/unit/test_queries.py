@@ -10,9 +10,9 @@ import pytest
 from ddplaunch.config import RemoteConfig
 from ddplaunch.features.hangs import launcher_query
 from ddplaunch.features.ps import ps, run_queries
+from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.transport.handle import Post
 from tests.support.fake_agents import FakeHandle
 

@@ -17,10 +17,7 @@ from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS,
 from ddplaunch.features.check import gpu_rates_page, page
 from ddplaunch.features.check import job as check_job
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher import setup
-from ddplaunch.launcher.display.console import Console
-from ddplaunch.protocol.queries import (
+from ddplaunch.features.check.queries import (
     ConnectResults,
     ConnectToNodes,
     GetTime,
@@ -29,6 +26,9 @@ from ddplaunch.protocol.queries import (
     NodeReport,
     NodeTime,
 )
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher import setup
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import failures_table

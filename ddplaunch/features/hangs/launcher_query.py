@@ -13,6 +13,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.hangs.queries import ExamineRuns, LauncherAnswer, RunsExamined
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
@@ -23,24 +24,25 @@ from ddplaunch.protocol.control import (
     RequestRefused,
     RunExamined,
 )
-from ddplaunch.protocol.queries import LauncherAnswer, RunsExamined
 from ddplaunch.system import process_activity, unix_socket
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from ddplaunch.agent.launcher_channel import Outbox
 
 _TIMEOUT_S = ANSWER_S + 5
 _MAX_THREADS = 64
 _MAX_PROBLEM = 300
 
 
-def examine(launchers: Collection[tuple[int, str]]) -> RunsExamined:
-    """Ask all ``launchers``, given by pid and run tag, to examine their workers; returns within ``_TIMEOUT_S``."""
-    if not launchers:
-        return RunsExamined(())
-    with ThreadPoolExecutor(min(len(launchers), _MAX_THREADS)) as threads:
-        return RunsExamined(tuple(threads.map(_ask, *zip(*launchers, strict=True))))
+def serve(query: ExamineRuns, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Have launchers examine their workers, within ``_TIMEOUT_S``, and send RunsExamined."""
+    with ThreadPoolExecutor(min(len(query.launchers), _MAX_THREADS)) as threads:
+        outbox.send(RunsExamined(tuple(threads.map(_ask, *zip(*query.launchers, strict=True)))))
+    return ()
 
 
 def _ask(pid: int, run_tag: str) -> LauncherAnswer:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.features.ps import ps_page as page
+from ddplaunch.features.ps.queries import ENDING_EXTRA_S, EndRun
 from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.queries import ENDING_EXTRA_S, EndRun
 from ddplaunch.system import run_tags
 
 if TYPE_CHECKING:
