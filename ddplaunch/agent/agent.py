@@ -27,6 +27,7 @@ from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.agent.workers.worker_socket import WorkerSocket
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.gpus import GpusRead
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -67,7 +68,7 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        self._gpus = parts.gpus_of_job(spec, outbox.send, mailbox.post)
+        self._gpus = parts.gpus_of_job(spec, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         if self._gpus:
             self._gpus.placement = self._placement
@@ -291,7 +292,7 @@ class Agent:
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while True:
-            due = min(part.run_due(time.monotonic()) for part in self._parts)
+            due = min((part.run_due(time.monotonic()) for part in self._parts), default=_NEVER)
             if done():
                 return True
             limit = deadline() if callable(deadline) else deadline
@@ -302,6 +303,8 @@ class Agent:
                 return False
 
     def _handle_event(self, event: object) -> None:
+        if self._gpus and isinstance(event, GpusRead):
+            self._gpus.on_read(event)
         match event:
             case ProcessStarted():
                 self._on_started(event)

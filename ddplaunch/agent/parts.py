@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddplaunch.agent.events import AttemptFailure, Wait
+    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
@@ -22,7 +23,6 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
@@ -142,13 +142,13 @@ def load(node: NodeServices) -> tuple[Part, ...]:
     return tuple(module.part(node) for module in features.loaded("agent"))
 
 
-def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> GpusOfJob | None:
+def gpus_of_job(spec: AgentSpec, post: Callable[[object], None]) -> GpusOfJob | None:
     """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run.
 
     Who places the workers sets ``placement`` of the result.
     """
     if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
+    from ddplaunch.agent.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 
-    return GpusOfJob(spec, send, post)
+    return GpusOfJob(spec, post)

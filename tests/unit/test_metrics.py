@@ -27,6 +27,7 @@ from ddplaunch.features.usage.records import (
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
+from tests.support.configs import launch_config
 from tests.support.usage import sample
 
 STARTED = UsageStarted(
@@ -177,11 +178,15 @@ def test_a_slow_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def checked(path: Path) -> None:
+    metrics_file.prepare(launch_config(script="x.py", metrics_file=str(path)))
+
+
 @pytest.mark.parametrize("name", ["none/run.prom", ".", "pipe"])
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OptionError) as refused:
-        metrics_file.check(tmp_path / name)
+        checked(tmp_path / name)
     assert refused.value.exit_code == USAGE
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
@@ -192,7 +197,7 @@ def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path, monkeypatch
     mine.write_text("precious")
     monkeypatch.setattr(os, "urandom", bytes)
     link.symlink_to(mine)
-    for use in (metrics_file.check, lambda path: metrics_file.write(path, "x")):
+    for use in (checked, lambda path: metrics_file.write(path, "x")):
         with pytest.raises((OSError, OptionError), match="exists"):
             use(tmp_path / "run.prom")
         assert mine.read_text() == "precious"

@@ -15,7 +15,6 @@ from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
-from ddplaunch.features.health import hardware_report
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     EndpointOpen,
@@ -53,7 +52,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -83,7 +81,7 @@ class MultiNodeRendezvous:
         self._next_attempt = self._restarts_so_far = 0
         self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
-        self._hardware = hardware_report.HardwareReport()
+        self._joined_time_s, self.clock_ahead_s = 0.0, (-_NEVER, _NEVER)
         self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
 
@@ -148,18 +146,13 @@ class MultiNodeRendezvous:
         names = (place,) if self._shares_host else (spec.host, place)
         spec, moved_to = node_folder.moved(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
-        if report := self._hardware.of(self._round.attempt, spec.host):
-            self.report_activity(report)
         if self._max_restarts != spec.max_restarts:
             self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
         return replace(spec, run_id=ready.run_id, max_restarts=self._max_restarts)
 
-    def describe(self, hardware: NodeHardware) -> None:
-        self._hardware.hardware = hardware
-
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
-        self._hardware.on_join()
+        self._joined_time_s = time.time()
         index, address = client.index or 0, client.server_address
         client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restarts_so_far))
 
@@ -366,7 +359,8 @@ class MultiNodeRendezvous:
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
                 self._max_restarts = record.max_restarts
-                self._hardware.on_formed(record)
+                if record.time_s:
+                    self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundVerdict():

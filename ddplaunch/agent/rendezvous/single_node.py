@@ -6,6 +6,7 @@ only. Must not start or stop workers, nor decide anything about rounds: the coor
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
@@ -17,7 +18,6 @@ from ddplaunch.system.network import listen
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -28,7 +28,15 @@ T = TypeVar("T")
 
 
 class Rendezvous(Protocol):
-    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``."""
+    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``.
+
+    Attributes:
+        clock_ahead_s: this node's wall clock is ahead of that of the node that serves the rendezvous by so many seconds
+            at least, and at most. That node tells when, by its clock, this node's NodeJoined had arrived, and when it
+            sent the RoundFormed: so much is certain, however long the records were on their way.
+    """
+
+    clock_ahead_s: tuple[float, float]
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         """Wait for the next round. None at the end of the run.
@@ -39,9 +47,6 @@ class Rendezvous(Protocol):
         Raises:
             LaunchError: this node cannot join the other nodes.
         """
-
-    def describe(self, hardware: NodeHardware) -> None:
-        """What this node has, for the comparison with other nodes, if its launcher does not compare them."""
 
     def refuse(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
@@ -103,6 +108,7 @@ class SingleNodeRendezvous:
     """Rendezvous of a single node: it has a coordinator for itself, without a store."""
 
     stop_reason = None
+    clock_ahead_s = (-math.inf, math.inf)
 
     def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
         self._spec = spec
@@ -129,8 +135,6 @@ class SingleNodeRendezvous:
         self._coordinator.receive(NodeJoined(0, spec.host, size))
         listens = WorkersStoreListens(0, attempt, address, listener.getsockname()[1])
         return replace(self._answer(RoundFormed, listens).round, has_store=has_store), listener
-
-    def describe(self, hardware: NodeHardware) -> None: ...
 
     def refuse(self, reason: str) -> None: ...
 

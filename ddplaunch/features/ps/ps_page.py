@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.protocol.queries import PROCESS_KINDS
+from ddplaunch.features.ps.queries import PROCESS_KINDS
 from ddplaunch.system import run_tags
 from ddplaunch.text import KEEPER_ID, elapsed, plural, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddplaunch.protocol.queries import ProcessKind, RunOnHost, RunsFound
+    from ddplaunch.features.ps.queries import ProcessKind, RunOnHost, RunsFound
 
 _HEAD = ("run", "state", "script", "hosts", "processes", "memory")
 

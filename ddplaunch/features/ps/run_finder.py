@@ -20,20 +20,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
-from ddplaunch.features.ps import ask_launchers
-from ddplaunch.features.warm import records as keeper
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.protocol.queries import (
+from ddplaunch.features.ps.queries import (
     ENDING_EXTRA_S,
     PROCESS_KINDS,
-    AskLaunchers,
     EndRun,
+    ListRuns,
     ProcessKind,
     RunOnHost,
     RunsFound,
 )
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND, START_VARIABLE
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.text import KEEPER_ID, quote
@@ -78,16 +76,12 @@ class RunProcess:
         return self.process.pid
 
 
-def serve(stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
-    """Send RunsFound, and execute the order that may follow. Returns the pids that SIGKILL has not ended."""
+def serve(query: ListRuns | EndRun, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...] | None:
+    """Send RunsFound; or end a run, and return the pids that SIGKILL has not ended."""
+    if isinstance(query, EndRun):
+        return _end_run(query, stream)
     outbox.send(find_runs())
-    received = wire.read_record(stream, (EndRun, AskLaunchers))
-    if received and isinstance(order := received[0], AskLaunchers):
-        found = _processes_of(order.run_id, frozenset())
-        launchers = {(each.pid, each.tag) for each in found if each.kind == "launcher"}
-        outbox.send(ask_launchers.ask(launchers, order.request))
-        return ()
-    return _end_run(received[0], stream) if received else ()
+    return None
 
 
 # Finding runs.
@@ -115,6 +109,7 @@ def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
         launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
         script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
+        launchers=tuple(process.pid for process in found if process.kind == "launcher"),
     )
 
 
@@ -152,7 +147,7 @@ class _Inspected:
     def is_keeper(self) -> bool:
         """Whether it waits for runs with the state folder of this process."""
         is_ours = self.state_folder == run_folder.base_at_home(os.environ)
-        return self.command[:2] == keeper.COMMAND and not self.tag and is_ours
+        return self.command[:2] == KEEPER_COMMAND and not self.tag and is_ours
 
     @property
     def is_agent(self) -> bool:

@@ -16,9 +16,6 @@ KeptSeconds = Annotated[float, between(0, 7 * 86400)]
 MAX_REQUEST_BYTES = 4 << 20
 """An environment may have 2 MiB."""
 
-COMMAND = ("ddplaunch", "keeper")
-"""Begin of a keeper's command line in ps."""
-
 ANSWER_S = 1.0
 """Seconds for which a run waits for a keeper's answer before it starts its own agent."""
 
