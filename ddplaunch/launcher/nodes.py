@@ -177,7 +177,7 @@ class Nodes:
         node.state, node.facts = NodeState.RUNNING, facts
         node.handle.send(self._spec(node.index, node.handle.inherited_fds))
 
-    def give_up(self, node: Node) -> None:
+    def end_unused(self, node: Node) -> None:
         """The host of ``node`` cannot be used, and nothing was left there."""
         node.state, node.unkillable_pids = NodeState.DONE, ()
 
@@ -185,7 +185,7 @@ class Nodes:
         """Cancel all connections that are not established yet."""
         for node in self.all:
             if node.state is NodeState.CONNECTING:
-                self.give_up(node)
+                self.end_unused(node)
                 node.handle.end_input()
 
     def send(self, record: object) -> None:

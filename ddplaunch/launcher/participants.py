@@ -133,7 +133,7 @@ class Participants:
         self._failures.append(failure)
         if failure.cause in UNREACHABLE:
             node.loss = f"{node.host} could not be reached: {failure.message}"
-        self.nodes.give_up(node)
+        self.nodes.end_unused(node)
         self.continue_without(node)
 
     def continue_without(self, node: Node) -> None:
