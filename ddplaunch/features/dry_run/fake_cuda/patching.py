@@ -8,15 +8,15 @@ from __future__ import annotations
 import functools
 import pkgutil
 import sys
-from importlib.abc import MetaPathFinder
 from types import FrameType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ddplaunch.worker import late_patch
+
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from importlib.machinery import ModuleSpec
 
 _PACKAGE = __name__.rpartition(".")[0]
 _replacements: dict[int, tuple[Any, Any]] = {}
@@ -70,34 +70,7 @@ def replace_class(name: str, make: Callable[..., Any]) -> None:
 
 def when_imported(module: str, action: Callable[[], None]) -> None:
     """Call ``action`` after the import of ``module``, at once if it is imported already. Does not import it."""
-    if module in sys.modules:
-        action()
-        return
-    if not _later:
-        sys.meta_path.insert(0, _Finder())
-    _later[module] = action
-
-
-_later: dict[str, Callable[[], None]] = {}
-
-
-class _Finder(MetaPathFinder):
-    """Runs the actions of ``when_imported`` after the import of their modules."""
-
-    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        if fullname not in _later:
-            return None
-        others = (finder for finder in sys.meta_path if finder is not self)
-        spec = next(filter(None, (finder.find_spec(fullname, path, target) for finder in others)), None)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_act(module: ModuleType) -> None:
-                execute(module)
-                _later.pop(fullname)()
-
-            spec.loader.exec_module = execute_and_act  # type: ignore[method-assign]
-        return spec
+    late_patch.after_import(module, lambda _module: action())
 
 
 def replace_imported_names() -> None:
