@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
-TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HealthPolicy = Literal["off", "warn", "refuse"]
 
@@ -212,7 +211,7 @@ class RemoteConfig:
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
         environ: variables that all workers get, also those on this machine, as pairs.
-        by_srun: agents are started by SLURM's ``srun``, not over SSH.
+        transport: how hosts are reached: ``ssh``, ``srun``, or another row of ``transport.transports.TABLE``.
     """
 
     user: str | None = None
@@ -226,7 +225,7 @@ class RemoteConfig:
     python: str | None = None
     setup: str = ""
     environ: tuple[tuple[str, str], ...] = ()
-    by_srun: bool = False
+    transport: str = "ssh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -306,12 +305,18 @@ class LaunchConfig:
         self.timeouts.validate()
         self._check_values()
         self._check_nodes()
-        self._check_combinations()
+        for error in ineffective_options(self, "error"):
+            raise error
 
     @property
-    def transport(self) -> TransportName:
-        """How agents are started: as child processes, over SSH, or by ``srun``."""
-        return "local" if self.dry_run or not self.hosts else "srun" if self.remote.by_srun else "ssh"
+    def is_local(self) -> bool:
+        """Whether all agents of this launcher are its child processes."""
+        return self.dry_run or not self.hosts
+
+    @property
+    def transport(self) -> str:
+        """How agents are started: a name in ``transport.transports.TABLE``."""
+        return "local" if self.is_local else self.remote.transport
 
     @property
     def launcher_assigns_rendezvous(self) -> bool:
@@ -352,10 +357,6 @@ class LaunchConfig:
         if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
             problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
-
-    def _check_combinations(self) -> None:
-        for error in ineffective_options(self, "error"):
-            raise error
 
 
 _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {

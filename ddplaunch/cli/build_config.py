@@ -220,10 +220,10 @@ def _remote(
     options = completed.options
     forwards = bool(hosts or options["export"] or options["env_file"])
     remote = host_options.remote(options, environ, forwards=forwards)
-    is_by_ssh = options["dry_run"] or (hosts and not completed.by_srun)
+    is_by_ssh = options["dry_run"] or (hosts and completed.transport == "ssh")
     if remote.connect_timeout_s != RemoteConfig.connect_timeout_s and not is_by_ssh:
         raise UsageError("--connect-timeout has an effect only over SSH, with --hosts or --hostfile")
-    return replace(remote, by_srun=completed.by_srun)
+    return replace(remote, transport=completed.transport)
 
 
 def _check_supported(options: Mapping[str, Any]) -> None:

@@ -40,7 +40,7 @@ class GivenUp:
         show: Callable[[str, int], None],
     ) -> None:
         """``handle`` handles an event of a node; ``on_lost`` a node that is lost, for a reason, with a hint."""
-        self._is_local, self._shutdown = config.transport == "local", shutdown
+        self._is_local, self._shutdown = config.is_local, shutdown
         self._handle, self._on_lost, self._show = handle, on_lost, show
         self._ranks = NodeRanks(nodes)
         self._indices: set[int] = set()

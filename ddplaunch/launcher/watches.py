@@ -58,7 +58,7 @@ class Watches:
     ) -> None:
         """``folder`` returns the run's; ``post`` appends an event to the mailbox, in any thread."""
         self._nodes, self._shutdown, self._messages, self._run_tag = nodes, shutdown, messages, run_tag
-        self._is_local, self._folder = config.transport == "local", folder
+        self._is_local, self._folder = config.is_local, folder
         self._usage: UsageWatch | None = None
         self.hangs = HangWatch(config, nodes.send, folder, messages)
         self.slow_ranks = SlowRanksWatch(config, nodes.send, partial(messages.show, kind="slow_rank"), post)

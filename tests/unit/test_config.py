@@ -280,6 +280,6 @@ def test_a_device_that_no_node_accepts_is_refused_here(text: str) -> None:
 
 def test_options_of_ssh_are_refused_where_srun_starts_the_agents() -> None:
     hosts = {"hosts": (Host("a"), Host("b")), "min_nodes": 2, "max_nodes": 2}
-    launch_config(script="x.py", remote=RemoteConfig(by_srun=True, python="/opt/python"), **hosts)
+    launch_config(script="x.py", remote=RemoteConfig(transport="srun", python="/opt/python"), **hosts)
     with pytest.raises(UsageError, match="--ssh-port has an effect only over SSH, with --hosts or --hostfile"):
-        launch_config(script="x.py", remote=RemoteConfig(by_srun=True, port=2222), **hosts)
+        launch_config(script="x.py", remote=RemoteConfig(transport="srun", port=2222), **hosts)

@@ -124,7 +124,7 @@ def test_a_dry_run_of_hosts_has_their_slots_and_the_real_runs_command():
 
 def test_nodes_of_an_allocation_are_started_through_srun():
     notices = (StartNotice("detail", "SLURM job 7"), StartNotice("warning", "beware"))
-    found = plan(config(hosts=HOSTS, max_nodes=2, min_nodes=2, remote=RemoteConfig(by_srun=True), notices=notices))
+    found = plan(config(hosts=HOSTS, max_nodes=2, min_nodes=2, remote=RemoteConfig(transport="srun"), notices=notices))
     assert (found.starts, found.nodes[0].command[0], found.warnings[0]) == ("through srun", "srun", "beware")
     assert "started through srun" in page(found)
 

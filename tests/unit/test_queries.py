@@ -15,11 +15,12 @@ from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.transport.handle import Post
+from ddplaunch.transport.local import LocalTransport
 from tests.support.fake_agents import FakeHandle
 
 
 def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_queries, "_start_here", lambda _post: FakeHandle())
+    monkeypatch.setattr(LocalTransport, "_start_agent", lambda *_: FakeHandle())
     with run_queries.agents((), RemoteConfig()) as queries:
         [here] = queries.nodes
         assert here.deadline < math.inf
@@ -34,7 +35,7 @@ def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pyt
 def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
     option: str, is_verbose: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answering(post: Post) -> FakeHandle:
+    def answering(_self: LocalTransport, _index: int, post: Post, *_: object) -> FakeHandle:
         job = RunOnHost(
             run_tag="job7.0a1b2c",
             run_id="job7",
@@ -47,7 +48,7 @@ def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
         post(AgentEnded())
         return FakeHandle()
 
-    monkeypatch.setattr(run_queries, "_start_here", answering)
+    monkeypatch.setattr(LocalTransport, "_start_agent", answering)
     monkeypatch.setattr(setup, "local_host_name", lambda: "here")
     shown: list[str] = []
     if option == "ps":

@@ -73,7 +73,7 @@ def known_for_all_ranks(config: LaunchConfig, spec: AgentSpec, node: NodePlan, n
 
 def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: int) -> dict[str, str]:
     """The variables of ``environment.NAMES`` with one value for all workers of a node."""
-    here, inherited = is_here(config), inherited_environ(config)
+    here, inherited = config.is_local, inherited_environ(config)
     inherited_ours = {name: value for name, value in inherited.items() if name in environment.NAMES}
     tag = node_tag(f"{config.run_id}.<number>" if config.run_id else RUN_ID, names, index)
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
@@ -94,7 +94,7 @@ def _interfaces(config: LaunchConfig) -> dict[str, str]:
 
 def _ras_address(config: LaunchConfig, inherited: Mapping[str, str]) -> dict[str, str]:
     """The address that ``place_workers`` chooses; only the agent of another machine knows whether that has GPUs."""
-    is_chosen = not config.dry_run and is_here(config) and nccl_ras.own_address(inherited)
+    is_chosen = not config.dry_run and config.is_local and nccl_ras.own_address(inherited)
     return {nccl_ras.VARIABLE: "127.0.0.1:<a free port>"} if is_chosen else {}
 
 
@@ -142,12 +142,7 @@ def _environ(
 
 def inherited_environ(config: LaunchConfig) -> Mapping[str, str]:
     """The environment of an agent, as far as it is known here."""
-    return {**(os.environ if is_here(config) else {}), **dict(config.remote.environ)}
-
-
-def is_here(config: LaunchConfig) -> bool:
-    """Whether all agents of this launcher run on this machine."""
-    return config.transport == "local"
+    return {**(os.environ if config.is_local else {}), **dict(config.remote.environ)}
 
 
 def known_gpus(spec: AgentSpec, config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...] | None:
