@@ -20,7 +20,7 @@ from ddplaunch.cli import completion, pages
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import OPTIONS
-from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option
+from ddplaunch.cli.parser import INHERITED, GroupedCommand, ParsedOption
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
@@ -75,8 +75,6 @@ AFTER_OPTIONS = {
     ),
 }
 
-
-_DECLARED = [option for options in OPTIONS.values() for option in options]
 
 _UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": completion.files}
 ARGUMENTS = (
@@ -252,9 +250,9 @@ def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, optio
 def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     """A hint that names the variables which set the options ``names``; empty if none did."""
     inherited = ctx.meta.get(INHERITED, ()) if ctx else ()
-    variables = [
-        option.pet_variable for option in _DECLARED if option.long_name in inherited and option.long_name in names
-    ]
+    options = (option for options in command.groups.values() for option in options)
+    named = (option for option in options if option.long_name in inherited and option.long_name in names)
+    variables = [option.pet_variable for option in named]
     return f"Set in the environment: {', '.join(variables)}." if variables else ""
 
 
@@ -363,7 +361,7 @@ def _program_on_stdin(config: LaunchConfig) -> str:
 
 
 def _describe(error: click.ClickException) -> tuple[str, str]:
-    if not isinstance(error, click.BadParameter) or not isinstance(error.param, Option):
+    if not isinstance(error, click.BadParameter) or not isinstance(error.param, ParsedOption):
         return error.format_message(), ""
     name = error.param.long_name
     return f"{name}: {error.message.rstrip('.')}", _origin(error.ctx, [name])

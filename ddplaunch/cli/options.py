@@ -8,24 +8,16 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any, get_args
 
-import click
-
-from ddplaunch.cli.parser import GroupedCommand, Option, flag
 from ddplaunch.cli.run_options import EXISTING_RUNS, LEAVING_AND_COMING_BACK
 from ddplaunch.config import LaunchConfig, NumaBinding
+from ddplaunch.rows import Option, flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 STOP_SIGNALS = ",".join(LaunchConfig.signals)
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing:
-        click.echo(version_line())
-        ctx.exit()
 
 
 def version_line() -> str:
@@ -41,23 +33,13 @@ def version_line() -> str:
     return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
 
 
-def _print_short_help(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing and isinstance(ctx.command, GroupedCommand):
-        click.echo(
-            ctx.command.short_help_page(ctx, "All options and exit codes: ddplaunch --help. Documentation: --docs.")
-        )
-        ctx.exit()
+def _short_help(ctx: Any) -> object:
+    return ctx.command.short_help_page(ctx, "All options and exit codes: ddplaunch --help. Documentation: --docs.")
 
 
-def _print_docs_folder(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing:
-        click.echo(docs_folder())
-        ctx.exit()
-
-
-def _shows(name: str, text: str, callback: Callable[[click.Context, click.Parameter, bool], None]) -> Option:
+def _shows(name: str, text: str, prints: Callable[[Any], object]) -> Option:
     """An option that prints something and ends the command."""
-    return flag(name, text, pet=False, is_eager=True, expose_value=False, callback=callback)
+    return flag(name, text, pet=False, prints=prints)
 
 
 def docs_folder() -> Path:
@@ -82,7 +64,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "METHOD",
             "forkserver, fork: import torch once, then fork; spawn: an interpreter per worker. Default: forkserver.",
             "forkserver",
-            type=click.Choice(["forkserver", "spawn", "fork"]),
+            choices=("forkserver", "spawn", "fork"),
         ),
         Option("--preload", "A,B", "Modules to import before forking, besides torch.", pet=False),
         Option(
@@ -113,7 +95,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "HOW",
             "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no binding.",
             pet=False,
-            type=click.Choice(get_args(NumaBinding)),
+            choices=get_args(NumaBinding),
         ),
     ),
     "Restarts and stopping": (
@@ -192,7 +174,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--log-dir",
             "DIR",
             "Parent of the run folder, which has the logs; /dev/null: no files. Default: $XDG_STATE_HOME/ddplaunch.",
-            type=click.Path(file_okay=False, readable=False),
+            path="folder",
         ),
         Option(
             "--keep-runs",
@@ -242,7 +224,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "FILE",
             "Write what workers, GPUs and nodes do into FILE every 10 s, in Prometheus' text format. Default: none.",
             pet=False,
-            type=click.Path(dir_okay=False),
+            path="file",
         ),
         flag("--no-page", "Do not make run.html, the page of the run. Default: it is made.", pet=False),
         Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
@@ -378,8 +360,8 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         Option("--logs-specs", "NAME", "Must be default: plug-ins of torchrun's agent are not supported.", pet=False),
     ),
     "Other": (
-        _shows("--version", "Show versions.", _print_version),
-        _shows("--docs", "Show the folder with the documentation.", _print_docs_folder),
-        _shows("-h", "Show the most used options.", _print_short_help),
+        _shows("--version", "Show versions.", lambda _: version_line()),
+        _shows("--docs", "Show the folder with the documentation.", lambda _: docs_folder()),
+        _shows("-h", "Show the most used options.", _short_help),
     ),
 }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddplaunch.cli.parser import Option, flag
+from ddplaunch.rows import Option, flag
 
 LEAVING_AND_COMING_BACK = (
     flag(

@@ -24,6 +24,7 @@ from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
+from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, run_retention
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import transports
@@ -290,7 +291,7 @@ def transport_for(
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
-    transport: type[Transport] = transports.load(transports.row(config.transport).transport)
+    transport: type[Transport] = load(transports.row(config.transport).transport)
     return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)
 
 

@@ -5,9 +5,6 @@ Runs in the launcher. A row names its code, which is imported when a run or a co
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import Any
-
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 
@@ -67,9 +64,3 @@ def row(name: str) -> TransportRow:
         if each.name == name:
             return each
     raise UsageError(f"there is no transport {name}", f"There are: {', '.join(each.name for each in TABLE)}.")
-
-
-def load(path: str) -> Any:
-    """What ``module:name`` of a row names."""
-    module, _, name = path.partition(":")
-    return getattr(import_module(module), name)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     import argparse
 
 Launched = list[LaunchConfig]
-DECLARED = [option for options in main.OPTIONS.values() for option in options]
+DECLARED = [option for options in main.command.groups.values() for option in options]
 
 
 @pytest.fixture

@@ -284,5 +284,5 @@ def test_no_mark_of_a_scheduler_is_forwarded_by_a_pattern():
 
 
 def test_the_help_names_every_word():
-    [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.name == "cluster"]
-    assert all(word in (option.help or "") for word in WORDS)
+    [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.long_name == "--cluster"]
+    assert all(word in option.text for word in WORDS)

@@ -8,14 +8,15 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.launcher import setup
+from ddplaunch.rows import load
 from ddplaunch.transport import transports
 from ddplaunch.transport.handle import Transport, discard_output
 
 
 @pytest.mark.parametrize("row", transports.TABLE, ids=lambda row: row.name)
 def test_a_row_names_a_transport_and_its_command(row: transports.TransportRow) -> None:
-    assert issubclass(transports.load(row.transport), Transport)
-    assert not row.command or transports.load(row.command)("gpu1")
+    assert issubclass(load(row.transport), Transport)
+    assert not row.command or load(row.command)("gpu1")
 
 
 def test_an_unknown_transport_is_refused() -> None:

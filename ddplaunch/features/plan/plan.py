@@ -27,6 +27,7 @@ from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import env_forwarding, start_method
+from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.system.files.run_folder import working_folder
 from ddplaunch.transport import remote_start, transports
@@ -153,7 +154,7 @@ def _node(
         start = remote_start.agent_start(config, RUN_ID)
         reached = _ssh_address(config, index)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
-        command = transports.load(transports.row(config.remote.transport).command)
+        command = load(transports.row(config.remote.transport).command)
         return replace(node, reached=reached, command=command(spec.host))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
 
