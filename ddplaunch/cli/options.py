@@ -324,6 +324,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--deep",
             "With --check: measure each GPU (matrix product, memory, transfers to the others) and name the slow ones.",
             pet=False,
+            of="--check",
         ),
     ),
     "Leaving a run and coming back": LEAVING_AND_COMING_BACK,
@@ -346,7 +347,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=False,
             short="show what would be started; start nothing",
         ),
-        flag("--json", "With --plan: print JSON.", pet=False),
+        flag("--json", "With --plan: print JSON, for machines.", pet=False, of="--plan"),
         Option(
             "--inject",
             "'kill rank=3 after=5s'",

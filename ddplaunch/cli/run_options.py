@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from ddplaunch.cli import values
 from ddplaunch.rows import Option, flag
 
 LEAVING_AND_COMING_BACK = (
@@ -24,9 +25,23 @@ LEAVING_AND_COMING_BACK = (
         pet=False,
     ),
     Option("--logs", "RUN_ID", "Print the log files of a run's ranks.", pet=False),
-    Option("--ranks", "3,7", "With --logs: of these ranks. Default: all.", pet=False),
-    Option("--attempt", "N", "With --logs: of attempt N. Default: the last one.", pet=False),
-    flag("-f --follow", "With --logs: also print what follows, until the run ends.", pet=False),
+    Option(
+        "--ranks",
+        "3,7",
+        "With --logs: of these ranks. Default: all. Of a run, --ranks-filter chooses the ranks on the console.",
+        pet=False,
+        of="--logs",
+        parse=values.parse_ranks,
+    ),
+    Option(
+        "--attempt",
+        "N",
+        "With --logs: of attempt N. Default: the last one.",
+        pet=False,
+        of="--logs",
+        parse=values.parse_whole,
+    ),
+    flag("-f --follow", "With --logs: also print what follows, until the run ends.", pet=False, of="--logs"),
     Option("--wait", "RUN_ID", "Wait for the end of a run and exit with its exit code.", pet=False),
 )
 
@@ -44,8 +59,14 @@ EXISTING_RUNS = (
         "--all",
         "With --ps: list the past runs of this machine from their run folders, the newest first.",
         pet=False,
+        of="--ps",
     ),
-    flag("--nodes", "With --ps: list the nodes in which earlier runs have found faults.", pet=False),
+    flag(
+        "--nodes",
+        "With --ps: list the nodes in which earlier runs have found faults. (--nnodes is the number of nodes.)",
+        pet=False,
+        of="--ps",
+    ),
     Option(
         "--forget",
         "HOSTS|all",
@@ -66,6 +87,7 @@ EXISTING_RUNS = (
         "Show the pages of your runs on 127.0.0.1, at this port or at any free one, until Ctrl-C.",
         pet=False,
         can_be_bare=True,
+        parse=values.parse_port,
     ),
     Option(
         "--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.", pet=False

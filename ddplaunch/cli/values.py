@@ -11,6 +11,7 @@ from ddplaunch.errors import OptionError
 from ddplaunch.text import DEVICE_ID, quote, seconds
 
 MAX_RANK = 1_000_000
+_MAX_PORT = 65535
 
 
 def parse_whole(text: str, option: str) -> int:
@@ -109,6 +110,17 @@ def parse_ranks(text: str, option: str) -> frozenset[int] | None:
             raise OptionError(option, text, "must be ranks like 0,4-7")
         ranks.update(range(first, last + 1))
     return frozenset(ranks)
+
+
+def parse_port(text: str, option: str) -> int:
+    """A port; 0, any free one, for an empty text.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
+        raise OptionError(option, text, "not a port", f"A port is a number from 1 to {_MAX_PORT}.")
+    return int(text or 0)
 
 
 _NOT_FOR_STOPPING = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)

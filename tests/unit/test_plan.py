@@ -431,17 +431,6 @@ def test_the_option_shows_the_plan_in_place_of_a_run(capsys: pytest.CaptureFixtu
     assert json.loads(capsys.readouterr().out)["world_size"] == 2
 
 
-def test_json_without_a_plan_is_refused():
-    with pytest.raises(UsageError, match="--json: needs --plan"):
-        ask("--json")
-
-
-@pytest.mark.parametrize("options", [("--ps",), ("--kill", "job7")])
-def test_json_beside_another_command_is_refused(options: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"{options[0]} cannot be combined with --json"):
-        main.command.main([*options, "--json"], prog_name="ddplaunch", standalone_mode=False)
-
-
 def test_a_command_that_would_be_refused_has_no_plan():
     with pytest.raises(UsageError, match="neither hosts nor a rendezvous endpoint is given"):
         ask("--plan", "--nnodes", "2")

@@ -16,6 +16,7 @@ from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.transport.handle import Post
 from ddplaunch.transport.local import LocalTransport
+from tests.support.asked import asked
 from tests.support.fake_agents import FakeHandle
 
 
@@ -52,9 +53,9 @@ def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
     monkeypatch.setattr(setup, "local_host_name", lambda: "here")
     shown: list[str] = []
     if option == "ps":
-        ps.ps((), RemoteConfig(), shown.append, shown.append, is_verbose=is_verbose)
+        ps.ps(asked("", shown.append, verbose=is_verbose))
     else:
-        ps.kill("job7", 0.0, (), RemoteConfig(), shown.append, is_verbose=is_verbose)
+        ps.kill(asked("job7", shown.append, verbose=is_verbose, grace_s=0.0))
     assert any("2 workers" in line for line in shown)
     assert ("here: a process of yours could not be inspected (pid 1)" in shown) is is_verbose
 

@@ -17,12 +17,11 @@ from ddplaunch.protocol.queries import ExamineRuns
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
-    from ddplaunch.cluster.hosts import Host
     from ddplaunch.commands.query import Queries
+    from ddplaunch.commands.request import Request
     from ddplaunch.commands.run_queries import QueriedHost
-    from ddplaunch.config import RemoteConfig
     from ddplaunch.protocol.control import RunExamined
     from ddplaunch.protocol.queries import LauncherAnswer, RunOnHost
 
@@ -30,20 +29,15 @@ _END_S = ANSWER_S + 15
 """Seconds for an agent: it finds the launchers again, and gives each ANSWER_S and a few seconds more."""
 
 
-def stacks(
-    run_id: str,
-    hosts: Sequence[Host],
-    remote: RemoteConfig,
-    show: Callable[[str], None],
-    report: Callable[[str], None],
-) -> None:
-    """Have the launchers of this run, here and on ``hosts``, examine their workers; ``show`` prints what they found.
+def stacks(request: Request) -> None:
+    """Have the launchers of a run, here and on the hosts, examine their workers, and print what they found.
 
     Raises:
         UsageError: there is no such run, or its launcher is not on these machines.
         LaunchError: no launcher has answered; or the answers are of some nodes, and a host could not be queried.
     """
-    with agents(hosts, remote) as queries:
+    run_id = request.value
+    with agents(request.hosts, request.remote) as queries:
         parts = parts_of_run("--stacks", run_id, queries, find_runs(queries))
         names = with_launcher(parts)
         if not names:
@@ -60,10 +54,10 @@ def stacks(
     # One that knows all nodes is enough, where each node has its own launcher.
     whole = [(host, answer) for host, answer in examined if not answer.all_nodes_at]
     shown = whole or examined
-    show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
+    request.show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
     if not whole:
         for line in problems:
-            report(line)
+            request.report(line)
         raise_failures(queries)
 
 
