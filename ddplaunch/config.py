@@ -6,8 +6,7 @@ Read by the launcher; agents receive the groups. A LaunchConfig validates itself
 from __future__ import annotations
 
 from dataclasses import field
-from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
 from ddplaunch.cluster.slurm import SlurmJob
@@ -17,9 +16,6 @@ from ddplaunch.features.faults.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
@@ -146,6 +142,11 @@ class OutputConfig:
     samples: bool = True
     metrics_file: str | None = None
     verbosity: int = 0
+
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the run has a folder."""
+        return self.log_dir != NO_LOGS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -305,8 +306,6 @@ class LaunchConfig:
         self.timeouts.validate()
         self._check_values()
         self._check_nodes()
-        for error in ineffective_options(self, "error"):
-            raise error
 
     @property
     def is_local(self) -> bool:
@@ -357,44 +356,3 @@ class LaunchConfig:
         if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
             problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
-
-
-_CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
-    "with --dry-run": lambda config: config.dry_run,
-    "without --dry-run": lambda config: not config.dry_run,
-    "with log files, and --log-dir /dev/null keeps none": lambda config: config.output.log_dir != NO_LOGS,
-    "without --no-python": lambda config: config.entry != "program",
-    "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
-    "over SSH, with --hosts or --hostfile": lambda config: config.dry_run or config.transport == "ssh",
-}
-_DRY, _REAL, _LOGGED, _PYTHON, _HOSTS, _SSH = _CONDITIONS
-
-_EFFECTIVE_ONLY = (
-    ("--inject", "injections", _DRY, "error"),
-    ("--rehearse-compile", "compile_on_cpu", _DRY, "error"),
-    ("--numa-binding", "workers.numa_binding", _REAL, "warning"),
-    ("--interface", "interface", _REAL, "warning"),
-    ("--keep-warm", "keep_warm_s", _REAL, "warning"),
-    ("--remote-python", "remote.python", _REAL, "warning"),
-    ("--remote-setup", "remote.setup", _REAL, "warning"),
-    ("--debug-on-error", "workers.debug_on_error", _PYTHON, "error"),
-    ("--debug-ranks", "workers.debug_ranks", _PYTHON, "error"),
-    ("--remote-python", "remote.python", _HOSTS, "error"),
-    ("--remote-setup", "remote.setup", _HOSTS, "error"),
-    ("--ssh-user", "remote.user", _SSH, "error"),
-    ("--ssh-port", "remote.port", _SSH, "error"),
-    ("--ssh-identity", "remote.identity", _SSH, "error"),
-    ("--ssh-config", "remote.config", _SSH, "error"),
-    ("--ssh-accept-new", "remote.accept_new", _SSH, "error"),
-    ("--collect-logs", "output.collect_logs", _LOGGED, "error"),
-    ("--duplicate-stdout-filters", "output.duplicate_stdout_filters", _LOGGED, "error"),
-    ("--duplicate-stderr-filters", "output.duplicate_stderr_filters", _LOGGED, "error"),
-)
-"""Option, its field, the condition without which it has no effect, and whether that is an error or a --plan warning."""
-
-
-def ineffective_options(config: LaunchConfig, severity: Literal["error", "warning"]) -> Iterator[UsageError]:
-    """One error or warning for each option that is set and has no effect."""
-    for option, field_path, condition, of_severity in _EFFECTIVE_ONLY:
-        if of_severity == severity and attrgetter(field_path)(config) and not _CONDITIONS[condition](config):
-            yield UsageError(f"{option} has an effect only {condition}", "", (option,))

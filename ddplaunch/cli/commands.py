@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.host_options import HOST_OPTIONS
-from ddplaunch.cli.options import OPTIONS
+from ddplaunch.cli.options import ROWS
 from ddplaunch.errors import UsageError
 from ddplaunch.rows import Command, load
 
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.rows import Option
 
 COMMANDS = [
     Command("--serve", run="ddplaunch.features.page.serve:serve"),
@@ -39,12 +40,12 @@ COMMANDS = [
 ]
 """In the order in which messages name them."""
 
-_ROWS = {row.long_name: row for rows in OPTIONS.values() for row in rows}
+_ROWS = {row.long_name: row for row in ROWS}
 
 WORDS = {row.option.removeprefix("--") for row in COMMANDS}
 """What might be typed without dashes."""
 
-OF_COMMANDS = {row.name for row in _ROWS.values() if row.of} | {_ROWS[row.option].name for row in COMMANDS}
+OF_COMMANDS = {row.name for row in ROWS if row.of} | {_ROWS[row.option].name for row in COMMANDS}
 """Names of the options that are not of a run."""
 
 
@@ -54,7 +55,7 @@ def chosen(options: Mapping[str, Any]) -> Command | None:
     Raises:
         UsageError: two commands are given, or an option of another one.
     """
-    for row in _ROWS.values():
+    for row in ROWS:
         if row.of and _is_given(options[row.name]) and not _is_given(options[_ROWS[row.of].name]):
             raise UsageError(f"{row.long_name}: needs {row.of}", row.text)
     given = [row for row in COMMANDS if _is_given(value := options[_ROWS[row.option].name]) and _fits(row, value)]
@@ -83,9 +84,7 @@ def run(
     from ddplaunch.commands.request import Request
 
     _check(command, options)
-    own = {
-        row.name: row.value(options[row.name]) for row in _ROWS.values() if command.option in (row.of, row.long_name)
-    }
+    own = {row.name: _value(row, options) for row in ROWS if command.option in (row.of, row.long_name)}
     request = Request(
         value=own[_ROWS[command.option].name],
         options={**options, **own},
@@ -98,6 +97,11 @@ def run(
         hosts, remote, grace_s = connection_options(options, os.environ if command.takes_hosts else {})
         request = replace(request, hosts=hosts, remote=remote, grace_s=grace_s)
     return load(command.run)(request) or 0
+
+
+def _value(row: Option, options: Mapping[str, Any]) -> Any:
+    given = options[row.name]
+    return row.value(given, row.long_name) if row.is_given(given) else given
 
 
 def _is_given(value: object) -> bool:

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from ddplaunch.config import NO_LOGS, LaunchConfig
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.launcher import launch as launcher
 
@@ -75,7 +75,9 @@ def launch(
     if isinstance(target, LaunchConfig):
         if args or kwargs or options:
             raise UsageError("a LaunchConfig has all settings: give no other arguments but stdout_fd")
-        return launcher.launch(target, stdout_fd)
+        from ddplaunch.cli import fields
+
+        return launcher.launch(fields.checked(target), stdout_fd)
     if callable(target):
         return _launch_function(target, args, kwargs or {}, stdout_fd, options)
     if kwargs:
@@ -106,7 +108,7 @@ def _launch_function(
         if options.get(name):
             raise UsageError(f"{name}: not for a function")
     config = _config(function_call.source_file(function), (), options)
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         raise UsageError("--log-dir /dev/null: what a function returns is written to the run folder")
     if config.python:
         raise UsageError("PYTHON_EXEC: a function runs with the interpreter of ddplaunch", "Unset PYTHON_EXEC.")

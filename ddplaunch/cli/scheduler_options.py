@@ -175,7 +175,7 @@ def _with_endpoint(
     """For one of several launchers, which the scheduler started on every node or for every worker."""
     from ddplaunch.cluster import scheduler_checks
 
-    nproc = values.parse_nproc(options["nproc_per_node"])
+    nproc = None if options["nproc_per_node"] is None else values.parse_nproc(options["nproc_per_node"])
     nnodes = None if options["nnodes"] is None else values.parse_nnodes(options["nnodes"])
     scheduler_checks.check_counts(scheduler, nproc, nnodes)
     if scheduler.task and options["numa_binding"]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.config import LINE_PREFIX, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.debug.launcher import missing_terminal
 from ddplaunch.features.warm.records import KeepWarm
@@ -95,7 +95,7 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
     Raises:
         LaunchError: it cannot be created, and the workers call a function.
     """
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         return None, None
     base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)
     try:

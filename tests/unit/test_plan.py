@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli import main
+from ddplaunch.cli.fields import checked
 from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import LaunchConfig, RemoteConfig
@@ -335,9 +336,11 @@ def test_what_will_keep_the_run_from_starting():
 
 
 def test_what_has_no_effect():
-    said = warned(dry_run=True, numa_binding="node", remote=RemoteConfig(setup="x"))
+    without = checked(config(dry_run=True, numa_binding="node", remote=RemoteConfig(setup="x")))
+    said = plan(without).warnings
     for option in ("--numa-binding", "--remote-setup"):
         assert f"{option} has an effect only without --dry-run" in said
+    assert not any(notice.min_verbosity <= 0 for notice in without.notices)
     assert "--ranks-filter 9: the ranks are 0 to 1" in warned(
         hosts=HOSTS, nproc_per_node=1, show_ranks=frozenset({1, 9})
     )

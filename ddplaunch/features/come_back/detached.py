@@ -16,7 +16,6 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.come_back import logind
 from ddplaunch.launcher import launch, setup
@@ -78,7 +77,7 @@ def _check(config: LaunchConfig) -> None:
             "--detach: not where every node has its own launcher",
             "One command can start all nodes: --hosts, or in SLURM without srun. A scheduler's job needs no --detach.",
         )
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         raise UsageError("--detach: needs a run folder, and --log-dir is /dev/null", "Its output goes to console.log.")
     if config.workers.debug_on_error:
         raise UsageError("--detach cannot be combined with --debug-on-error", "A debugger needs a terminal.")

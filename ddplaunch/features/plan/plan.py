@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.features.faults.fault_spec import describe
 from ddplaunch.features.plan import environment as plan_environment
 from ddplaunch.features.plan.environment import (
@@ -36,6 +35,7 @@ from ddplaunch.transport.agent_process import COMMAND
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.specs import AgentSpec
 
 
@@ -112,7 +112,7 @@ def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
 
 def _spec(config: LaunchConfig, hosts: Sequence[str], index: int) -> AgentSpec:
     """The agent's specification in a real run, with its log folder."""
-    folder = None if config.output.log_dir == NO_LOGS else _folder(config, hosts[index], len(hosts))
+    folder = _folder(config, hosts[index], len(hosts)) if config.output.keeps_files else None
     return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], node_dir=folder)
 
 
