@@ -59,6 +59,7 @@ class Option:
         short: description on the short help page, of ``-h``; empty: it is not on that page.
         choices: all possible values; empty: not limited.
         path: the value is the path of a file or of a folder.
+        completes: what a shell offers for its value: words, or ``module:function``; empty: as its type says.
         prints: returns what it prints, of the parser's context; it then ends the command.
         of: the command without which it has no meaning: "--logs".
         parse: returns its value, of its text and its name; None: the text is its value, and an empty one is none.
@@ -83,6 +84,7 @@ class Option:
         short: str = "",
         choices: tuple[str, ...] = (),
         path: Literal["", "file", "folder"] = "",
+        completes: tuple[str, ...] | str = (),
         prints: Callable[[Any], object] | None = None,
         of: str = "",
         parse: Callable[[str, str], object] | None = None,
@@ -104,6 +106,7 @@ class Option:
         self.short = short
         self.choices = choices
         self.path = path
+        self.completes = completes
         self.prints = prints
         self.of = of
         self.parse = parse

@@ -150,6 +150,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             pet=True,
             sets="output.events",
             parse=values.parse_events,
+            completes=("null", "console"),
         ),
         flag("-v --verbose", "Show more messages.", sets="output.verbosity", gives=1),
         flag("-q --quiet", "Show only errors and the failure page.", sets="output.verbosity", gives=-1),
@@ -168,6 +169,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Scheduler whose variables name the nodes, or this node's rank and the endpoint: auto, none, slurm, "
             "openmpi, mpich, pals, jsrun, lsf, pbs or kubernetes. Default: auto.",
             "auto",
+            completes="ddplaunch.cli.completion:clusters",
         ),
         flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options.", pet=True),
         Option(
@@ -184,6 +186,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Which node serves the rendezvous. static: node rank 0; c10d: the node of the endpoint. Default: static.",
             "static",
             pet=True,
+            completes=("static", "c10d"),
         ),
         Option(
             "--rdzv-endpoint",
@@ -228,7 +231,12 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.",
             short="hosts to start nodes on, over SSH",
         ),
-        Option("--hostfile", "FILE", "File with a host per line. Default: DDPLAUNCH_HOSTFILE."),
+        Option(
+            "--hostfile",
+            "FILE",
+            "File with a host per line. Default: DDPLAUNCH_HOSTFILE.",
+            completes="ddplaunch.cli.completion:files",
+        ),
         Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host."),
         Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these."),
         Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares."),
@@ -238,9 +246,18 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Forward a variable to the workers; 'PRE*': all with this prefix.",
             multiple=True,
         ),
-        Option("--env-file", "FILE", "Forward the variables in FILE to the workers; a NAME=VALUE per line."),
         Option(
-            "--chdir", "DIR", "Working directory of the workers on every node. Default: the current one.", sets="chdir"
+            "--env-file",
+            "FILE",
+            "Forward the variables in FILE to the workers; a NAME=VALUE per line.",
+            completes="ddplaunch.cli.completion:files",
+        ),
+        Option(
+            "--chdir",
+            "DIR",
+            "Working directory of the workers on every node. Default: the current one.",
+            sets="chdir",
+            completes="ddplaunch.cli.completion:folders",
         ),
         Option(
             "--interface",
@@ -255,6 +272,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Python interpreter on the hosts. Default: the path of this one.",
             sets="remote.python",
             only=(REAL_RUN, HOSTS),
+            completes="ddplaunch.cli.completion:files",
         ),
         Option(
             "--remote-setup",
@@ -272,8 +290,22 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             parse=values.parse_whole,
             only=(SSH,),
         ),
-        Option("--ssh-identity", "FILE", "File of the private key, like ssh -i.", sets="remote.identity", only=(SSH,)),
-        Option("--ssh-config", "FILE", "SSH configuration file, like ssh -F.", sets="remote.config", only=(SSH,)),
+        Option(
+            "--ssh-identity",
+            "FILE",
+            "File of the private key, like ssh -i.",
+            sets="remote.identity",
+            only=(SSH,),
+            completes="ddplaunch.cli.completion:files",
+        ),
+        Option(
+            "--ssh-config",
+            "FILE",
+            "SSH configuration file, like ssh -F.",
+            sets="remote.config",
+            only=(SSH,),
+            completes="ddplaunch.cli.completion:files",
+        ),
         flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", sets="remote.accept_new", only=(SSH,)),
         Option(
             "--connect-timeout",
@@ -334,6 +366,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "NAME",
             "Must be default: plug-ins of torchrun's agent are not supported.",
             parse=values.parse_logs_specs,
+            completes=("default",),
         ),
     ),
     "Other": (

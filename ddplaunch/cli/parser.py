@@ -14,6 +14,7 @@ import click
 
 from ddplaunch.cli import completion
 from ddplaunch.errors import UsageError
+from ddplaunch.rows import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -50,10 +51,21 @@ class ParsedOption(click.Option):
             attributes |= {"is_eager": True, "expose_value": False, "callback": self._print}
         self.row, self.long_name = row, row.long_name
         self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if row.pet else ""
-        attributes["shell_complete"] = completion.BY_OPTION.get(self.long_name)
         super().__init__(
             row.names.split(), metavar=row.metavar, help=row.text, is_flag=row.metavar is None, **attributes
         )
+
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What a shell offers for the value (overrides click)."""
+        from click.shell_completion import CompletionItem
+
+        found = self.row.completes
+        if isinstance(found, str):
+            found = load(found)(ctx, self, incomplete)
+        elif not found:
+            return super().shell_complete(ctx, incomplete)
+        items = (CompletionItem(each) if isinstance(each, str) else each for each in found)
+        return [item for item in items if item.type != "plain" or item.value.startswith(incomplete)]
 
     def _print(self, ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
         if is_set and self.row.prints and not ctx.resilient_parsing:

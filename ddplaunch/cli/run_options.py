@@ -15,13 +15,15 @@ LEAVING_AND_COMING_BACK = (
         "--leave",
         "RUN_ID",
         "Make a run in the foreground, as after Ctrl-Z, independent of its terminal, which can then be closed.",
+        completes="ddplaunch.cli.completion:runs",
     ),
     Option(
         "--attach",
         "RUN_ID",
         "Show the last lines of a run, and what follows; Ctrl-C leaves it. RUN_ID may be a beginning, or last.",
+        completes="ddplaunch.cli.completion:runs",
     ),
-    Option("--logs", "RUN_ID", "Print the log files of a run's ranks."),
+    Option("--logs", "RUN_ID", "Print the log files of a run's ranks.", completes="ddplaunch.cli.completion:runs"),
     Option(
         "--ranks",
         "3,7",
@@ -33,7 +35,12 @@ LEAVING_AND_COMING_BACK = (
         "--attempt", "N", "With --logs: of attempt N. Default: the last one.", of="--logs", parse=values.parse_whole
     ),
     flag("-f --follow", "With --logs: also print what follows, until the run ends.", of="--logs"),
-    Option("--wait", "RUN_ID", "Wait for the end of a run and exit with its exit code."),
+    Option(
+        "--wait",
+        "RUN_ID",
+        "Wait for the end of a run and exit with its exit code.",
+        completes="ddplaunch.cli.completion:runs",
+    ),
 )
 
 EXISTING_RUNS = (
@@ -44,6 +51,7 @@ EXISTING_RUNS = (
         "the run's ranks, which follows them on a terminal.",
         can_be_bare=True,
         short="list runs; with RUN_ID: what its ranks use",
+        completes="ddplaunch.cli.completion:runs",
     ),
     flag("--all", "With --ps: list the past runs of this machine from their run folders, the newest first.", of="--ps"),
     flag(
@@ -59,8 +67,14 @@ EXISTING_RUNS = (
         "RUN_ID",
         "Show what the workers of a run do now: who waits for whom, and at which line.",
         short="show where the workers of a run are",
+        completes="ddplaunch.cli.completion:run_ids",
     ),
-    Option("--page", "RUN_ID", "Make run.html, the page of a run on this machine, and print its path."),
+    Option(
+        "--page",
+        "RUN_ID",
+        "Make run.html, the page of a run on this machine, and print its path.",
+        completes="ddplaunch.cli.completion:runs",
+    ),
     Option(
         "--serve",
         "[PORT]",
@@ -68,5 +82,10 @@ EXISTING_RUNS = (
         can_be_bare=True,
         parse=values.parse_port,
     ),
-    Option("--kill", "RUN_ID", "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout."),
+    Option(
+        "--kill",
+        "RUN_ID",
+        "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.",
+        completes="ddplaunch.cli.completion:killable",
+    ),
 )

@@ -19,6 +19,7 @@ WORKERS = (
         short="workers per node; default: one per GPU, or one",
         sets="workers.nproc_per_node",
         parse=values.parse_nproc,
+        completes=("gpu", "xpu", "cpu", "auto"),
     ),
     flag("-m --module", "SCRIPT is a module; run it as 'python -m' does.", pet=True),
     flag("--no-python", "SCRIPT is a program; execute it directly.", pet=True),
@@ -140,6 +141,7 @@ RESTARTS_AND_STOPPING = (
         "on. Default: 5m, or ten times the longest pause of the run if that is more.",
         sets="timeouts.hang_report_s",
         parse=values.parse_hang_report,
+        completes=("off",),
     ),
     flag(
         "--debug-on-error",

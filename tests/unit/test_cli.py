@@ -24,6 +24,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
 from ddplaunch.features.warm import keeper_files
+from ddplaunch.rows import load
 from ddplaunch.system import run_tags
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
@@ -765,7 +766,13 @@ def completed(args: list[str], incomplete: str = "") -> list[str]:
 def test_words_of_an_option_begin_with_what_was_typed() -> None:
     assert completed(["--cluster"], "p") == ["pals", "pbs"]
     assert completed(["--hosts"]) == []
-    assert completion.BY_OPTION.keys() <= {option.long_name for option in DECLARED}
+    assert completed(["--hang-report"]) == ["off"]
+
+
+def test_what_completes_an_option_exists() -> None:
+    named = {option.row.completes for option in DECLARED if isinstance(option.row.completes, str)}
+    assert len(named) > 4
+    assert all(load(name).__module__ == completion.__name__ for name in named)
 
 
 def test_shells_complete_the_ids_of_runs_after_kill_and_stacks(monkeypatch: pytest.MonkeyPatch) -> None:
