@@ -6,8 +6,7 @@ Read by the launcher; agents receive the groups. A LaunchConfig validates itself
 from __future__ import annotations
 
 from dataclasses import field
-from operator import attrgetter
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from ddplaunch import features
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
@@ -18,12 +17,8 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig
 
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
-
 Entry = Literal["script", "module", "program", "function"]
 StartMethod = Literal["forkserver", "spawn"]
-TransportName = Literal["local", "ssh", "srun"]
 NumaBinding = Literal["node", "socket", "exclusive", "core-complex"]
 HealthPolicy = Literal["off", "warn", "refuse"]
 
@@ -147,6 +142,11 @@ class OutputConfig:
     metrics_file: str | None = None
     verbosity: int = 0
 
+    @property
+    def keeps_files(self) -> bool:
+        """Whether the run has a folder."""
+        return self.log_dir != NO_LOGS
+
 
 @dataclass(frozen=True, kw_only=True)
 class RendezvousConfig:
@@ -213,7 +213,7 @@ class RemoteConfig:
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.
         environ: variables that all workers get, also those on this machine, as pairs.
-        by_srun: agents are started by SLURM's ``srun``, not over SSH.
+        transport: how hosts are reached: ``ssh``, ``srun``, or another row of ``transport.transports.TABLE``.
     """
 
     user: str | None = None
@@ -227,7 +227,7 @@ class RemoteConfig:
     python: str | None = None
     setup: str = ""
     environ: tuple[tuple[str, str], ...] = ()
-    by_srun: bool = False
+    transport: str = "ssh"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -307,12 +307,17 @@ class LaunchConfig:
         self.timeouts.validate()
         self._check_values()
         self._check_nodes()
-        self._check_combinations()
+        features.call("check", self)
 
     @property
-    def transport(self) -> TransportName:
-        """How agents are started: as child processes, over SSH, or by ``srun``."""
-        return "local" if self.dry_run or not self.hosts else "srun" if self.remote.by_srun else "ssh"
+    def is_local(self) -> bool:
+        """Whether all agents of this launcher are its child processes."""
+        return self.dry_run or not self.hosts
+
+    @property
+    def transport(self) -> str:
+        """How agents are started: a name in ``transport.transports.TABLE``."""
+        return "local" if self.is_local else self.remote.transport
 
     @property
     def launcher_assigns_rendezvous(self) -> bool:
@@ -353,49 +358,3 @@ class LaunchConfig:
         if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
             problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
-
-    def _check_combinations(self) -> None:
-        for error in ineffective_options(self, "error"):
-            raise error
-        features.call("check", self)
-
-
-_CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
-    "with --dry-run": lambda config: config.dry_run,
-    "without --dry-run": lambda config: not config.dry_run,
-    "with log files, and --log-dir /dev/null keeps none": lambda config: config.output.log_dir != NO_LOGS,
-    "without --no-python": lambda config: config.entry != "program",
-    "with --hosts or --hostfile": lambda config: config.dry_run or bool(config.hosts),
-    "over SSH, with --hosts or --hostfile": lambda config: config.dry_run or config.transport == "ssh",
-}
-_DRY, _REAL, _LOGGED, _PYTHON, _HOSTS, _SSH = _CONDITIONS
-
-_EFFECTIVE_ONLY = (
-    ("--inject", "injections", _DRY, "error"),
-    ("--rehearse-compile", "compile_on_cpu", _DRY, "error"),
-    ("--numa-binding", "workers.numa_binding", _REAL, "warning"),
-    ("--interface", "interface", _REAL, "warning"),
-    ("--keep-warm", "keep_warm_s", _REAL, "warning"),
-    ("--remote-python", "remote.python", _REAL, "warning"),
-    ("--remote-setup", "remote.setup", _REAL, "warning"),
-    ("--debug-on-error", "workers.debug_on_error", _PYTHON, "error"),
-    ("--debug-ranks", "workers.debug_ranks", _PYTHON, "error"),
-    ("--remote-python", "remote.python", _HOSTS, "error"),
-    ("--remote-setup", "remote.setup", _HOSTS, "error"),
-    ("--ssh-user", "remote.user", _SSH, "error"),
-    ("--ssh-port", "remote.port", _SSH, "error"),
-    ("--ssh-identity", "remote.identity", _SSH, "error"),
-    ("--ssh-config", "remote.config", _SSH, "error"),
-    ("--ssh-accept-new", "remote.accept_new", _SSH, "error"),
-    ("--collect-logs", "output.collect_logs", _LOGGED, "error"),
-    ("--duplicate-stdout-filters", "output.duplicate_stdout_filters", _LOGGED, "error"),
-    ("--duplicate-stderr-filters", "output.duplicate_stderr_filters", _LOGGED, "error"),
-)
-"""Option, its field, the condition without which it has no effect, and whether that is an error or a --plan warning."""
-
-
-def ineffective_options(config: LaunchConfig, severity: Literal["error", "warning"]) -> Iterator[UsageError]:
-    """One error or warning for each option that is set and has no effect."""
-    for option, field_path, condition, of_severity in _EFFECTIVE_ONLY:
-        if of_severity == severity and attrgetter(field_path)(config) and not _CONDITIONS[condition](config):
-            yield UsageError(f"{option} has an effect only {condition}", "", (option,))

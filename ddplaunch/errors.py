@@ -87,16 +87,17 @@ class StartNotice:
     """A message about the configuration, shown when the run starts.
 
     Attributes:
-        kind: ``detail`` is shown with --verbose only; the others unless --quiet. --plan lists the warnings.
+        kind: ``detail`` and ``unused``, an option without effect, are shown with --verbose only; the others unless
+            --quiet. --plan lists the warnings and what is unused.
     """
 
-    kind: Literal["detail", "info", "warning"]
+    kind: Literal["detail", "info", "warning", "unused"]
     text: str
 
     @property
     def min_verbosity(self) -> Level:
         """Lowest ``OutputConfig.verbosity`` that shows the notice."""
-        return Level.VERBOSE if self.kind == "detail" else Level.NORMAL
+        return Level.VERBOSE if self.kind in ("detail", "unused") else Level.NORMAL
 
     def __str__(self) -> str:
         return f"warning: {self.text}" if self.kind == "warning" else self.text

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol.environment import RUN_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator
+    from collections.abc import Iterable, Iterator
 
     import click
     from click.shell_completion import CompletionItem
-
-    Completer = Callable[[click.Context, click.Parameter, str], list[str]]
 
 
 def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -32,11 +30,6 @@ def folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
     from click.shell_completion import CompletionItem
 
     return [CompletionItem(incomplete, type="dir")]
-
-
-def words(*known: str) -> Completer:
-    """Complete to one of ``known``."""
-    return lambda _ctx, _param, incomplete: _matching(known, incomplete)
 
 
 def clusters(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
@@ -98,19 +91,3 @@ def _tags(pid: int) -> Iterator[str]:
 
 def _matching(known: Iterable[str], incomplete: str) -> list[str]:
     return [word for word in known if word.startswith(incomplete)]
-
-
-BY_OPTION = {
-    "--nproc-per-node": words("gpu", "xpu", "cpu", "auto"),
-    "--event-log-handler": words("null", "console"),
-    "--cluster": clusters,
-    "--rdzv-backend": words("static", "c10d"),
-    "--hang-report": words("off"),
-    **dict.fromkeys(("--hostfile", "--env-file", "--remote-python", "--ssh-identity", "--ssh-config"), files),
-    "--chdir": folders,
-    "--kill": killable,
-    "--stacks": run_ids,
-    **dict.fromkeys(("--attach", "--leave", "--logs", "--page", "--ps", "--wait"), runs),
-    "--logs-specs": words("default"),
-}
-"""How the value of an option is completed, where the option's type does not say it."""

@@ -1,4 +1,4 @@
-"""Options about other machines: which hosts, how the launcher connects to them, and the variables of their workers.
+"""Options about other machines: which hosts, and the variables of their workers.
 
 Runs in the launcher. Reads the hostfile and the env file; starts nothing.
 """
@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.cli import values
 from ddplaunch.cluster.hostfile import read_input
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE
-from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import OptionError, UsageError
 
 if TYPE_CHECKING:
@@ -60,30 +59,12 @@ def _least(nnodes: str | None) -> int:
     return 1 if nnodes is None else values.parse_nnodes(nnodes)[0]
 
 
-def remote(options: Mapping[str, Any], environ: Mapping[str, str], *, forwards: bool) -> RemoteConfig:
-    """How to connect to the hosts; with ``forwards`` also the variables of the workers, here and on the hosts.
+def forwarded(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
+    """The variables that the workers get, here and on the hosts.
 
     Raises:
-        UsageError: an invalid value, or an env file that cannot be read.
+        UsageError: an invalid name, or an env file that cannot be read.
     """
-    port = options["ssh_port"]
-    timeout_s = values.parse_seconds(options["connect_timeout"], "--connect-timeout")
-    if timeout_s <= 0:
-        raise OptionError("--connect-timeout", options["connect_timeout"], "must be above 0")
-    return RemoteConfig(
-        user=options["ssh_user"],
-        port=None if port is None else values.parse_whole(port, "--ssh-port"),
-        identity=options["ssh_identity"],
-        config=options["ssh_config"],
-        accept_new=options["ssh_accept_new"],
-        connect_timeout_s=timeout_s,
-        python=options["remote_python"],
-        setup=options["remote_setup"] or "",
-        environ=_forwarded(options, environ) if forwards else (),
-    )
-
-
-def _forwarded(options: Mapping[str, Any], environ: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     from ddplaunch.protocol import env_forwarding
 
     return tuple(env_forwarding.forwarded(environ, options["export"], _env_file_text(options["env_file"])).items())

@@ -12,25 +12,24 @@ import os
 import signal
 import sys
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch import features
-from ddplaunch.cli import completion, pages
-from ddplaunch.cli.build_config import build_config, connection_options
-from ddplaunch.cli.host_options import HOST_OPTIONS
+from ddplaunch.cli import commands, completion
+from ddplaunch.cli.build_config import build_config
 from ddplaunch.cli.options import OPTIONS
-from ddplaunch.cli.parser import INHERITED, GroupedCommand, Option
+from ddplaunch.cli.parser import INHERITED, GroupedCommand, ParsedOption
 from ddplaunch.cli.scheduler_options import is_first_task
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
-from ddplaunch.features.come_back import coming_back
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.rows import load
 from ddplaunch.text import escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
 INTERRUPTED = 130
 PIPE_CLOSED = 128 + signal.SIGPIPE
@@ -76,7 +75,6 @@ AFTER_OPTIONS = {
     ),
 }
 
-_DECLARED = [option for options in OPTIONS.values() for option in options]
 
 _UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": completion.files}
 ARGUMENTS = (
@@ -86,174 +84,44 @@ ARGUMENTS = (
 
 
 @dataclass(frozen=True)
-class DetachedRun:
-    """A run that is started and left, ``--detach``."""
+class StartedBy:
+    """A run that a command starts, as ``--detach`` does; ``start`` is its function."""
 
     config: LaunchConfig
+    start: str
 
 
-def _to_config(**options: object) -> LaunchConfig:
+def _to_config(options: Mapping[str, Any], **others: object) -> LaunchConfig:
+    """The configuration of a run with ``options``, and ``others`` in their place.
+
+    Raises:
+        UsageError: there is none, or the script is a command that was typed without its dashes.
+    """
+    script = str(options["script"])
+    if script in (*commands.WORDS, "help", "version") and not os.path.exists(script):
+        raise UsageError(f"{script}: no such file", f"Did you mean --{script}?")
     try:
-        return build_config(options, os.environ)
+        return build_config({**options, **others}, os.environ)
     except UsageError as error:
         origin = _origin(click.get_current_context(), error.options)
         raise UsageError(error.message, f"{error.hint} {origin}".strip()) from None
 
 
-def _dispatch(
-    plan: bool, json: bool, check: bool, kill: str | None, stacks: str | None, **options: Any
-) -> LaunchConfig | DetachedRun | int:
+def _dispatch(**options: Any) -> LaunchConfig | StartedBy | int:
     """The configuration of the run; or run another command, and return its exit code."""
-    is_detached, is_quiet = options.pop("detach"), bool(options["quiet"])
-    ps = options["ps"] is not None
-    coming = coming_back.popped(options)
-    of_runs = {"--ps": ps and "ps" not in coming, "--kill": kill is not None, "--stacks": stacks is not None}
-    others = {**of_runs, "--plan": plan, "--json": json, "--detach": is_detached}
-    files = {f"--{name}": options.pop(name) for name in ("all", "nodes")}
-    given = {**others, **files, **{f"--{name}": True for name in coming}, "--check": check}
-    if (code := pages.command(given, options, _show, _print)) is not None:
-        return code
-    if coming:
-        given = {**others, **files, "--forget": options.pop("forget") is not None, "--check": check}
-        report: Callable[[str], None] = (lambda _: None) if is_quiet else _print
-        return coming_back.run(coming, [name for name, is_given in given.items() if is_given], options, _show, report)
-    if (forgotten := options.pop("forget")) is not None:
-        return _forget(forgotten, {**others, **files, "--check": check}, options)
-    if any(files.values()):
-        return _ps_of_files(ps, files, {**others, "--ps": False, "--check": check}, options)
-    is_deep = options.pop("deep")
-    if check:
-        return _check([name for name, is_given in others.items() if is_given], options, is_deep=is_deep)
-    if is_deep:
-        raise UsageError("--deep: needs --check", "--check --deep also measures the GPUs.")
-    if any(of_runs.values()):
-        return _with_runs([name for name, is_given in others.items() if is_given], kill, stacks, options)
-    if json and not plan:
-        raise UsageError("--json: needs --plan", "--plan --json prints the plan for machines.")
-    _check_word(str(options["script"]))
-    config = _to_config(**options)
-    if not plan:
-        return DetachedRun(config) if is_detached else config
-    if is_detached:
-        raise UsageError("--plan cannot be combined with --detach")
-    from ddplaunch.features.plan import page as plan_page
-    from ddplaunch.features.plan.plan import plan as plan_of
-
-    planned = plan_of(features.prepared(config))
-    _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
-    return 0
-
-
-_COMMANDS = ("check", "ps", "kill", "stacks", "forget", "page", "serve", "plan", "help", "version")
-
-
-def _check_word(script: str) -> None:
-    """Raise UsageError for a command that was typed without its dashes."""
-    if script in _COMMANDS and not os.path.exists(script):
-        raise UsageError(f"{script}: no such file", f"Did you mean --{script}?")
-
-
-def _check(others: Sequence[str], options: dict[str, Any], *, is_deep: bool) -> int:
-    """Run --check. A given script must exist; it is not run."""
-    if others:
-        raise UsageError(f"--check cannot be combined with {others[0]}")
-    from ddplaunch.features.check import check
-
-    if not options["script"]:
-        options |= {"script": check.MODULE, "module": True, "no_python": False, "run_path": False}
-    report = (lambda _: None) if options["quiet"] else _print
-    return check.check(_to_config(**options), _show, report, is_deep=is_deep)
-
-
-_OF_FILES = {"--all": "the run folders", "--nodes": "the file nodes.json"}
-"""What is read with --ps in place of processes."""
-
-
-def _ps_of_files(ps: bool, files: Mapping[str, bool], others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
-    """Run --ps --all or --ps --nodes, which look at files of this machine only."""
-    name = next(name for name, is_given in files.items() if is_given)
-    if not ps:
-        raise UsageError(f"{name}: needs --ps", f"--ps {name} shows {_OF_FILES[name]}.{_NOT_NNODES[name]}")
-    given = next((other for other, is_given in {**files, name: False, **others}.items() if is_given), "")
-    if given:
-        raise UsageError(f"--ps{'' if given in others else f' {name}'} cannot be combined with {given}")
-    _check_no_script("--ps", options)
-    if given := next((option for option in HOST_OPTIONS if options[option] is not None), ""):
-        raise UsageError(f"--ps {name} lists {_OF_FILES[name]} of this machine only, and --{given} names others")
-    # Hosts in the environment are meant for runs. Options about connections have no effect without hosts: an error.
-    connection_options(options, {})
-    report = (lambda _: None) if options["quiet"] else _print
-    if name == "--nodes":
-        from ddplaunch.features.health import known_nodes
-
-        known_nodes.list_all(_show, report)
-        return 0
-    from ddplaunch.features.come_back import past_runs
-
-    past_runs.list_all(options["log_dir"], _columns(), _show, report)
-    return 0
-
-
-_NOT_NNODES = {"--all": "", "--nodes": " The number of nodes is --nnodes."}
-
-
-def _forget(text: str, others: Mapping[str, bool], options: Mapping[str, Any]) -> int:
-    """Run --forget; ``text`` is a list of hosts, or ``all``."""
-    if given := next((name for name, is_given in others.items() if is_given), ""):
-        raise UsageError(f"--forget cannot be combined with {given}")
-    _check_no_script("--forget", options)
-    from ddplaunch.cluster.hosts import parse_hosts
-    from ddplaunch.features.health import node_memory
-
-    hosts = None if text == node_memory.ALL else parse_hosts(text, "--forget")
-    node_memory.forget(hosts, (lambda _: None) if options["quiet"] else _print)
-    return 0
-
-
-def _columns() -> int | None:
-    """Width of the terminal on stdout; None if it is none."""
-    try:
-        return os.get_terminal_size(1).columns or None
-    except OSError:
-        return None
-
-
-def _check_no_script(name: str, options: Mapping[str, Any]) -> None:
-    if options["script"]:
-        raise UsageError(
-            f"{name}: {options['script']}: no script is run", "--hosts and --hostfile name other machines."
-        )
-
-
-def _with_runs(names: Sequence[str], kill: str | None, stacks: str | None, options: Mapping[str, Any]) -> int:
-    """Run --ps, --kill or --stacks, the first of ``names``. More than one name is an error."""
-    name, *others = names
-    if others:
-        raise UsageError(f"{name} cannot be combined with {others[0]}")
-    _check_no_script(name, options)
-    hosts, remote, grace_s = connection_options(options, os.environ)
-    report = (lambda _: None) if options["quiet"] else _print
-    is_verbose = bool(options["verbose"])
-    if stacks is not None:
-        from ddplaunch.features.hangs import stacks as stacks_command
-
-        stacks_command.stacks(stacks, hosts, remote, _show, report)
-        return 0
-    from ddplaunch.features.ps import ps as ps_command
-
-    if kill is None:
-        ps_command.ps(hosts, remote, _show, report, is_verbose=is_verbose)
-    else:
-        ps_command.kill(kill, grace_s, hosts, remote, report, is_verbose=is_verbose)
-    return 0
+    chosen = commands.chosen(options)
+    if chosen and not chosen.starts_run:
+        return commands.run(chosen, options, _show, _print, partial(_to_config, options))
+    config = _to_config(options)
+    return StartedBy(config, chosen.run) if chosen else config
 
 
 def _origin(ctx: click.Context | None, names: Sequence[str]) -> str:
     """A hint that names the variables which set the options ``names``; empty if none did."""
     inherited = ctx.meta.get(INHERITED, ()) if ctx else ()
-    variables = [
-        option.pet_variable for option in _DECLARED if option.long_name in inherited and option.long_name in names
-    ]
+    options = (option for options in command.groups.values() for option in options)
+    named = (option for option in options if option.long_name in inherited and option.long_name in names)
+    variables = [option.pet_variable for option in named]
     return f"Set in the environment: {', '.join(variables)}." if variables else ""
 
 
@@ -315,7 +183,7 @@ def _discard_stdout() -> None:
 
 def _run(argv: Sequence[str] | None) -> int:
     parsed = _parse(argv)
-    config = parsed.config if isinstance(parsed, DetachedRun) else parsed
+    config = parsed.config if isinstance(parsed, StartedBy) else parsed
     if not isinstance(config, LaunchConfig):  # --help, --version or another command
         return int(config)
     if os.environ.get("TORCHELASTIC_ENABLE_FILE_TIMER") == "1":
@@ -325,10 +193,9 @@ def _run(argv: Sequence[str] | None) -> int:
         )
     if config.entry == "script" and config.script == "-":
         config = replace(config, text=_program_on_stdin(config))
-    if isinstance(parsed, DetachedRun):
-        from ddplaunch.features.come_back import detached
-
-        return detached.start(config, _show, (lambda _: None) if config.output.verbosity < 0 else _print)
+    if isinstance(parsed, StartedBy):
+        report = (lambda _: None) if config.output.verbosity < 0 else _print
+        return int(load(parsed.start)(config, _show, report))
     from ddplaunch.launcher.launch import launch
     from ddplaunch.system import terminal
 
@@ -357,7 +224,7 @@ def _program_on_stdin(config: LaunchConfig) -> str:
 
 
 def _describe(error: click.ClickException) -> tuple[str, str]:
-    if not isinstance(error, click.BadParameter) or not isinstance(error.param, Option):
+    if not isinstance(error, click.BadParameter) or not isinstance(error.param, ParsedOption):
         return error.format_message(), ""
     name = error.param.long_name
     return f"{name}: {error.message.rstrip('.')}", _origin(error.ctx, [name])

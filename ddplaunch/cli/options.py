@@ -1,6 +1,6 @@
-"""All options of the command line, by the headings of the help page; ``build_config`` applies their values.
+"""All options of the command line, by the headings of the help page.
 
-A new option needs an entry here, a field in ``config`` and its line in ``build_config``.
+A row says all about an option. ``fields`` applies those that set a field; ``build_config`` has the others.
 """
 
 from __future__ import annotations
@@ -8,24 +8,15 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, get_args
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from ddplaunch.cli.parser import GroupedCommand, Option, flag
+from ddplaunch.cli import values
 from ddplaunch.cli.run_options import EXISTING_RUNS, LEAVING_AND_COMING_BACK
-from ddplaunch.config import LaunchConfig, NumaBinding
+from ddplaunch.cli.worker_options import DEVICES, RESTARTS_AND_STOPPING, WORKERS
+from ddplaunch.rows import DRY_RUN, HOSTS, LOGS, REAL_RUN, SSH, Option, flag
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-STOP_SIGNALS = ",".join(LaunchConfig.signals)
-
-
-def _print_version(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing:
-        click.echo(version_line())
-        ctx.exit()
 
 
 def version_line() -> str:
@@ -41,23 +32,13 @@ def version_line() -> str:
     return f"ddplaunch {__version__} (torch {torch}, Python {'.'.join(map(str, sys.version_info[:3]))})"
 
 
-def _print_short_help(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing and isinstance(ctx.command, GroupedCommand):
-        click.echo(
-            ctx.command.short_help_page(ctx, "All options and exit codes: ddplaunch --help. Documentation: --docs.")
-        )
-        ctx.exit()
+def _short_help(ctx: Any) -> object:
+    return ctx.command.short_help_page(ctx, "All options and exit codes: ddplaunch --help. Documentation: --docs.")
 
 
-def _print_docs_folder(ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
-    if is_set and not ctx.resilient_parsing:
-        click.echo(docs_folder())
-        ctx.exit()
-
-
-def _shows(name: str, text: str, callback: Callable[[click.Context, click.Parameter, bool], None]) -> Option:
+def _shows(name: str, text: str, prints: Callable[[Any], object]) -> Option:
     """An option that prints something and ends the command."""
-    return flag(name, text, pet=False, is_eager=True, expose_value=False, callback=callback)
+    return flag(name, text, prints=prints)
 
 
 def docs_folder() -> Path:
@@ -67,193 +48,118 @@ def docs_folder() -> Path:
 
 
 OPTIONS: dict[str, tuple[Option, ...]] = {
-    "Workers": (
-        Option(
-            "--nproc-per-node",
-            "N",
-            "Workers per node: a number, gpu, xpu, cpu (one per CPU), or auto (gpu, else cpu). Default: gpu, else 1.",
-            short="workers per node; default: one per GPU, or one",
-        ),
-        flag("-m --module", "SCRIPT is a module; run it as 'python -m' does."),
-        flag("--no-python", "SCRIPT is a program; execute it directly."),
-        flag("--run-path", "SCRIPT is a script, even with -m or --no-python."),
-        Option(
-            "--start-method",
-            "METHOD",
-            "forkserver, fork: import torch once, then fork; spawn: an interpreter per worker. Default: forkserver.",
-            "forkserver",
-            type=click.Choice(["forkserver", "spawn", "fork"]),
-        ),
-        Option("--preload", "A,B", "Modules to import before forking, besides torch.", pet=False),
-        Option(
-            "--keep-warm",
-            "TIME",
-            "Leave torch and --preload imported for the next run, for this time; 0: use nothing that is left.",
-            pet=False,
-            short="leave torch imported for the next run, like 10m",
-        ),
-        flag(
-            "--pass-local-rank", "Give the script --local-rank=N, for old torch.distributed.launch scripts.", pet=False
-        ),
-        flag("--use-env", "Option of torch.distributed.launch; has no effect.", pet=False, hidden=True),
-        Option("--role", "NAME", "The workers' ROLE_NAME. Default: default.", "default"),
-    ),
-    "Devices": (
-        Option(
-            "--gpus",
-            "2,4,7",
-            "GPUs to use. Default: CUDA_VISIBLE_DEVICES, or all.",
-            pet=False,
-            short="GPUs to use; default: all",
-        ),
-        Option("--gpus-per-proc", "K", "Each worker sees K GPUs of the node. Default: all.", "0", pet=False),
-        flag("--virtual-local-rank", "Each worker sees one GPU, with LOCAL_RANK=0."),
-        Option(
-            "--numa-binding",
-            "HOW",
-            "Bind workers to CPUs near their GPU: node, socket, exclusive or core-complex. Default: no binding.",
-            pet=False,
-            type=click.Choice(get_args(NumaBinding)),
-        ),
-    ),
-    "Restarts and stopping": (
-        Option(
-            "--max-restarts",
-            "N",
-            "After a failure start all workers again, at most N times. Default: 0.",
-            "0",
-            short="after a failure start again, at most N times",
-        ),
-        Option(
-            "--shutdown-timeout",
-            "TIME",
-            "Time from SIGTERM to SIGKILL, like 90, 90s or 5m; a stop takes at most about 10 s more. Default: 30 s.",
-        ),
-        Option(
-            "--hang-timeout",
-            "TIME",
-            "The job counts as failed when nothing has moved on any node for this time, like 90 or 5m: no output, no "
-            "collective, no CPU time, nothing read or written. Default: never.",
-            pet=False,
-            short="the job fails if nothing moves for so long",
-        ),
-        Option(
-            "--busy-timeout",
-            "TIME",
-            "As --hang-timeout, but only output and collectives count as movement: also ends a rank that computes for "
-            "ever. Default: never.",
-            pet=False,
-        ),
-        Option(
-            "--hang-report",
-            "TIME|off",
-            "When nothing has moved for this time, show which ranks wait for whom, and write hang.txt; the job goes "
-            "on. Default: 5m, or ten times the longest pause of the run if that is more.",
-            pet=False,
-        ),
-        flag(
-            "--debug-on-error",
-            "The first rank that raises an exception stops in pdb (post-mortem) before the job ends. Needs a terminal. "
-            "breakpoint() works without any option.",
-            pet=False,
-        ),
-        Option(
-            "--debug-ranks",
-            "0,4-7",
-            "Only these ranks stop in a debugger, by breakpoint() or --debug-on-error; the others go on. Default: all.",
-            "",
-            pet=False,
-        ),
-        Option(
-            "--health",
-            "off|warn|refuse",
-            "Before the start, look at the GPUs, disks and clock of every node. refuse: a node with a fault is not "
-            "used; warn: faults are only shown; off: nothing is looked at. Default: refuse.",
-            "refuse",
-            pet=False,
-        ),
-        Option("--signals-to-handle", "NAMES", f"Signals that stop the job. Default: {STOP_SIGNALS}.", STOP_SIGNALS),
-        Option(
-            "--requeue-on",
-            "USR1,TERM",
-            "In a SLURM job these signals also stop the run, and SLURM then requeues the job. Default: none.",
-            "",
-            pet=False,
-        ),
-        Option(
-            "--on-exit",
-            "COMMAND",
-            "Run this shell command when the run has ended; DDPLAUNCH_OUTCOME and others are in its environment.",
-            pet=False,
-        ),
-    ),
+    "Workers": WORKERS,
+    "Devices": DEVICES,
+    "Restarts and stopping": RESTARTS_AND_STOPPING,
     "Output and logs": (
         Option(
             "--log-dir",
             "DIR",
             "Parent of the run folder, which has the logs; /dev/null: no files. Default: $XDG_STATE_HOME/ddplaunch.",
-            type=click.Path(file_okay=False, readable=False),
+            pet=True,
+            path="folder",
+            sets="output.log_dir",
         ),
         Option(
             "--keep-runs",
             "N",
             "Run folders to keep, the newest N; those in --log-dir are never deleted. Default: 30 days, at most 5 GB.",
-            pet=False,
+            sets="output.keep_runs",
+            parse=values.parse_count,
         ),
         Option(
             "-r --redirects",
             "WHAT",
             "Streams to keep off the console: 1 stdout, 2 stderr, 3 both; by local rank: 0:1,7:3. Default: 0, none.",
-            "0",
+            pet=True,
+            sets="output.redirects",
+            parse=values.parse_streams,
         ),
         Option(
             "-t --tee",
             "WHAT",
             "Streams to show on the console even if redirected; values as of --redirects. Default: 0.",
-            "0",
+            pet=True,
+            sets="output.tee",
+            parse=values.parse_streams,
         ),
-        Option("--ranks-filter", "0,4-7", "Ranks shown on the console. Default: all.", "", pet=False),
-        Option("--local-ranks-filter", "0,4-7", "Local ranks shown on the console. Default: all.", ""),
+        Option(
+            "--ranks-filter",
+            "0,4-7",
+            "Ranks shown on the console. Default: all.",
+            sets="output.show_ranks",
+            parse=values.parse_ranks,
+        ),
+        Option(
+            "--local-ranks-filter",
+            "0,4-7",
+            "Local ranks shown on the console. Default: all.",
+            pet=True,
+            sets="output.show_local_ranks",
+            parse=values.parse_ranks,
+        ),
         Option(
             "--duplicate-stdout-filters",
             "A,B",
             "Copy stdout lines with A or B to filtered_stdout.log. Default: none.",
-            "",
+            pet=True,
+            sets="output.duplicate_stdout_filters",
+            parse=values.parse_needles,
+            only=(LOGS,),
         ),
         Option(
             "--duplicate-stderr-filters",
             "A,B",
             "Copy stderr lines with A or B to filtered_stderr.log; ',,' is a comma. Default: none.",
-            "",
+            pet=True,
+            sets="output.duplicate_stderr_filters",
+            parse=values.parse_needles,
+            only=(LOGS,),
         ),
-        flag("--timestamps", "Show the time, on this machine's clock, before every line on the console.", pet=False),
+        flag("--timestamps", "Show the time, on this machine's clock, before every line on the console."),
         flag(
             "--collect-logs",
             "At the end copy the log files of all nodes to this machine. Default: the last lines of failed workers.",
-            pet=False,
+            sets="output.collect_logs",
+            only=(LOGS,),
         ),
         flag(
             "--no-samples",
             "Do not read every 2 s what workers, GPUs and nodes use. Default: read it, into samples/ of the run.",
-            pet=False,
+            sets="output.samples",
+            gives=False,
         ),
         Option(
             "--metrics-file",
             "FILE",
             "Write what workers, GPUs and nodes do into FILE every 10 s, in Prometheus' text format. Default: none.",
-            pet=False,
-            type=click.Path(dir_okay=False),
+            path="file",
+            sets="output.metrics_file",
         ),
-        flag("--no-page", "Do not make run.html, the page of the run. Default: it is made.", pet=False),
-        Option("--event-log-handler", "NAME", "null, or console: events as JSON lines. Default: null.", "null"),
-        flag("-v --verbose", "Show more messages.", pet=False),
-        flag("-q --quiet", "Show only errors and the failure page.", pet=False),
+        flag(
+            "--no-page",
+            "Do not make run.html, the page of the run. Default: it is made.",
+            sets="output.page",
+            gives=False,
+        ),
+        Option(
+            "--event-log-handler",
+            "NAME",
+            "null, or console: events as JSON lines. Default: null.",
+            pet=True,
+            sets="output.events",
+            parse=values.parse_events,
+            completes=("null", "console"),
+        ),
+        flag("-v --verbose", "Show more messages.", sets="output.verbosity", gives=1),
+        flag("-q --quiet", "Show only errors and the failure page.", sets="output.verbosity", gives=-1),
     ),
     "Nodes and rendezvous": (
         Option(
             "--nnodes",
             "N|MIN:MAX",
             "Nodes of the job. Default: all named hosts, else 1.",
+            pet=True,
             short="nodes of the job; default: all hosts, or one",
         ),
         Option(
@@ -262,40 +168,59 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Scheduler whose variables name the nodes, or this node's rank and the endpoint: auto, none, slurm, "
             "openmpi, mpich, pals, jsrun, lsf, pbs or kubernetes. Default: auto.",
             "auto",
-            pet=False,
+            completes="ddplaunch.cli.completion:clusters",
         ),
-        flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options."),
-        Option("--rdzv-id", "ID", "Run id: the name of the run on all nodes. Default: a new one."),
+        flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options.", pet=True),
+        Option(
+            "--rdzv-id",
+            "ID",
+            "Run id: the name of the run on all nodes. Default: a new one.",
+            pet=True,
+            sets="run_id",
+            parse=values.parse_run_id,
+        ),
         Option(
             "--rdzv-backend",
             "NAME",
             "Which node serves the rendezvous. static: node rank 0; c10d: the node of the endpoint. Default: static.",
             "static",
+            pet=True,
+            completes=("static", "c10d"),
         ),
         Option(
-            "--rdzv-endpoint", "HOST:PORT", "Endpoint of the rendezvous. With c10d the port may be left out: 29400.", ""
+            "--rdzv-endpoint",
+            "HOST:PORT",
+            "Endpoint of the rendezvous. With c10d the port may be left out: 29400.",
+            "",
+            pet=True,
         ),
         Option(
             "--rdzv-conf",
             "K=V,...",
             "Settings of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval, is_host, ...",
             "",
+            pet=True,
         ),
         Option(
             "--node-rank",
             "N",
             "Number of this node. Default: 0; with c10d, by arrival, as among nodes with an equal one.",
+            pet=True,
         ),
-        Option("--master-addr", "HOST", "With static: address of node rank 0."),
+        Option("--master-addr", "HOST", "With static: address of node rank 0.", pet=True),
         Option(
             "--master-port",
             "PORT",
             "On one node: port of the workers' store. With static: port at which node rank 0 serves the rendezvous.",
+            pet=True,
         ),
         Option(
             "--local-addr",
             "HOST",
             "Address at which other nodes reach this one. Default: the one on the way to the endpoint.",
+            pet=True,
+            sets="local_addr",
+            parse=values.parse_host,
         ),
     ),
     "Hosts (started over SSH)": (
@@ -303,45 +228,103 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--hosts",
             "gpu[1-4],USER@HOST:PORT",
             "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.",
-            pet=False,
             short="hosts to start nodes on, over SSH",
         ),
-        Option("--hostfile", "FILE", "File with a host per line. Default: DDPLAUNCH_HOSTFILE.", pet=False),
-        Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host.", pet=False),
-        Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these.", pet=False),
-        Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares.", pet=False),
+        Option(
+            "--hostfile",
+            "FILE",
+            "File with a host per line. Default: DDPLAUNCH_HOSTFILE.",
+            completes="ddplaunch.cli.completion:files",
+        ),
+        Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host."),
+        Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these."),
+        Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares."),
         Option(
             "-x --export",
             "NAME[=VALUE]",
             "Forward a variable to the workers; 'PRE*': all with this prefix.",
-            pet=False,
             multiple=True,
         ),
-        Option("--env-file", "FILE", "Forward the variables in FILE to the workers; a NAME=VALUE per line.", pet=False),
         Option(
-            "--chdir", "DIR", "Working directory of the workers on every node. Default: the current one.", pet=False
+            "--env-file",
+            "FILE",
+            "Forward the variables in FILE to the workers; a NAME=VALUE per line.",
+            completes="ddplaunch.cli.completion:files",
         ),
-        Option("--interface", "NAME", "Network interface between the nodes. Default: detected.", pet=False),
-        Option("--remote-python", "PATH", "Python interpreter on the hosts. Default: the path of this one.", pet=False),
-        Option("--remote-setup", "TEXT", "Shell text to run first on the hosts, like 'module load cuda'.", pet=False),
-        Option("--ssh-user", "NAME", "Login name, like ssh -l.", pet=False),
-        Option("--ssh-port", "PORT", "Port of the SSH server, like ssh -p.", pet=False),
-        Option("--ssh-identity", "FILE", "File of the private key, like ssh -i.", pet=False),
-        Option("--ssh-config", "FILE", "SSH configuration file, like ssh -F.", pet=False),
-        flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", pet=False),
-        Option("--connect-timeout", "TIME", "Time for one attempt to connect. Default: 15 s.", "15", pet=False),
+        Option(
+            "--chdir",
+            "DIR",
+            "Working directory of the workers on every node. Default: the current one.",
+            sets="chdir",
+            completes="ddplaunch.cli.completion:folders",
+        ),
+        Option(
+            "--interface",
+            "NAME",
+            "Network interface between the nodes. Default: detected.",
+            sets="interface",
+            only=(REAL_RUN,),
+        ),
+        Option(
+            "--remote-python",
+            "PATH",
+            "Python interpreter on the hosts. Default: the path of this one.",
+            sets="remote.python",
+            only=(REAL_RUN, HOSTS),
+            completes="ddplaunch.cli.completion:files",
+        ),
+        Option(
+            "--remote-setup",
+            "TEXT",
+            "Shell text to run first on the hosts, like 'module load cuda'.",
+            sets="remote.setup",
+            only=(REAL_RUN, HOSTS),
+        ),
+        Option("--ssh-user", "NAME", "Login name, like ssh -l.", sets="remote.user", only=(SSH,)),
+        Option(
+            "--ssh-port",
+            "PORT",
+            "Port of the SSH server, like ssh -p.",
+            sets="remote.port",
+            parse=values.parse_whole,
+            only=(SSH,),
+        ),
+        Option(
+            "--ssh-identity",
+            "FILE",
+            "File of the private key, like ssh -i.",
+            sets="remote.identity",
+            only=(SSH,),
+            completes="ddplaunch.cli.completion:files",
+        ),
+        Option(
+            "--ssh-config",
+            "FILE",
+            "SSH configuration file, like ssh -F.",
+            sets="remote.config",
+            only=(SSH,),
+            completes="ddplaunch.cli.completion:files",
+        ),
+        flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", sets="remote.accept_new", only=(SSH,)),
+        Option(
+            "--connect-timeout",
+            "TIME",
+            "Time for one attempt to connect. Default: 15 s.",
+            sets="remote.connect_timeout_s",
+            parse=values.parse_positive_seconds,
+            only=(SSH,),
+        ),
     ),
     "Before a run": (
         flag(
             "--check",
             "Test this machine, or --hosts: versions, GPUs, health, limits, network speed; run no script.",
-            pet=False,
             short="test this machine or the hosts; run no script",
         ),
         flag(
             "--deep",
             "With --check: measure each GPU (matrix product, memory, transfers to the others) and name the slow ones.",
-            pet=False,
+            of="--check",
         ),
     ),
     "Leaving a run and coming back": LEAVING_AND_COMING_BACK,
@@ -350,36 +333,45 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         flag(
             "--dry-run",
             "Run the job on this machine's CPU, with simulated nodes and GPUs; scripts stay unchanged.",
-            pet=False,
             short="run the job on this machine's CPU",
+            sets="dry_run",
         ),
         flag(
             "--rehearse-compile",
             "With --dry-run: torch.compile compiles for the CPU. Default: it returns the model unchanged.",
-            pet=False,
+            sets="compile_on_cpu",
+            only=(DRY_RUN,),
         ),
         flag(
             "--plan",
             "Show the plan of the run: nodes, ranks, GPUs, environment; start nothing.",
-            pet=False,
             short="show what would be started; start nothing",
         ),
-        flag("--json", "With --plan: print JSON.", pet=False),
+        flag("--json", "With --plan: print JSON, for machines.", of="--plan"),
         Option(
             "--inject",
             "'kill rank=3 after=5s'",
             "With --dry-run: inject a fault and report how the job handled it; 'help' lists the faults.",
-            pet=False,
             multiple=True,
+            sets="injections",
+            only=(DRY_RUN,),
         ),
     ),
     "Accepted, without effect": (
-        Option("--monitor-interval", "S", "ddplaunch does not poll.", "0.1"),
-        Option("--logs-specs", "NAME", "Must be default: plug-ins of torchrun's agent are not supported.", pet=False),
+        Option("--monitor-interval", "S", "ddplaunch does not poll.", pet=True, parse=values.parse_positive_seconds),
+        Option(
+            "--logs-specs",
+            "NAME",
+            "Must be default: plug-ins of torchrun's agent are not supported.",
+            parse=values.parse_logs_specs,
+            completes=("default",),
+        ),
     ),
     "Other": (
-        _shows("--version", "Show versions.", _print_version),
-        _shows("--docs", "Show the folder with the documentation.", _print_docs_folder),
-        _shows("-h", "Show the most used options.", _print_short_help),
+        _shows("--version", "Show versions.", lambda _: version_line()),
+        _shows("--docs", "Show the folder with the documentation.", lambda _: docs_folder()),
+        _shows("-h", "Show the most used options.", _short_help),
     ),
 }
+
+ROWS = [row for rows in OPTIONS.values() for row in rows if not row.prints]

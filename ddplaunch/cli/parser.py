@@ -14,11 +14,14 @@ import click
 
 from ddplaunch.cli import completion
 from ddplaunch.errors import UsageError
+from ddplaunch.rows import load
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from click.shell_completion import CompletionItem
+
+    from ddplaunch.rows import Option
 
 HELP_COLUMN = 27
 """Width of the first column of the help page; a longer name gets a separate line."""
@@ -30,48 +33,44 @@ INHERITED = "ddplaunch.inherited"
 _TRUE, _FALSE = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
-class Option(click.Option):
-    """An option that the variable ``PET_<NAME>`` can set, as with torchrun, unless ``pet`` is false.
+class ParsedOption(click.Option):
+    """click's form of a row.
 
-    Not click's ``envvar``: click 8.2 reads PET_MODULE=0 as true.
-
-    Args:
-        names: all of its names, the long one last: "-r --redirects".
-        metavar: name of the value on the help page; None: a flag.
-        text: description on the help page.
-        default: value if neither the command line nor the environment gives one.
-        pet: whether the environment variable is read.
-        can_be_bare: whether it may stand without its value, which is empty then.
-        short: description on the short help page, of ``-h``; empty: it is not on that page.
-        attributes: passed to ``click.Option``.
+    The parser itself reads ``pet_variable``, in place of click's ``envvar``: click 8.2 reads PET_MODULE=0 as true.
     """
 
-    def __init__(
-        self,
-        names: str,
-        metavar: str | None,
-        text: str,
-        default: str | None = None,
-        *,
-        pet: bool = True,
-        can_be_bare: bool = False,
-        short: str = "",
-        **attributes: Any,
-    ) -> None:
-        if metavar is not None and not attributes.get(
-            "multiple"
-        ):  # click 8.3 takes a flag's default of None for a third state
-            attributes["default"] = default
-        self.long_name = names.split()[-1]
-        attributes["shell_complete"] = completion.BY_OPTION.get(self.long_name)
-        super().__init__(names.split(), metavar=metavar, help=text, is_flag=metavar is None, **attributes)
-        self.short, self.can_be_bare = short, can_be_bare
-        self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if pet else ""
+    def __init__(self, row: Option) -> None:
+        attributes: dict[str, Any] = {"multiple": row.multiple, "hidden": row.hidden}
+        if row.metavar is not None and not row.multiple:  # click 8.3 takes a flag's default of None for a third state
+            attributes["default"] = row.default
+        if row.choices:
+            attributes["type"] = click.Choice(row.choices)
+        if row.path:
+            attributes["type"] = click.Path(file_okay=row.path == "file", dir_okay=row.path == "folder", readable=False)
+        if row.prints:
+            attributes |= {"is_eager": True, "expose_value": False, "callback": self._print}
+        self.row, self.long_name = row, row.long_name
+        self.pet_variable = "PET_" + self.long_name.removeprefix("--").replace("-", "_").upper() if row.pet else ""
+        super().__init__(
+            row.names.split(), metavar=row.metavar, help=row.text, is_flag=row.metavar is None, **attributes
+        )
 
+    def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
+        """What a shell offers for the value (overrides click)."""
+        from click.shell_completion import CompletionItem
 
-def flag(names: str, text: str, **attributes: Any) -> Option:
-    """An option without a value."""
-    return Option(names, None, text, **attributes)
+        found = self.row.completes
+        if isinstance(found, str):
+            found = load(found)(ctx, self, incomplete)
+        elif not found:
+            return super().shell_complete(ctx, incomplete)
+        items = (CompletionItem(each) if isinstance(each, str) else each for each in found)
+        return [item for item in items if item.type != "plain" or item.value.startswith(incomplete)]
+
+    def _print(self, ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
+        if is_set and self.row.prints and not ctx.resilient_parsing:
+            click.echo(self.row.prints(ctx))
+            ctx.exit()
 
 
 class GroupedCommand(click.Command):
@@ -94,10 +93,10 @@ class GroupedCommand(click.Command):
         before: str,
         after: Mapping[str, Sequence[tuple[str, str]]],
     ) -> None:
-        params = [*(option for options in groups.values() for option in options), *arguments]
+        self.groups = {heading: [ParsedOption(row) for row in rows] for heading, rows in groups.items()}
+        params = [*(option for options in self.groups.values() for option in options), *arguments]
         settings = {"help_option_names": ["--help"], "max_content_width": 80}
         super().__init__(name, context_settings=settings, callback=callback, params=params, help=before)
-        self.groups = groups
         self.after = after
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
@@ -118,8 +117,8 @@ class GroupedCommand(click.Command):
         formatter = ctx.make_formatter()
         self.format_usage(ctx, formatter)
         self.format_help_text(ctx, formatter)
-        options = [option for group in self.groups.values() for option in group if option.short]
-        rows = [(f"{option.opts[0]} {option.metavar or ''}", option.short) for option in options]
+        options = [option for group in self.groups.values() for option in group if option.row.short]
+        rows = [(f"{option.opts[0]} {option.metavar or ''}", option.row.short) for option in options]
         _write_rows(formatter, "Most used options", rows)
         return f"{formatter.getvalue()}\n{last_line}"
 
@@ -150,7 +149,7 @@ def _write_rows(formatter: click.HelpFormatter, heading: str, rows: Sequence[tup
 
 
 def from_environ(
-    groups: Mapping[str, Sequence[Option]], spelled: Sequence[str], environ: Mapping[str, str]
+    groups: Mapping[str, Sequence[ParsedOption]], spelled: Sequence[str], environ: Mapping[str, str]
 ) -> dict[str, str]:
     """Options set by a PET variable and not on the command line: name -> option as it would be typed.
 
@@ -232,7 +231,7 @@ def _next_value(name: str, names: Mapping[str, click.Option], rest: deque[str]) 
     option = names[name]
     resembles_option = rest and re.match(r"-(?!\d+$|\d*\.\d+$)\S+$", rest[0])
     if not rest or resembles_option:
-        if isinstance(option, Option) and option.can_be_bare:
+        if isinstance(option, ParsedOption) and option.row.can_be_bare:
             return ""
         hint = f"A value that starts with a dash is written {name}={rest[0]}" if rest else ""
         raise UsageError(f"{name} needs a value", hint)
@@ -255,7 +254,7 @@ def _full_name(typed: str, names: Mapping[str, click.Option]) -> str:
 
 
 def _is_torchruns(option: click.Option) -> bool:
-    return isinstance(option, Option) and bool(option.pet_variable)
+    return isinstance(option, ParsedOption) and bool(option.pet_variable)
 
 
 _OF_OTHER_LAUNCHERS = {

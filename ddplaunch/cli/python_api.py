@@ -18,29 +18,6 @@ from ddplaunch.launcher import launch as launcher
 if TYPE_CHECKING:
     from ddplaunch.protocol.results import FunctionResult, RunResult
 
-_COMMANDS = (
-    "plan",
-    "json",
-    "check",
-    "deep",
-    "ps",
-    "all",
-    "nodes",
-    "forget",
-    "stacks",
-    "kill",
-    "page",
-    "serve",
-    "detach",
-    "leave",
-    "attach",
-    "logs",
-    "ranks",
-    "attempt",
-    "follow",
-    "wait",
-)
-"""Options of other commands than a run."""
 
 _ELASTIC = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf", "min_nodes": "nnodes", "max_nodes": "nnodes"}
 """Names of torch.distributed.launcher.api.LaunchConfig that are not those of torchrun's options."""
@@ -98,7 +75,9 @@ def launch(
     if isinstance(target, LaunchConfig):
         if args or kwargs or options:
             raise UsageError("a LaunchConfig has all settings: give no other arguments but stdout_fd")
-        return launcher.launch(target, stdout_fd)
+        from ddplaunch.cli import fields
+
+        return launcher.launch(fields.checked(target), stdout_fd)
     if callable(target):
         for module in features.loaded("target"):
             result: FunctionResult = module.launch(target, args, kwargs or {}, stdout_fd, options)
@@ -122,12 +101,13 @@ def configuration(script: str, args: Sequence[object], options: Mapping[str, Any
     import click
 
     from ddplaunch.cli.build_config import build_config
+    from ddplaunch.cli.commands import OF_COMMANDS
     from ddplaunch.cli.main import command
 
     words = {"cluster": "none", **options}
     known = {param.name: param for param in command.params if isinstance(param, click.Option) and param.expose_value}
     for name in words:
-        if name not in known or name in _COMMANDS:
+        if name not in known or name in OF_COMMANDS:
             raise UsageError(f"launch has no option {name}", _HINTS.get(name, _HINT_NAMES))
     spelled = [token for name, value in words.items() for token in _tokens(known[name], value)]
     context = click.Context(command)

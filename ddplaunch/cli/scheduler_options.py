@@ -42,7 +42,7 @@ class CompletedOptions:
         endpoint_source: the scheduler that gives the rendezvous endpoint; None if the user gives it, or none is needed.
         task: the only worker of this launcher, if the scheduler started a process for every worker.
         notices: the detected scheduler, and probable mistakes.
-        by_srun: srun starts the agents on ``hosts``.
+        transport: how ``hosts`` are reached: a name in ``transport.transports.TABLE``.
         slurm_job: the SLURM job that contains this process, if any.
     """
 
@@ -51,7 +51,7 @@ class CompletedOptions:
     endpoint_source: SchedulerInfo | None = None
     task: ScheduledTask | None = None
     notices: tuple[StartNotice, ...] = ()
-    by_srun: bool = False
+    transport: str = "ssh"
     slurm_job: SlurmJob | None = None
 
 
@@ -166,7 +166,7 @@ def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any], environ: M
     notices = _notices(scheduler.description, scheduler.warnings)
     if len(hosts) == 1 and (_is_here(hosts[0].name) or environ.get("SLURMD_NODENAME") == hosts[0].name):
         return CompletedOptions(options, notices=notices)
-    return CompletedOptions(options, hosts=hosts, notices=notices, by_srun=scheduler.kind == "allocation")
+    return CompletedOptions(options, hosts=hosts, notices=notices, transport=scheduler.transport)
 
 
 def _with_endpoint(
@@ -175,7 +175,7 @@ def _with_endpoint(
     """For one of several launchers, which the scheduler started on every node or for every worker."""
     from ddplaunch.cluster import scheduler_checks
 
-    nproc = values.parse_nproc(options["nproc_per_node"])
+    nproc = None if options["nproc_per_node"] is None else values.parse_nproc(options["nproc_per_node"])
     nnodes = None if options["nnodes"] is None else values.parse_nnodes(options["nnodes"])
     scheduler_checks.check_counts(scheduler, nproc, nnodes)
     if scheduler.task and options["numa_binding"]:

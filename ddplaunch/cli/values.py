@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import re
 import signal
+from typing import Literal, cast, get_args
 
-from ddplaunch.config import Streams
-from ddplaunch.errors import OptionError
+from ddplaunch.config import HealthPolicy, StartMethod, Streams
+from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.text import DEVICE_ID, quote, seconds
 
 MAX_RANK = 1_000_000
+_MAX_PORT = 65535
 
 
 def parse_whole(text: str, option: str) -> int:
@@ -54,12 +56,78 @@ def parse_seconds(text: str, option: str) -> float:
     return found_s
 
 
-def parse_nproc(text: str | None) -> int | str | None:
+def parse_positive_seconds(text: str, option: str) -> float:
+    """A time as of ``parse_seconds``, above 0.
+
+    Raises:
+        OptionError: anything else.
+    """
+    found_s = parse_seconds(text, option)
+    if found_s <= 0:
+        raise OptionError(option, text, "must be above 0")
+    return found_s
+
+
+def parse_hang_report(text: str, option: str) -> float | None:
+    """A time, or None for ``off``.
+
+    Raises:
+        OptionError: anything else.
+    """
+    return None if text == "off" else parse_seconds(text, option)
+
+
+def parse_nproc(text: str, _option: str = "") -> int | str:
     """A number, or the text unchanged; ``WorkerConfig`` checks the words."""
     try:
-        return text if text is None else int(text)
+        return int(text)
     except ValueError:
         return text
+
+
+def parse_start_method(text: str, _option: str) -> StartMethod:
+    """``fork`` is another word for ``forkserver``."""
+    return "spawn" if text == "spawn" else "forkserver"
+
+
+def parse_health(text: str, option: str) -> HealthPolicy:
+    """What follows if hardware is not sound.
+
+    Raises:
+        OptionError: another word.
+    """
+    if text not in get_args(HealthPolicy):
+        raise OptionError(option, text, "must be off, warn or refuse")
+    return cast("HealthPolicy", text)
+
+
+def parse_events(text: str, option: str) -> Literal["null", "console"]:
+    """Where torchrun's events go. Its ``dynamic_rendezvous`` has messages between agents, which there are none of here.
+
+    Raises:
+        OptionError: another word.
+    """
+    if text not in ("null", "console", "dynamic_rendezvous"):
+        raise OptionError(option, text, "must be null or console")
+    return "console" if text == "console" else "null"
+
+
+def parse_logs_specs(text: str, option: str) -> None:
+    """Nothing.
+
+    Raises:
+        UsageError: a plug-in is named.
+    """
+    if text != "default":
+        message = f"{option}: not supported, torch's LogsSpecs plug-ins run inside torchrun's agent"
+        raise UsageError(
+            message, "Use --log-dir, --redirects, --tee and --ranks-filter; the files have torchrun's names."
+        )
+
+
+def parse_run_id(text: str, _option: str) -> str | None:
+    """A run id; None for torchrun's default, ``none``. ``LaunchConfig`` checks it."""
+    return None if text in ("", "none") else text
 
 
 def parse_nnodes(text: str) -> tuple[int, int]:
@@ -111,11 +179,22 @@ def parse_ranks(text: str, option: str) -> frozenset[int] | None:
     return frozenset(ranks)
 
 
+def parse_port(text: str, option: str) -> int:
+    """A port; 0, any free one, for an empty text.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
+        raise OptionError(option, text, "not a port", f"A port is a number from 1 to {_MAX_PORT}.")
+    return int(text or 0)
+
+
 _NOT_FOR_STOPPING = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
 """SIGKILL and SIGSTOP cannot be caught; SIGCHLD can, but arrives whenever a child process ends."""
 
 
-def parse_signals(text: str) -> tuple[str, ...]:
+def parse_signals(text: str, option: str) -> tuple[str, ...]:
     """Comma-separated signal names, as torchrun's ``--signals-to-handle``.
 
     Raises:
@@ -123,10 +202,10 @@ def parse_signals(text: str) -> tuple[str, ...]:
     """
     names = tuple(filter(None, (name.strip().upper() for name in text.split(","))))
     if not names:
-        raise OptionError("--signals-to-handle", text, "names no signal")
+        raise OptionError(option, text, "names no signal")
     for name in names:
         if name not in signal.Signals.__members__ or signal.Signals[name] in _NOT_FOR_STOPPING:
-            raise OptionError("--signals-to-handle", text, f"{name} is not a signal that can be handled")
+            raise OptionError(option, text, f"{name} is not a signal that can be handled")
     return names
 
 
@@ -149,7 +228,7 @@ def parse_requeue_signals(text: str) -> tuple[str, ...]:
     return names
 
 
-def parse_needles(text: str) -> tuple[str, ...]:
+def parse_needles(text: str, _option: str) -> tuple[str, ...]:
     """Comma-separated texts of the duplicate filters; ``,,`` is a comma in a text."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(",") if part)
 
@@ -169,23 +248,23 @@ def parse_names(text: str, option: str, pattern: str, what: str) -> tuple[str, .
     return names
 
 
-def parse_gpus(text: str | None) -> tuple[str, ...] | None:
+def parse_gpus(text: str, option: str) -> tuple[str, ...]:
     """Device ids as in CUDA_VISIBLE_DEVICES: numbers, or UUIDs of GPUs and MIG slices.
 
     Raises:
         OptionError: anything else, none, or one named twice.
     """
-    return None if text is None else parse_names(text, "--gpus", DEVICE_ID, "device ids like 2,4,7")
+    return parse_names(text, option, DEVICE_ID, "device ids like 2,4,7")
 
 
-def parse_preload(text: str | None) -> tuple[str, ...]:
+def parse_preload(text: str, option: str) -> tuple[str, ...]:
     """Names of modules to import once, in order.
 
     Raises:
         OptionError: not a module's name, none, or one named twice.
     """
     pattern = r"[^\W\d]\w*(\.[^\W\d]\w*)*"
-    return () if text is None else parse_names(text, "--preload", pattern, "modules like numpy,datasets")
+    return parse_names(text, option, pattern, "modules like numpy,datasets")
 
 
 def parse_host(text: str, option: str) -> str:

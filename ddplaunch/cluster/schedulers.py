@@ -38,8 +38,9 @@ class SchedulerInfo:
     Attributes:
         name: the scheduler's name, for messages.
         kind: how ddplaunch was started. ``node``: once per node. ``task``: once per worker; this process is for the
-            worker ``task``. ``allocation``: once, in an allocation of SLURM; srun reaches ``hosts``. ``hosts``: once;
-            ssh reaches ``hosts``.
+            worker ``task``. ``allocation``: once, for ``hosts`` of an allocation of SLURM. ``hosts``: once, for
+            ``hosts``.
+        transport: how ``hosts`` are reached.
         description: one line for ``-v``.
         index: this agent's number among ``agents``; None if unknown.
         agents: number of agents in the rendezvous, one per node, or one per worker for a ``task``; None if unknown.
@@ -65,6 +66,7 @@ class SchedulerInfo:
     ports: tuple[int, ...] = ()
     token: str | None = None
     is_server: bool = False
+    transport: str = "ssh"
     task: ScheduledTask | None = None
     warnings: tuple[str, ...] = ()
 
@@ -129,6 +131,7 @@ def _slurm_allocation(environ: Mapping[str, str]) -> SchedulerInfo | None:
     return SchedulerInfo(
         name="SLURM",
         kind="allocation",
+        transport="srun",
         description=f"SLURM job {job.job_id}: {len(job.hosts)} nodes ({_short(job.hosts)}), not in a step of srun",
         hosts=tuple(map(Host, job.hosts)),
         warnings=tuple(slurm.lint(environ, None)),

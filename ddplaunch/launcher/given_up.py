@@ -42,7 +42,7 @@ class GivenUp:
         show: Callable[[str, int], None],
     ) -> None:
         """``handle`` handles an event of a node."""
-        self._is_local, self._shutdown = config.transport == "local", shutdown
+        self._is_local, self._shutdown = config.is_local, shutdown
         self._lost_nodes, self._handle, self._show = lost_nodes, handle, show
         self._ranks = NodeRanks(participants)
         self._indices: set[int] = set()

@@ -17,21 +17,23 @@ from typing import TYPE_CHECKING, Literal
 
 from ddplaunch import features
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.config import LINE_PREFIX, FakeGpuConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
+from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, run_retention
 from ddplaunch.system.limits import NO_ROOM_HINT
-from ddplaunch.transport.local import LocalTransport
+from ddplaunch.transport import transports
+from ddplaunch.transport.handle import discard_output
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import WorkerConfig
+    from ddplaunch.config import RemoteConfig, WorkerConfig
     from ddplaunch.protocol.launcher_agent import Output
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
@@ -85,7 +87,7 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
     Raises:
         LaunchError: it cannot be created, and the workers call a function.
     """
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         return None, None
     base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)
     try:
@@ -106,7 +108,7 @@ def prune(config: LaunchConfig, folder: Path | None) -> None:
 
 def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
     """The folder to which files of other machines are copied; None if none are."""
-    return folder if copied_files(config) and config.transport != "local" else None
+    return folder if copied_files(config) and not config.is_local else None
 
 
 def copied_files(config: LaunchConfig) -> Literal["logs", "return values", ""]:
@@ -121,7 +123,7 @@ def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1)
 
     def log_hint(header: Output) -> str:
         node = f"/{header.host}" if nodes > 1 else ""
-        node_dir = f"{header.host}:<run folder>" if config.transport != "local" else f"{folder}{node}"
+        node_dir = f"{header.host}:<run folder>" if not config.is_local else f"{folder}{node}"
         logs = f"{node_dir}/attempt_*/{header.local_rank}/{header.stream}.log"
         return logs if folder else "no log (none is kept)"
 
@@ -140,7 +142,7 @@ def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int, *, i
         LaunchError: no room for its threads, or there is no file.
     """
     # The agent of a local run reports a full disk, since its logs are on it.
-    reports_full_disk = config.transport != "local"
+    reports_full_disk = not config.is_local
     style = console_style(config, folder, stdout_fd)
     try:
         if folder and is_detached:
@@ -155,7 +157,7 @@ def open_console(config: LaunchConfig, folder: Path | None, stdout_fd: int, *, i
 
 def program(config: LaunchConfig) -> Program:
     """What the workers run."""
-    python = config.python or (sys.executable if config.transport == "local" else "")
+    python = config.python or (sys.executable if config.is_local else "")
     return Program(config.entry, config.script, config.script_args, python, config.text)
 
 
@@ -226,7 +228,7 @@ def agent_spec_of_run(
     ``folder`` is the run's on this machine, None if no files are kept; an agent on another machine makes a folder with
     this name there.
     """
-    if config.transport == "local":
+    if config.is_local:
         node_dir = folder / hosts[index] if folder and len(hosts) > 1 else folder
         path = str(node_dir) if node_dir else None
         return agent_spec(config, run_id, index, hosts[index], node_dir=path, inherited_fds=inherited_fds)
@@ -243,7 +245,7 @@ def usage_sampling(config: LaunchConfig, *, is_kept: bool) -> UsageSampling:
     """Which usage samples agents send: none where nobody could read them; ``is_kept``: the run has a folder."""
     if not config.output.samples or not (is_kept or config.output.metrics_file):
         return "off"
-    return "all" if config.transport == "local" else "mean"
+    return "all" if config.is_local else "mean"
 
 
 def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:
@@ -268,13 +270,14 @@ def transport_for(
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
-    names = node_names(config)
-    if config.transport == "local":
-        return LocalTransport(config, names, run_tag, output, post, early_agent, stdout_fd)
-    if config.transport == "srun":
-        from ddplaunch.transport.srun import SrunTransport
+    transport: type[Transport] = load(transports.row(config.transport).transport)
+    return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)
 
-        return SrunTransport(config, names, run_tag, output, post)
-    from ddplaunch.transport.ssh.handle import SshTransport  # Loads paramiko only for runs over SSH.
 
-    return SshTransport(config, names, run_tag, output, post)
+def query_transport(hosts: Sequence[Host], remote: RemoteConfig, post: Post) -> Transport:
+    """The Transport whose agents say what is on ``hosts``; without hosts, on this machine.
+
+    Raises:
+        LaunchError: as ``transport_for``.
+    """
+    return transport_for(LaunchConfig(script="-", hosts=tuple(hosts), remote=remote), "", discard_output, post)

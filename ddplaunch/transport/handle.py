@@ -24,12 +24,13 @@ from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepR
 from ddplaunch.protocol.log_transfer import LogChunk
 from ddplaunch.protocol.sender import of_host
 from ddplaunch.system.limits import NO_ROOM_HINT
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.remote_start import NodeFacts, Purpose
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.transport.agent_process import AgentProcess
 
 
 Post = Callable[[object], None]
@@ -161,7 +162,7 @@ class NoAgent(AgentHandle):
 
 
 class Transport(abc.ABC):
-    """Starts the agents of one run on one kind of nodes: on this machine, over SSH, or by srun. Main thread only.
+    """Starts agents on one kind of nodes: those of a run, or those that answer queries. Main thread only.
 
     Attributes:
         node_names: display names of all nodes, the spares last.
@@ -171,14 +172,26 @@ class Transport(abc.ABC):
     is_remote = True
 
     def __init__(
-        self, config: LaunchConfig, hosts: tuple[str, ...], run_tag: str, output: WriteOutput, post: Post
+        self,
+        config: LaunchConfig,
+        hosts: tuple[str, ...],
+        run_tag: str,
+        output: WriteOutput,
+        post: Post,
+        early_agent: AgentProcess | None = None,
+        stdout_fd: int = 1,
     ) -> None:
-        """``run_tag`` must be unique to this run: a sweep kills all processes that carry it."""
+        """``run_tag`` must be unique to this run: a sweep kills all processes that carry it.
+
+        On this machine, ``early_agent`` is the agent of a single node, if it has been started already, and a single
+        worker inherits ``stdout_fd`` if that is a terminal.
+        """
         self.node_names = hosts
         self._config = config
         self._run_tag = run_tag
         self._output = output
         self._post = post
+        self._early_agent, self._stdout_fd = early_agent, stdout_fd
 
     def start(self, index: int) -> AgentHandle:
         """Start the agent of node ``index``; its events are posted as ``FromNode``.
@@ -186,18 +199,11 @@ class Transport(abc.ABC):
         Raises:
             LaunchError: this machine cannot start it.
         """
-        try:
-            host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
-            return self._start_agent(
-                index,
-                lambda event: post(of_host(host, event)),
-                lambda header, data: output(of_host(host, header), data),
-                for_sweep=False,
-            )
-        except (OSError, RuntimeError) as error:
-            raise LaunchError(
-                f"the agent on {self.node_names[index]} cannot be started: {error}", NO_ROOM_HINT
-            ) from None
+        return self._start(index, "run")
+
+    def query(self, index: int) -> AgentHandle:
+        """As ``start``, but the agent is no part of a run: it only answers."""
+        return self._start(index, "query")
 
     def sweep(self, index: int) -> AgentHandle | None:
         """Start an agent that kills all processes of the lost node ``index``; its events are posted as ``FromSweep``.
@@ -207,7 +213,7 @@ class Transport(abc.ABC):
         """
         try:
             post = post_as(FromSweep, index, self._post)
-            sweeper = self._start_agent(index, post, discard_output, for_sweep=True)
+            sweeper = self._start_agent(index, post, discard_output, "sweep")
         except (OSError, RuntimeError, LaunchError):
             return None
         excluded_pids = () if self.is_remote else (os.getpid(), os.getppid())
@@ -217,9 +223,21 @@ class Transport(abc.ABC):
     def close(self) -> None:  # noqa: B027
         """Release the resources that the handles share, after all handles are closed."""
 
+    def _start(self, index: int, purpose: Purpose) -> AgentHandle:
+        host, post, output = self.node_names[index], post_as(FromNode, index, self._post), self._output
+        try:
+            return self._start_agent(
+                index,
+                lambda event: post(of_host(host, event)),
+                lambda header, data: output(of_host(host, header), data),
+                purpose,
+            )
+        except (OSError, RuntimeError) as error:
+            raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
+
     @abc.abstractmethod
-    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> AgentHandle:
-        """Start the agent of a node. With ``for_sweep`` it runs no workers.
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> AgentHandle:
+        """Start an agent on node ``index``. It runs workers only for the ``purpose`` "run".
 
         Raises:
             LaunchError: this machine cannot start it, for a reason that the user can change.

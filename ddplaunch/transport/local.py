@@ -18,9 +18,9 @@ from ddplaunch.transport.handle import Transport
 from ddplaunch.transport.popen_handle import PopenHandle
 
 if TYPE_CHECKING:
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess
     from ddplaunch.transport.handle import Post, WriteOutput
+    from ddplaunch.transport.remote_start import Purpose
 
 
 class LocalHandle(PopenHandle):
@@ -36,7 +36,7 @@ class LocalHandle(PopenHandle):
         """
         super().__init__(agent.process, f"with pid {agent.process.pid}", post, output, agent.inherited_fds)
         self._has_spec = agent.has_spec
-        # Pipes to srun keep their size: a slow network follows them, and buffered output would delay answers.
+        # Pipes to a command keep their size: a slow network follows them, and buffered output would delay answers.
         linux.enlarge_pipe(self._stdout.fileno())
         self._start_threads(self._writer, self._reader)
 
@@ -51,25 +51,8 @@ class LocalTransport(Transport):
 
     is_remote = False
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        hosts: tuple[str, ...],
-        run_tag: str,
-        output: WriteOutput,
-        post: Post,
-        early_agent: AgentProcess | None = None,
-        stdout_fd: int = 1,
-    ) -> None:
-        """``early_agent`` is the agent of a single node, if it has been started already; it has its descriptors.
-
-        ``stdout_fd`` gets the workers' stdout.
-        """
-        super().__init__(config, hosts, run_tag, output, post)
-        self._early_agent, self._stdout_fd = early_agent, stdout_fd
-
-    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> LocalHandle:
-        if for_sweep:
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> LocalHandle:
+        if purpose != "run":
             return LocalHandle(agent_process.start(os.environ), post, output)
         chdir = self._config.chdir
         if chdir and not os.path.isdir(chdir):

@@ -1,7 +1,7 @@
 """PopenHandle: an agent whose stdin and stdout are pipes to a child process of the launcher.
 
-Runs in the launcher; base class for local agents and for srun's. One thread writes the queued records, another reads
-the agent's. The subclass starts the child.
+Runs in the launcher; base class for local agents and for commands like srun. One thread writes the queued records,
+another reads the agent's. The subclass starts the child.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import shlex
 import sys
 from collections import Counter
 from dataclasses import asdict, field, replace
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
@@ -26,6 +26,7 @@ from ddplaunch.protocol.agent_entry import (
     START_VARIABLE,
 )
 from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.transport import transports
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.version import __version__
 
@@ -34,6 +35,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
+
+Purpose = Literal["run", "sweep", "query"]
+"""What an agent is started for: to run workers, to kill the processes of a lost node, or to say what is on a host."""
 
 _RUN_LINE = 'IFS= read -r line{}; eval "$(printf %b "$line")"'
 
@@ -164,29 +168,34 @@ class NodeFacts:
     status: int = 0
 
 
-def agent_start(config: LaunchConfig, node_tag: str, *, for_sweep: bool = False) -> RemoteStart:
-    """How to start an agent of a run. All processes of the node get ``node_tag`` in their environment.
+def command(_host: str) -> tuple[str, ...]:
+    """What is executed on a host, over SSH, to start an agent there."""
+    return (COMMAND,)
 
-    With ``for_sweep`` the agent runs no workers, and needs neither torch nor the script.
+
+def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -> RemoteStart:
+    """How to start an agent. All processes of a node of a run get ``node_tag`` in their environment.
+
+    Only an agent with workers needs torch and the script, and one that is no part of a run needs no folder.
 
     Raises:
         LaunchError: the launcher's working directory has been deleted.
     """
-    return RemoteStart(
-        python=config.remote.python or sys.executable,
-        cwd=config.chdir or working_folder(),
-        env={**dict(config.remote.environ), environment.RUN_ID: node_tag},
-        setup=config.remote.setup,
-        script=config.script if config.entry == "script" and not config.text and not for_sweep else "",
-        needs_torch=not for_sweep,
-        kept=None if for_sweep else _kept(config),
-    )
-
-
-def _kept(config: LaunchConfig) -> KeptStart | None:
-    if config.keep_warm_s == 0 or config.transport != "ssh":
-        return None
+    env = dict(config.remote.environ)
+    python, setup = config.remote.python or sys.executable, config.remote.setup
+    if purpose == "query":
+        return RemoteStart(python=python, cwd="/", env=env, setup=setup, needs_torch=False)
+    env |= {environment.RUN_ID: node_tag}
+    cwd = config.chdir or working_folder()
+    if purpose == "sweep":
+        return RemoteStart(python=python, cwd=cwd, env=env, setup=setup, needs_torch=False)
     script = config.script if config.entry == "script" and not config.text else ""
+    return RemoteStart(python=python, cwd=cwd, env=env, setup=setup, script=script, kept=_kept(config, script))
+
+
+def _kept(config: LaunchConfig, script: str) -> KeptStart | None:
+    if config.keep_warm_s == 0 or not transports.row(config.transport).keeps_warm:
+        return None
     return KeptStart(config.workers.preload, script, config.keep_warm_s)
 
 

@@ -59,13 +59,10 @@ def run_copy(folder: Path, *arguments: str | Path, code: str = "") -> subprocess
     )
 
 
-STILL_NEEDED = {"come_back", "ps"}
-"""The core imports them, see SEAMS in tests/unit/test_architecture.py."""
-
-REMOVABLE = [each.name for each in FEATURES if each.name not in STILL_NEEDED]
+EACH = [each.name for each in FEATURES]
 
 
-@pytest.mark.parametrize("removed", [*([name] for name in REMOVABLE), REMOVABLE], ids="-".join)
+@pytest.mark.parametrize("removed", [*([name] for name in EACH), EACH], ids="-".join)
 def test_a_job_fails_restarts_and_succeeds_without_the_feature(removed: list[str], tmp_path: Path) -> None:
     folder = copy_without(set().union(*map(without, removed)), tmp_path)
     script = tmp_path / "train.py"

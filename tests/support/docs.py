@@ -61,7 +61,7 @@ def options() -> str:
     parts = []
     for heading, group in OPTIONS.items():
         rows = (
-            (f"`{', '.join(option.opts)}{f' {option.metavar}' if option.metavar else ''}`", option.help or "")
+            (f"`{', '.join(option.names.split())}{f' {option.metavar}' if option.metavar else ''}`", option.text)
             for option in group
             if not option.hidden
         )

@@ -28,7 +28,7 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, Post, Transport, WriteOutput
-from ddplaunch.transport.remote_start import NodeFacts
+from ddplaunch.transport.remote_start import NodeFacts, Purpose
 
 Answer = Callable[["SpokenHandle", object], None]
 """What an agent does when it gets a record."""
@@ -90,10 +90,10 @@ class SpokenTransport(Transport):
         super().__init__(config, hosts, "tag", output, post)
         self._answers = answers
 
-    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> SpokenHandle:
-        answer = sweeping if for_sweep else self._answers[index]
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SpokenHandle:
+        answer = sweeping if purpose == "sweep" else self._answers[index]
         handle = SpokenHandle(self.node_names[index], post, output, answer)
-        if not for_sweep:
+        if purpose == "run":
             post(AgentConnected(NodeFacts(torch="2.13")))
         return handle
 

@@ -24,6 +24,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, Streams
 from ddplaunch.errors import USAGE, LaunchError, UsageError
 from ddplaunch.features.warm import keeper_files
+from ddplaunch.rows import load
 from ddplaunch.system import run_tags
 from tests.support.configs import GROUP_OF, GROUPS, setting
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     import argparse
 
 Launched = list[LaunchConfig]
-DECLARED = [option for options in main.OPTIONS.values() for option in options]
+DECLARED = [option for options in main.command.groups.values() for option in options]
 
 
 @pytest.fixture
@@ -395,19 +396,33 @@ def test_torchruns_own_abbreviation(config_of: ConfigOf) -> None:
         (["-t", "4", "x.py"], ["--tee 4"]),
         (["--all", "x.py"], ["--all: needs --ps"]),
         (["--kill", "job7", "--all"], ["--all: needs --ps"]),
-        (["--ps", "--all", "--kill", "job7"], ["--ps cannot be combined with --kill"]),
-        (["--ps", "--all", "--check"], ["--ps cannot be combined with --check"]),
-        (["--ps", "--all", "x.py"], ["--ps: x.py: no script is run"]),
+        (["--ps", "--all", "--kill", "job7"], ["--ps --all cannot be combined with --kill"]),
+        (["--ps", "--all", "--check"], ["--ps --all cannot be combined with --check"]),
+        (["--ps", "--all", "x.py"], ["--ps --all: x.py: no script is run"]),
         (["--ps", "job7", "--all"], ["--ps cannot be combined with --all"]),
         (["--ps", "job7", "x.py"], ["--ps: x.py: no script is run"]),
-        (["--ps", "--all", "--hosts", "gpu1"], ["--ps --all lists the run folders of this machine only", "--hosts"]),
+        (["--ps", "--all", "--hosts", "gpu1"], ["--ps --all reads files of this machine, and --hosts names others"]),
         (["--ps", "--all", "--ssh-port", "22"], ["--ssh-*", "only with --hosts"]),
         (["--nodes", "2", "x.py"], ["--nodes: needs --ps", "--nnodes"]),
         (["--ps", "--nodes", "--all"], ["--ps --all cannot be combined with --nodes"]),
-        (["--ps", "--nodes", "--hosts", "gpu1"], ["--ps --nodes lists the file nodes.json of this machine only"]),
-        (["--ps", "--nodes", "--plan"], ["--ps cannot be combined with --plan"]),
+        (
+            ["--ps", "--nodes", "--hosts", "gpu1"],
+            ["--ps --nodes reads files of this machine"],
+        ),
+        (["--ps", "--nodes", "--plan"], ["--ps --nodes cannot be combined with --plan"]),
         (["--forget", "gpu1", "--ps"], ["--forget cannot be combined with --ps"]),
         (["--forget", "gpu1", "x.py"], ["--forget: x.py: no script is run"]),
+        (["--json", "x.py"], ["--json: needs --plan"]),
+        (["--ps", "--json"], ["--json: needs --plan"]),
+        (["--page", "x", "train.py"], ["--page: train.py: no script is run"]),
+        (["--page", "x", "--ps"], ["--page cannot be combined with --ps"]),
+        (["--serve", "--page", "x"], ["--serve cannot be combined with --page"]),
+        (["--serve", "--", "train.py"], ["--serve: train.py: no script is run"]),
+        (["--serve=train.py"], ["--serve train.py: not a port"]),
+        (["--serve=70000"], ["--serve 70000: not a port"]),
+        (["--serve=0"], ["--serve 0: not a port"]),
+        (["--logs", "x", "--ranks", "a"], ["--ranks a: must be ranks"]),
+        (["--attach", "x", "--ranks", "1"], ["--ranks: needs --logs"]),
         (["--forget", "gpu[1-"], ["--forget gpu[1-"]),
         (["--forget", ""], ["--forget: names no host"]),
     ],
@@ -751,7 +766,13 @@ def completed(args: list[str], incomplete: str = "") -> list[str]:
 def test_words_of_an_option_begin_with_what_was_typed() -> None:
     assert completed(["--cluster"], "p") == ["pals", "pbs"]
     assert completed(["--hosts"]) == []
-    assert completion.BY_OPTION.keys() <= {option.long_name for option in DECLARED}
+    assert completed(["--hang-report"]) == ["off"]
+
+
+def test_what_completes_an_option_exists() -> None:
+    named = {option.row.completes for option in DECLARED if isinstance(option.row.completes, str)}
+    assert len(named) > 4
+    assert all(load(name).__module__ == completion.__name__ for name in named)
 
 
 def test_shells_complete_the_ids_of_runs_after_kill_and_stacks(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,7 @@ from ddplaunch.features.check.records import GpuRates, NodeGpuRates
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.gpus import HealthFinding
+from tests.support.asked import asked
 from tests.unit.test_check_page import LOOK
 
 
@@ -57,6 +58,6 @@ def test_a_node_that_a_start_refuses_has_the_code_of_such_a_start(
     monkeypatch.setattr(check, "_inspect", lambda _config: ([CheckedNode(host="gpu1", report=report)], []))
     monkeypatch.setattr(check, "_measure", lambda _config, _nodes: (None, None))
     shown: list[str] = []
-    assert check.check(LaunchConfig(script="x.py", health=policy), shown.append, shown.append) == code
+    assert check.check(asked("", shown.append, config=LaunchConfig(script="x.py", health=policy))) == code
     assert "warning: gpu1: GPU 1: a row of its memory could not be remapped" in shown
     assert ("jobs do not use gpu1 (--health)" in shown) is (policy == "refuse")

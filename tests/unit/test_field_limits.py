@@ -35,9 +35,9 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.sender import of_host
+from ddplaunch.transport.command_handle import CommandHandle
 from ddplaunch.transport.handle import AgentHandle
 from ddplaunch.transport.local import LocalHandle
-from ddplaunch.transport.srun import SrunHandle
 from ddplaunch.transport.ssh.handle import SshHandle
 
 NOT_RECEIVED = {
@@ -112,7 +112,7 @@ OWN = (RunIdAgreed("a"), FirstRoundFormed(("a", "b")), ReportOfNode(0, (0,), Wor
 
 @pytest.mark.parametrize("record", OWN, ids=lambda record: type(record).__name__)
 def test_an_agent_on_another_machine_cannot_speak_for_the_run(record: object) -> None:
-    for handle in (AgentHandle, SrunHandle, SshHandle):
+    for handle in (AgentHandle, CommandHandle, SshHandle):
         with pytest.raises(wire.ProtocolError, match="not a record"):
             wire.decode(wire.encode(record), handle.accepted)
     assert wire.decode(wire.encode(record), LocalHandle.accepted) == record

@@ -9,6 +9,7 @@ import pytest
 
 from ddplaunch.features.come_back import logs, rank_logs
 from ddplaunch.features.come_back.rank_logs import RankLogs
+from tests.support.asked import asked
 
 
 class Run:
@@ -50,7 +51,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
         monkeypatch.setattr(logs, "find", lambda *_: run)
         monkeypatch.setattr(rank_logs, "of_run", lambda run: run.found)
         monkeypatch.setattr(logs, "_AGAIN_S", 0)
-        assert logs.logs(logs.LogsRequest("job7", ranks, follows=True), None, print) == 0
+        logs.logs(asked("job7", ranks=ranks, follow=True))
         return [line for line in capfd.readouterr().out.splitlines() if line[:1].isdigit()]
 
     return lines

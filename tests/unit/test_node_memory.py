@@ -17,6 +17,7 @@ from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import LaunchError, Level
 from ddplaunch.features.health import known_nodes, node_memory, nodes_file
 from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerExit
+from tests.support.asked import asked
 from tests.support.configs import launch_config, rendezvous_config
 
 FALLEN = "Xid 79, GPU 3 (GPU-8f1c2a33) has fallen off the bus"
@@ -167,7 +168,7 @@ def test_hosts_are_forgotten_and_listed() -> None:
         remember(result_of(host, "run1", hardware=FALLEN))
     remember(result_of("gpu4", "run1"))
     said: list[str] = []
-    known_nodes.list_all(said.append, said.append)
+    known_nodes.list_all(asked("", said.append))
     lines = said.pop().splitlines()
     assert lines[0].split() == ["host", "effect", "until", "what", "GPU", "when", "run"]
     assert [line.split()[:3] for line in lines[1:]] == [
@@ -178,7 +179,7 @@ def test_hosts_are_forgotten_and_listed() -> None:
     node_memory.forget(parse_hosts("gpu9"), said.append)
     node_memory.forget(None, said.append)
     node_memory.forget(None, said.append)
-    known_nodes.list_all(said.append, said.append)
+    known_nodes.list_all(asked("", said.append))
     assert said == [
         "forgotten: 2 events of gpu2.cluster,gpu3",
         "nothing is known about gpu9",

@@ -8,6 +8,7 @@ import socket
 import time
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -19,6 +20,7 @@ from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.text import iso_time
+from tests.support.asked import asked
 
 NOW_S = 1_795_345_165.0
 NO_PID = 1 << 30
@@ -57,7 +59,8 @@ def listed(log_dir: Path | None = None) -> list[PastRun]:
 
 def table(log_dir: Path | None = None, columns: int | None = None) -> list[str]:
     shown: list[str] = []
-    past_runs.list_all(str(log_dir) if log_dir else None, columns, shown.append, shown.append)
+    with mock.patch.object(past_runs, "_columns", return_value=columns):
+        past_runs.list_all(asked("", shown.append, log_dir=str(log_dir) if log_dir else None))
     return "\n".join(shown).splitlines()
 
 

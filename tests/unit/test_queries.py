@@ -13,11 +13,13 @@ from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.transport.handle import Post
+from ddplaunch.transport.local import LocalTransport
+from tests.support.asked import asked
 from tests.support.fake_agents import FakeHandle
 
 
 def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_queries, "_start_here", lambda _post: FakeHandle())
+    monkeypatch.setattr(LocalTransport, "_start_agent", lambda *_: FakeHandle())
     with run_queries.agents((), RemoteConfig()) as queries:
         [here] = queries.nodes
         assert here.deadline < math.inf
@@ -32,7 +34,7 @@ def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pyt
 def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
     option: str, is_verbose: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def answering(post: Post) -> FakeHandle:
+    def answering(_self: LocalTransport, _index: int, post: Post, *_: object) -> FakeHandle:
         job = RunOnHost(
             run_tag="job7.0a1b2c",
             run_id="job7",
@@ -45,13 +47,13 @@ def test_processes_that_could_not_be_inspected_are_reported_with_v_only(
         post(AgentEnded())
         return FakeHandle()
 
-    monkeypatch.setattr(run_queries, "_start_here", answering)
+    monkeypatch.setattr(LocalTransport, "_start_agent", answering)
     monkeypatch.setattr(setup, "local_host_name", lambda: "here")
     shown: list[str] = []
     if option == "ps":
-        ps.ps((), RemoteConfig(), shown.append, shown.append, is_verbose=is_verbose)
+        ps.ps(asked("", shown.append, verbose=is_verbose))
     else:
-        ps.kill("job7", 0.0, (), RemoteConfig(), shown.append, is_verbose=is_verbose)
+        ps.kill(asked("job7", shown.append, verbose=is_verbose, grace_s=0.0))
     assert any("2 workers" in line for line in shown)
     assert ("here: a process of yours could not be inspected (pid 1)" in shown) is is_verbose
 

@@ -21,6 +21,7 @@ from ddplaunch.system import run_tags
 from ddplaunch.system.files import free_space, run_folder, run_folders
 from ddplaunch.system.files.run_folders import find
 from ddplaunch.transport.queries import Queries
+from tests.support.asked import asked
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 
@@ -165,22 +166,22 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
             pass
     said: list[str] = []
     with pytest.raises(LaunchError) as error:
-        attach.attach(FIRST, None, said.append)
+        attach.attach(asked(FIRST, said.append))
     assert error.value.exit_code == NO_REPORT
     assert f"ssh gpu1.site ddplaunch --wait {FIRST}" in error.value.hint
     way = f"ssh gpu1.site ddplaunch --kill {FIRST}" if is_live else f"ssh -t gpu1.site ddplaunch --attach {FIRST}"
     assert any(way in line for line in said), said
     assert any("is full: lines are missing here" in line for line in said) == is_live
     with pytest.raises(LaunchError) as error:
-        launcher_request.leave(FIRST, None, said.append)
+        launcher_request.leave(asked(FIRST, said.append))
     assert f"ssh gpu1.site ddplaunch --leave {FIRST}" in error.value.hint
     with pytest.raises(UsageError, match=r"its launcher is not on this machine but on gpu1\.site") as error:
         run_queries.parts_of_run("--kill", FIRST, Queries(), {})
     assert f"ssh gpu1.site ddplaunch --kill {FIRST}. From here: --hosts gpu1.site" in error.value.hint
     if not is_live:
-        live.live(FIRST, None, said.append)
+        live.live(asked(FIRST, said.append))
         assert f"ssh -t gpu1.site ddplaunch --ps {FIRST}" in said[-1]
-        logs.logs(logs.LogsRequest(FIRST, follows=True), None, said.append)
+        logs.logs(asked(FIRST, said.append, follow=True))
         assert f"ssh gpu1.site ddplaunch --logs {FIRST} -f" in said[-1]
     assert capfd.readouterr().out.startswith("a line\n")
 

@@ -218,13 +218,13 @@ def test_options_of_ssh_are_refused_where_srun_reaches_the_nodes(config_of, opti
 def test_the_nodes_of_an_allocation_are_reached_through_srun(config_of):
     config = config_of(BATCH)
     assert [host.name for host in config.hosts] == ["gpu1", "gpu2", "gpu3", "gpu4"]
-    assert (config.remote.by_srun, config.launcher_assigns_rendezvous, config.max_nodes) == (True, True, 4)
+    assert (config.remote.transport, config.launcher_assigns_rendezvous, config.max_nodes) == ("srun", True, 4)
     assert config_of(BATCH, "--nnodes", "2:3").min_nodes == 2
-    assert not config_of(BATCH, "--hosts", "b1").remote.by_srun
+    assert config_of(BATCH, "--hosts", "b1").remote.transport == "ssh"
     alone = config_of(BATCH | {"SLURM_JOB_NODELIST": "gpu1"})
-    assert (alone.hosts, alone.remote.by_srun) == ((), False)
+    assert (alone.hosts, alone.transport) == ((), "local")
     elsewhere = config_of(BATCH | {"SLURM_JOB_NODELIST": "gpu2"})
-    assert elsewhere.remote.by_srun
+    assert elsewhere.remote.transport == "srun"
 
 
 def job(config: LaunchConfig) -> SlurmJob:
@@ -284,5 +284,5 @@ def test_no_mark_of_a_scheduler_is_forwarded_by_a_pattern():
 
 
 def test_the_help_names_every_word():
-    [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.name == "cluster"]
-    assert all(word in (option.help or "") for word in WORDS)
+    [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.long_name == "--cluster"]
+    assert all(word in option.text for word in WORDS)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cli import pages
 from ddplaunch.errors import UsageError
 from ddplaunch.features.page import command as page_command
 from ddplaunch.features.page import serve
 from ddplaunch.features.page.serve import _Server
 from tests.support import run_folders
+from tests.support.asked import asked
 from tests.support.processes import wait_until
 
 
@@ -62,7 +62,7 @@ def test_ctrl_c_ends_it_as_soon_as_the_address_is_shown(base: Path) -> None:
         shown.append(address)
         raise KeyboardInterrupt
 
-    serve.serve(0, None, show, shown.append)
+    serve.serve(asked(0, show))
     assert len(shown) == 1
 
 
@@ -161,7 +161,7 @@ def test_head_has_no_body(server: _Server):
 
 def paths(run_id: str, log_dir: str | None = None) -> list[str]:
     shown: list[str] = []
-    page_command.page(run_id, log_dir, shown.append)
+    page_command.page(asked(run_id, shown.append, log_dir=log_dir))
     return shown
 
 
@@ -200,24 +200,3 @@ def test_a_run_of_several_launchers_has_one_page_and_one_address(base: Path, ser
     assert paths("job7/run-b") == [str(shared / "run-b" / "run.html")]
     (address,) = re.findall(r'href="([^"]*)"', ask(server, f"/{server.token}/")[1])
     assert "2 launchers made this run" in ask(server, f"/{server.token}/{address}")[1]
-
-
-# Their options.
-
-
-@pytest.mark.parametrize(
-    ("options", "others", "words"),
-    [
-        ({"page": "x", "script": "train.py"}, {}, "--page: train.py: no script is run"),
-        ({"serve": "", "script": "train.py"}, {}, "--serve: train.py: no script is run"),
-        ({"serve": "train.py"}, {}, "--serve train.py: not a port"),
-        ({"serve": "70000"}, {}, "--serve 70000: not a port"),
-        ({"serve": "0"}, {}, "--serve 0: not a port"),
-        ({"serve": "", "page": "x"}, {}, "--serve cannot be combined with --page"),
-        ({"page": "x"}, {"--ps": True}, "--page cannot be combined with --ps"),
-    ],
-)
-def test_what_cannot_be_meant_is_an_error(options: dict[str, object], others: dict[str, bool], words: str):
-    given = {"page": None, "serve": None, "script": "", "log_dir": None, **options}
-    with pytest.raises(UsageError, match=re.escape(words)):
-        pages.command(others, given, print, print)

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.check.records import NodeGpuRates
+    from ddplaunch.launcher.request import Request
     from ddplaunch.transport.failures import HostFailure
 
 MODULE = "ddplaunch.features.check.worker_network"
@@ -73,20 +74,18 @@ class _Rates:
     all_reduce: float
 
 
-def check(
-    config: LaunchConfig, show: Callable[[str], None], report: Callable[[str], None], *, is_deep: bool = False
-) -> int:
-    """Check all nodes of ``config``, spares too: ``show`` prints results, ``report`` progress and the summary.
+def check(request: Request) -> int:
+    """Check all nodes of a run, spares too, and return the exit code. A script must exist; it is not run.
 
-    ``is_deep``: measure the GPUs too, if the nodes can run a job.
-
-    Returns:
-        The exit code.
+    --deep: measure the GPUs too, if the nodes can run a job.
 
     Raises:
         LaunchError: hosts cannot be used, or cannot connect to each other; the results so far have been shown.
         UsageError: this launcher would not start agents on all nodes.
     """
+    own = {"script": MODULE, "module": True, "no_python": False, "run_path": False}
+    config = request.configure(**({} if request.options["script"] else own))
+    show, report = request.show, request.report
     _check_supported(config)
     for notice in config.notices:
         if notice.min_verbosity <= config.output.verbosity:
@@ -97,7 +96,7 @@ def check(
     if rates:
         by_node = zip(nodes, rates.nccl, rates.pairs, strict=True)
         nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
-    gpu_rates, error = _measure_gpus(config, nodes, report) if is_deep and rates else ([], error)
+    gpu_rates, error = _measure_gpus(config, nodes, report) if request.options["deep"] and rates else ([], error)
     refused = page.refused(nodes) if config.health == "refuse" else []
     problems = [*page.problems(nodes), *gpu_rates_page.problems(gpu_rates)]
     if nodes:

@@ -24,6 +24,7 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
 CONSOLE_LOG = "console.log"
@@ -47,46 +48,46 @@ _LINES = 24
 _NICE = 10
 
 
-def wait(text: str, log_dir: str | None) -> int:
+def wait(request: Request) -> int:
     """Wait for the end of the run and return its exit code.
 
     Raises:
         UsageError: there is no such run.
         LaunchError: it keeps no files, or its launcher was killed.
     """
-    run = _found("--wait", text, log_dir)
+    run = _found("--wait", request)
     while run.is_running():
         time.sleep(_END_S)
     return run.exit_code()
 
 
-def attach(text: str, log_dir: str | None, report: Callable[[str], None]) -> int:
+def attach(request: Request) -> int:
     """Show the last lines of the run and what follows, until it ends or the user leaves; return the exit code.
 
     Raises:
         UsageError, LaunchError: as ``wait``.
     """
-    run = _begun(_found("--attach", text, log_dir))
+    run = _begun(_found("--attach", request))
     follower = LogFollower(run.path, CONSOLE_LOG)
-    viewer = _Viewer(run, follower, report)
+    viewer = _Viewer(run, follower, request.report)
     try:
         while True:
             try:
                 viewer.begin()
                 return viewer.follow_to_the_end()
             except KeyboardInterrupt:
-                if not _wants_to_stop(run, report):
+                if not _wants_to_stop(run, request.report):
                     return LEFT
-                _stop(run, report)
+                _stop(run, request.report)
     finally:
         follower.close()
 
 
-def _found(option: str, text: str, log_dir: str | None) -> RunFolder:
+def _found(option: str, request: Request) -> RunFolder:
     """The run, which must not be the one that this process is a part of: each would wait for the other's end."""
-    run = find(option, text, log_dir)
+    run = find(option, request.value, request.log_dir)
     if run_tags.run_tag_of(os.environ.get(RUN_ID, "")) == run_json.text(run.started, "run_tag") != "":
-        raise UsageError(f"{option} {text}: this command is a part of that run", "Use another terminal.")
+        raise UsageError(f"{option} {request.value}: this command is a part of that run", "Use another terminal.")
     return run
 
 

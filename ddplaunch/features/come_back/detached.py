@@ -17,7 +17,6 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
-from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.come_back import logind
 from ddplaunch.launcher import launch, setup
@@ -79,11 +78,11 @@ def _check(config: LaunchConfig) -> None:
             "--detach: not where every node has its own launcher",
             "One command can start all nodes: --hosts, or in SLURM without srun. A scheduler's job needs no --detach.",
         )
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         raise UsageError("--detach: needs a run folder, and --log-dir is /dev/null", "Its output goes to console.log.")
     if config.workers.debug_on_error:
         raise UsageError("--detach cannot be combined with --debug-on-error", "A debugger needs a terminal.")
-    if config.transport == "local" and not config.chdir and config.entry == "script" and not config.text:
+    if config.is_local and not config.chdir and config.entry == "script" and not config.text:
         script_file.check_readable(config.script, setup.local_host_name())
 
 
@@ -126,7 +125,7 @@ def _after_start(
     report: Callable[[str], None],
 ) -> int:
     try:
-        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder, is_local=config.transport == "local")
+        code = _exit_code(pid, max(_LOOK_S, _RETURN_S - _age_s()), folder, is_local=config.is_local)
     except KeyboardInterrupt:  # It has not returned yet: Ctrl-C is meant for the run.
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGTERM)

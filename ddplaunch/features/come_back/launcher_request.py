@@ -26,8 +26,7 @@ from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
+    from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
 _ANSWER_S = 5.0
@@ -43,24 +42,23 @@ def stop(run: RunFolder) -> None:
         raise LaunchError(f"the run is not stopped: {problem}", f"ddplaunch --kill {run.run_id}", NODE_NOT_READY)
 
 
-def leave(text: str, log_dir: str | None, report: Callable[[str], None]) -> int:
-    """``--leave``: make the run independent of its terminal; a suspended launcher is continued. Returns 0.
+def leave(request: Request) -> None:
+    """``--leave``: make the run independent of its terminal; a suspended launcher is continued.
 
     Raises:
         UsageError: there is no such run, or its launcher is not on this machine.
         LaunchError: the launcher does not answer, or refuses.
     """
-    run = find("--leave", text, log_dir)
+    run = find("--leave", request.value, request.log_dir)
     if run.other_host and (run.is_running() or run.unknown()):
         there = f"There: ssh {run.other_host} ddplaunch --leave {run.run_id}."
-        raise UsageError(f"--leave {text}: its launcher is not on this machine but on {run.other_host}", there)
+        raise UsageError(f"--leave {request.value}: its launcher is not on this machine but on {run.other_host}", there)
     if not (run.launcher_pid and run.is_running()):
-        raise UsageError(f"--leave {text}: its launcher has ended")
+        raise UsageError(f"--leave {request.value}: its launcher has ended")
     os.kill(run.launcher_pid, signal.SIGCONT)
     if problem := _ask(run, LeaveTerminal(_tag(run))):
         raise LaunchError(f"the run still needs its terminal: {problem}", "", NODE_NOT_READY)
-    report(f"run {run.run_id} goes on without its terminal; to come back: ddplaunch --attach {run.run_id}")
-    return 0
+    request.report(f"run {run.run_id} goes on without its terminal; to come back: ddplaunch --attach {run.run_id}")
 
 
 def _tag(run: RunFolder) -> str:

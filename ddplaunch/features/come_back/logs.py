@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
     from ddplaunch.features.come_back.rank_logs import RankLogs
+    from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
 _POLL_S, _AGAIN_S = 0.1, 1.0
@@ -29,7 +30,7 @@ _POLL_S, _AGAIN_S = 0.1, 1.0
 
 
 @dataclass(frozen=True)
-class LogsRequest:
+class _Asked:
     """What the user wants to see.
 
     Attributes:
@@ -70,25 +71,27 @@ class _Output:
         self._is_at_line_end = data.endswith(b"\n")
 
 
-def logs(request: LogsRequest, log_dir: str | None, report: Callable[[str], None]) -> int:
-    """Print the log files to stdout; ``report`` says which are not on this machine. Returns 0.
+def logs(request: Request) -> None:
+    """Print the log files to stdout, and report which are not on this machine.
 
     Raises:
         UsageError: there is no such run, attempt or rank.
         LaunchError: no attempt has started, or no file of these ranks is on this machine.
     """
-    run = find("--logs", request.run_id, log_dir)
-    attempt, chosen = _chosen(run, request)
+    options, report = request.options, request.report
+    asked = _Asked(request.value, options["ranks"], options["attempt"], options["follow"])
+    run = find("--logs", request.value, request.log_dir)
+    attempt, chosen = _chosen(run, asked)
     output = _Output()
     files = _opened(chosen, report, output)
     if not files:
         raise LaunchError(f"--logs: no log file of {ranks(chosen)} is on this machine", _hint(run), NODE_NOT_READY)
     _print_all(files, output)
-    is_running = request.follows
+    is_running = asked.follows
     while is_running:
         if is_running := run.is_running():
             _follow_for(_AGAIN_S, files, output)
-        for now, started in _started(run, request, attempt):
+        for now, started in _started(run, asked, attempt):
             if now != attempt:
                 report(f"attempt {now}")
                 _close(files)
@@ -98,9 +101,8 @@ def logs(request: LogsRequest, log_dir: str | None, report: Callable[[str], None
             files += _opened(new, report, output)
             chosen |= started
             _print_all(files, output)
-    if request.follows and (problem := run.unknown()):
+    if asked.follows and (problem := run.unknown()):
         report(f"{problem}; there: ssh {run.other_host} ddplaunch --logs {run.run_id} -f")
-    return 0
 
 
 def _hint(run: RunFolder) -> str:
@@ -109,26 +111,26 @@ def _hint(run: RunFolder) -> str:
     )
 
 
-def _started(run: RunFolder, request: LogsRequest, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
+def _started(run: RunFolder, asked: _Asked, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
     """The attempts from ``first`` on, if they are to be shown, and of each the logs by rank: those of its ranks."""
     for attempt, found in sorted(rank_logs.of_run(run).items()):
-        if attempt == request.attempt or (request.attempt is None and attempt >= first):
-            wanted = found if request.ranks is None else found.keys() & request.ranks
+        if attempt == asked.attempt or (asked.attempt is None and attempt >= first):
+            wanted = found if asked.ranks is None else found.keys() & asked.ranks
             yield attempt, {rank: found[rank] for rank in sorted(wanted)}
 
 
-def _chosen(run: RunFolder, request: LogsRequest) -> tuple[int, dict[int, RankLogs]]:
+def _chosen(run: RunFolder, asked: _Asked) -> tuple[int, dict[int, RankLogs]]:
     """The attempt with which the command begins, and the logs of the ranks that are to be shown."""
     attempts = rank_logs.of_run(run)
     if not attempts:
-        raise LaunchError(f"--logs {request.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
-    attempt = max(attempts) if request.attempt is None else request.attempt
+        raise LaunchError(f"--logs {asked.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
+    attempt = max(attempts) if asked.attempt is None else asked.attempt
     if attempt not in attempts:
         raise UsageError(f"--attempt {attempt}: the workers have started in attempt {fold_ints(attempts)} only")
     found = attempts[attempt]
-    if missing := sorted(set(request.ranks or ()) - found.keys()):
+    if missing := sorted(set(asked.ranks or ()) - found.keys()):
         raise UsageError(f"--ranks: no {ranks(missing)} in attempt {attempt}, which has {ranks(found)}")
-    return attempt, {rank: found[rank] for rank in sorted(request.ranks or found)}
+    return attempt, {rank: found[rank] for rank in sorted(asked.ranks or found)}
 
 
 def _opened(chosen: dict[int, RankLogs], report: Callable[[str], None], output: _Output) -> list[_File]:

@@ -24,25 +24,30 @@ from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.system.files.run_folder import LOCK
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
+
+    from ddplaunch.launcher.request import Request
 
 _Json = dict[str, Any]
 
 
-def list_all(
-    log_dir: str | None, columns: int | None, show: Callable[[str], None], report: Callable[[str], None]
-) -> None:
-    """List the runs in the default folder and in ``log_dir``, the newest first.
-
-    ``show`` prints the table, ``report`` a message. Lines are cut after ``columns``; None: they are not cut.
-    """
-    bases = run_folders.bases(log_dir)
+def list_all(request: Request) -> None:
+    """List the runs in the default folder and in --log-dir, the newest first, in lines as long as the terminal's."""
+    bases = run_folders.bases(request.log_dir)
     runs = [run for run, _ in _found(bases)]
     if runs:
-        show(page.run_table(runs, columns))
+        request.show(page.run_table(runs, _columns()))
     else:
         where = " or ".join(map(str, bases)) or "a home folder: there is none"
-        report(f"no run folder of yours in {where}")
+        request.report(f"no run folder of yours in {where}")
+
+
+def _columns() -> int | None:
+    """Width of the terminal on stdout; None if it is none."""
+    try:
+        return os.get_terminal_size(1).columns or None
+    except OSError:
+        return None
 
 
 def found(log_dir: str | None) -> list[tuple[PastRun, tuple[Path, ...]]]:

@@ -164,7 +164,7 @@ def _path(run_dir: Path | str | None, config: LaunchConfig, attempt: AttemptResu
     names = setup.node_names(config)
     if not run_dir or exit_.host not in names:
         return None
-    node = exit_.host if len(names) > 1 or config.transport != "local" else ""
+    node = exit_.host if len(names) > 1 or not config.is_local else ""
     local_rank = 0 if config.task else exit_.local_rank
     return Path(run_dir, node, f"attempt_{attempt.attempt}", str(local_rank), RESULT_FILE)
 

@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli.python_api import configuration
-from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import UsageError
 from ddplaunch.features.functions import function_call
 from ddplaunch.launcher import launch as launcher
@@ -31,7 +30,7 @@ def launch(
         if options.get(name):
             raise UsageError(f"{name}: not for a function")
     config = configuration(function_call.source_file(function), (), options)
-    if config.output.log_dir == NO_LOGS:
+    if not config.output.keeps_files:
         raise UsageError("--log-dir /dev/null: what a function returns is written to the run folder")
     if config.python:
         raise UsageError("PYTHON_EXEC: a function runs with the interpreter of ddplaunch", "Unset PYTHON_EXEC.")

@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 def worker_environ(config: LaunchConfig, inherited: Mapping[str, str]) -> dict[str, str]:
     """The address of NCCL's RAS, if agents of this machine choose one: others know whether their machine has GPUs."""
-    is_chosen = not config.dry_run and config.transport == "local" and nccl_ras.own_address(inherited)
+    is_chosen = not config.dry_run and config.is_local and nccl_ras.own_address(inherited)
     return {nccl_ras.VARIABLE: "127.0.0.1:<a free port>"} if is_chosen else {}

@@ -18,32 +18,26 @@ from ddplaunch.protocol.control import ANSWER_S
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
-    from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import RemoteConfig
     from ddplaunch.features.ps.queries import LauncherAnswer, RunOnHost
     from ddplaunch.features.ps.run_queries import QueriedHost
+    from ddplaunch.launcher.request import Request
     from ddplaunch.transport.queries import Queries
 
 _END_S = ANSWER_S + 15
 """Seconds for an agent: it gives each launcher ANSWER_S and a few seconds more."""
 
 
-def stacks(
-    run_id: str,
-    hosts: Sequence[Host],
-    remote: RemoteConfig,
-    show: Callable[[str], None],
-    report: Callable[[str], None],
-) -> None:
-    """Have the launchers of this run, here and on ``hosts``, examine their workers; ``show`` prints what they found.
+def stacks(request: Request) -> None:
+    """Have the launchers of a run, here and on the hosts, examine their workers, and print what they found.
 
     Raises:
         UsageError: there is no such run, or its launcher is not on these machines.
         LaunchError: no launcher has answered; or the answers are of some nodes, and a host could not be queried.
     """
-    with agents(hosts, remote) as queries:
+    run_id = request.value
+    with agents(request.hosts, request.remote) as queries:
         parts = parts_of_run("--stacks", run_id, queries, find_runs(queries))
         names = with_launcher(parts)
         if not names:
@@ -60,10 +54,10 @@ def stacks(
     # One that knows all nodes is enough, where each node has its own launcher.
     whole = [(host, answer) for host, answer in examined if not answer.all_nodes_at]
     shown = whole or examined
-    show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
+    request.show("\n\n".join(_page(host, answer, is_only=len(shown) == 1) for host, answer in shown))
     if not whole:
         for line in problems:
-            report(line)
+            request.report(line)
         raise_failures(queries)
 
 

@@ -4,26 +4,34 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.cluster.hosts import parse_hosts
 from ddplaunch.features.health import node_history, node_memory
 from ddplaunch.text import table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection, Sequence
 
     from ddplaunch.features.health.node_history import NodeEvent
+    from ddplaunch.launcher.request import Request
 
 _HEAD = ("host", "effect", "until", "what", "GPU", "when", "run")
 
 
-def list_all(show: Callable[[str], None], report: Callable[[str], None]) -> None:
-    """List what is known: ``show`` prints the table, ``report`` a message."""
+def list_all(request: Request) -> None:
+    """List what is known."""
     events, problem = node_memory.remembered()
     if problem:
-        report(problem)
+        request.report(problem)
     if events:
-        show(node_table(events))
+        request.show(node_table(events))
     else:
-        report("nothing is known about any node")
+        request.report("nothing is known about any node")
+
+
+def forget(request: Request) -> None:
+    """``--forget``: forget what is known of some hosts, or of all."""
+    text = request.value
+    node_memory.forget(None if text == node_memory.ALL else parse_hosts(text, "--forget"), request.report)
 
 
 def node_table(events: Sequence[NodeEvent]) -> str:

@@ -12,24 +12,25 @@ from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
+    from ddplaunch.launcher.request import Request
 
-def page(run_id: str, log_dir: str | None, show: Callable[[str], None]) -> None:
-    """Make the page of this run, and print its path. Of several launchers it shows all that have a folder here.
 
-    ``run_id`` may also be the beginning of one, or ``last``; ``RUN_ID/NAME`` is the folder of one launcher.
+def page(request: Request) -> None:
+    """Make the page of a run, and print its path. Of several launchers it shows all that have a folder here.
+
+    The run id may also be the beginning of one, or ``last``; ``RUN_ID/NAME`` is the folder of one launcher.
 
     Raises:
-        UsageError: there is no such run in the default folder and ``log_dir``, or there are several.
+        UsageError: there is no such run in the default folder and in --log-dir, or there are several.
         LaunchError: the page cannot be written.
     """
     from ddplaunch.features.page.make import make
 
-    folder = _folder(run_id, log_dir)
+    folder = _folder(request.value, request.log_dir)
     try:
-        show(str(make(folder)))
+        request.show(str(make(folder)))
     except OSError as error:
         raise LaunchError(f"--page: {folder}: {error.strerror}", "", NODE_NOT_READY) from None
 

@@ -25,8 +25,9 @@ from ddplaunch.features.page import index, render
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
+
+    from ddplaunch.launcher.request import Request
 
 _ADDRESS = "127.0.0.1"
 _HOSTS = (_ADDRESS, "localhost")
@@ -49,20 +50,22 @@ _HEADERS = {
 }
 
 
-def serve(port: int, log_dir: str | None, show: Callable[[str], None], report: Callable[[str], None]) -> None:
-    """Serve until Ctrl-C. ``port`` 0: any free one. ``show`` prints the address, ``report`` a message.
+def serve(request: Request) -> None:
+    """Serve at the port that is the request's value, 0: any free one, until Ctrl-C.
 
     Raises:
         LaunchError: the port cannot be used.
     """
     try:
-        server = _Server(port, log_dir)
+        server = _Server(request.value, request.log_dir)
     except OSError as error:
-        raise LaunchError(f"--serve {port}: {error.strerror}", "Another port may be free.", NODE_NOT_READY) from None
+        raise LaunchError(
+            f"--serve {request.value}: {error.strerror}", "Another port may be free.", NODE_NOT_READY
+        ) from None
     # Whoever has read the address may press Ctrl-C at once.
     with contextlib.closing(server), contextlib.suppress(KeyboardInterrupt):
-        show(server.url)
-        report("the pages of your runs are at this address, on this machine only; Ctrl-C ends it")
+        request.show(server.url)
+        request.report("the pages of your runs are at this address, on this machine only; Ctrl-C ends it")
         server.serve_forever()
 
 

@@ -73,7 +73,7 @@ def known_for_all_ranks(config: LaunchConfig, spec: AgentSpec, node: NodePlan, n
 
 def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: int) -> dict[str, str]:
     """The variables of ``environment.NAMES`` with one value for all workers of a node."""
-    here, inherited = is_here(config), inherited_environ(config)
+    here, inherited = config.is_local, inherited_environ(config)
     inherited_ours = {name: value for name, value in inherited.items() if name in environment.NAMES}
     tag = node_tag(f"{config.run_id}.<number>" if config.run_id else RUN_ID, names, index)
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
@@ -138,12 +138,7 @@ def _environ(
 
 def inherited_environ(config: LaunchConfig) -> Mapping[str, str]:
     """The environment of an agent, as far as it is known here."""
-    return {**(os.environ if is_here(config) else {}), **dict(config.remote.environ)}
-
-
-def is_here(config: LaunchConfig) -> bool:
-    """Whether all agents of this launcher run on this machine."""
-    return config.transport == "local"
+    return {**(os.environ if config.is_local else {}), **dict(config.remote.environ)}
 
 
 def known_gpus(spec: AgentSpec, config: LaunchConfig, environ: Mapping[str, str]) -> tuple[str, ...] | None:

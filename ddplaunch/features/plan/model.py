@@ -59,7 +59,7 @@ class Plan:
     """A run that has not started.
 
     Attributes:
-        starts: how the agents start.
+        starts: how the agents start: ``way`` of the transport, or "this node of several".
         depends_on: the unknown fact that determines the ranks; empty if the ranks are known.
         command: command line of a worker.
         how: a worker is ``executed``, or ``forked`` from a process that has imported torch.
@@ -70,7 +70,7 @@ class Plan:
     """
 
     dry_run: bool
-    starts: Literal["here", "over SSH", "through srun", "this node of several"]
+    starts: str
     min_nodes: int
     max_nodes: int
     world_size: int | None

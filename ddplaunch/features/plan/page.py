@@ -60,10 +60,8 @@ def _head(plan: Plan) -> Iterator[str]:
         count = count if plan.world_size is None else f"at most {count}"
     how = {
         "here": "simulated here, on the CPU with gloo in place of NCCL" if plan.dry_run else "on this machine",
-        "over SSH": "started over SSH",
-        "through srun": "started through srun",
         "this node of several": "with one ddplaunch process each",
-    }[plan.starts]
+    }.get(plan.starts, f"started {plan.starts}")
     yield f"plan: {count} on {nodes}, {how}; {_restarts(plan.max_restarts)}"
     if plan.starts == "this node of several":
         yield "The plan assumes that the other nodes are like this one."
@@ -140,8 +138,7 @@ def _commands(plan: Plan, *, is_verbose: bool) -> Iterator[str]:
     setup = f"{quote(node.setup)}; " if node.setup else ""
     yield "commands of the real run" if plan.dry_run else "commands"
     if node.reached:
-        # In a dry run: how the real run connects.
-        way = "through srun" if plan.starts == "through srun" else "over SSH"
+        way = "over SSH" if plan.dry_run else plan.starts  # In a dry run: how the real run connects.
         yield f"  on each node  {way}: " + (_typed(node.command, shell=True) if is_verbose else setup + agent)
         if is_verbose:
             yield f"                sent on stdin: environment; {setup}{agent}"

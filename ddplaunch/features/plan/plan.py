@@ -13,14 +13,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from ddplaunch.config import NO_LOGS, LaunchConfig
 from ddplaunch.features.faults.fault_spec import describe, parse
 from ddplaunch.features.plan import environment as plan_environment
 from ddplaunch.features.plan.environment import (
     RUN_ID,
     how_counted,
     inherited_environ,
-    is_here,
     known_gpus,
     known_workers,
 )
@@ -28,14 +26,16 @@ from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import env_forwarding, start_method
+from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
 from ddplaunch.system.files.run_folder import working_folder
-from ddplaunch.transport import remote_start, srun
+from ddplaunch.transport import remote_start, transports
 from ddplaunch.transport.agent_process import COMMAND
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.specs import AgentSpec
 
 
@@ -73,7 +73,7 @@ def plan(config: LaunchConfig) -> Plan:
 
 def _counts(config: LaunchConfig, specs: Sequence[AgentSpec]) -> tuple[list[tuple[str, ...] | None], list[int | None]]:
     """Devices and number of workers of each node; None where unknown."""
-    cpus = len(os.sched_getaffinity(0)) if is_here(config) else None
+    cpus = len(os.sched_getaffinity(0)) if config.is_local else None
     gpus = [known_gpus(spec, config, os.environ) for spec in specs]
     workers = [known_workers(spec, found, cpus) for spec, found in zip(specs, gpus, strict=True)]
     if config.dry_run:  # A simulated node has as many GPUs as its workers need.
@@ -112,12 +112,12 @@ def _depends_on(config: LaunchConfig, counts: Sequence[int | None]) -> str:
 
 def _spec(config: LaunchConfig, hosts: Sequence[str], index: int) -> AgentSpec:
     """The agent's specification in a real run, with its log folder."""
-    folder = None if config.output.log_dir == NO_LOGS else _folder(config, hosts[index], len(hosts))
+    folder = _folder(config, hosts[index], len(hosts)) if config.output.keeps_files else None
     return setup.agent_spec(config, config.run_id or RUN_ID, index, hosts[index], node_dir=folder)
 
 
 def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
-    here = is_here(config)
+    here = config.is_local
     if config.output.log_dir:
         base = Path(config.chdir or "" if not here else "", config.output.log_dir).absolute()
     else:
@@ -154,15 +154,13 @@ def _node(
         start = remote_start.agent_start(config, RUN_ID)
         reached = _ssh_address(config, index)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
-        command = srun.command(spec.host) if config.transport == "srun" else (remote_start.COMMAND,)
-        return replace(node, reached=reached, command=command)
+        command = load(transports.row(config.remote.transport).command)
+        return replace(node, reached=reached, command=command(spec.host))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
 
 
-def _starts(config: LaunchConfig) -> Literal["here", "over SSH", "through srun", "this node of several"]:
-    if config.rendezvous:
-        return "this node of several"
-    return "here" if is_here(config) else "through srun" if config.transport == "srun" else "over SSH"
+def _starts(config: LaunchConfig) -> str:
+    return "this node of several" if config.rendezvous else transports.row(config.transport).way
 
 
 def _ssh_address(config: LaunchConfig, index: int) -> str:

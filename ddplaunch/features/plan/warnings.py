@@ -11,8 +11,6 @@ import socket
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import ineffective_options
-from ddplaunch.features.plan.environment import is_here
 from ddplaunch.protocol import env_forwarding
 from ddplaunch.system.files.run_folder import working_folder
 from ddplaunch.system.gpus import devices
@@ -33,7 +31,7 @@ _LOOPBACK = re.compile(r"localhost|127\.[0-9.]+|::1")
 
 def warnings(config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[AgentSpec]) -> tuple[str, ...]:
     """All warnings, the most important first: settings that prevent the start of the run."""
-    here = is_here(config)
+    here = config.is_local
     return (
         *(_cannot_start(config, specs, nodes) if here else ()),
         *(notice.text for notice in config.notices if notice.kind == "warning"),
@@ -41,7 +39,7 @@ def warnings(config: LaunchConfig, nodes: Sequence[NodePlan], specs: Sequence[Ag
         *_same_machine(config.hosts),
         *(_few_cpus(config, nodes) if here else _not_forwarded(config)),
         *_without_gpus(config),
-        *(warning.message for warning in ineffective_options(config, "warning")),
+        *(notice.text for notice in config.notices if notice.kind == "unused"),
         *_restarts(config),
         *_unseen_ranks(config, nodes),
     )

@@ -18,11 +18,10 @@ from ddplaunch.protocol import environment
 from ddplaunch.system import run_tags
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Sequence
+    from collections.abc import Collection
 
-    from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import RemoteConfig
     from ddplaunch.features.ps.run_queries import QueriedHost
+    from ddplaunch.launcher.request import Request
     from ddplaunch.transport.queries import Queries
 
 
@@ -33,55 +32,41 @@ MAX_GRACE_S = 600.0
 """Limits --shutdown-timeout, which may be days for a run."""
 
 
-def ps(
-    hosts: Sequence[Host],
-    remote: RemoteConfig,
-    show: Callable[[str], None],
-    report: Callable[[str], None],
-    *,
-    is_verbose: bool,
-) -> None:
-    """List this user's runs on this machine and on ``hosts``: ``show`` prints the table, ``report`` the rest.
+def ps(request: Request) -> None:
+    """List this user's runs on this machine and on the hosts.
 
-    ``is_verbose``: also report processes that could not be inspected, such as the first process of a container.
+    --verbose: also report processes that could not be inspected, such as the first process of a container.
 
     Raises:
         LaunchError: some hosts could not be queried; the results of the others have been shown.
     """
-    with agents(hosts, remote) as queries:
+    with agents(request.hosts, request.remote) as queries:
         found = find_runs(queries)
         if page.ids(found.values()):
-            show(page.run_table(found))
+            request.show(page.run_table(found))
         else:
-            where = "these hosts" if hosts else "this machine"
-            report(f"no run of yours has a process on {where}")
-        for line in page.hidden(found) if is_verbose else ():
-            report(line)
+            where = "these hosts" if request.hosts else "this machine"
+            request.report(f"no run of yours has a process on {where}")
+        for line in page.hidden(found) if request.is_verbose else ():
+            request.report(line)
         raise_failures(queries)
 
 
-def kill(
-    run_id: str,
-    grace_s: float,
-    hosts: Sequence[Host],
-    remote: RemoteConfig,
-    report: Callable[[str], None],
-    *,
-    is_verbose: bool,
-) -> None:
-    """End the runs of this id on this machine and on ``hosts``, and report the ended processes.
+def kill(request: Request) -> None:
+    """End the runs of an id on this machine and on the hosts, and report the ended processes.
 
-    Ends them first on the machines that have a launcher of the run, then on the others. ``is_verbose``: as for ``ps``.
+    Ends them first on the machines that have a launcher of the run, then on the others. --verbose: as for ``ps``.
 
     Raises:
         LaunchError: a host could not be queried, or processes could not be ended; the others have been ended.
         UsageError: there is no such run.
     """
+    run_id, report = request.value, request.report
     own_ids = run_tags.ids_of(os.environ.get(environment.RUN_ID, ""))
     if run_id in own_ids or (own_ids[0] and run_id == os.environ.get(environment.TORCHELASTIC_RUN_ID)):
         raise UsageError(f"--kill {run_id}: this command is a part of that run", "Use another terminal.")
-    order = EndRun(run_id, max(0.0, min(grace_s, MAX_GRACE_S)))
-    with agents(hosts, remote) as queries:
+    order = EndRun(run_id, max(0.0, min(request.grace_s, MAX_GRACE_S)))
+    with agents(request.hosts, request.remote) as queries:
         found = find_runs(queries)
         parts = parts_of_run("--kill", run_id, queries, found)
         launchers = with_launcher(parts)
@@ -95,7 +80,7 @@ def kill(
             for machine in queries.nodes
             if machine.unkillable_pids is not None and not machine.failure
         }
-        hidden = page.hidden(found) if is_verbose else ()
+        hidden = page.hidden(found) if request.is_verbose else ()
         for line in (*page.ended(run_id, found, unkillable_pids), *hidden):
             report(line)
         if any(unkillable_pids.values()):

@@ -7,12 +7,10 @@ run's launcher may be here.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.hosts import display_names
+from ddplaunch.config import RemoteConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.ps import ps_page as page
 from ddplaunch.features.ps.queries import ListRuns, RunsFound
@@ -20,22 +18,16 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.system.files import run_folders
-from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import KEEPER_ID
-from ddplaunch.transport import agent_process
 from ddplaunch.transport.failures import failures_table
-from ddplaunch.transport.handle import ChannelClosed, discard_output
-from ddplaunch.transport.local import LocalHandle
+from ddplaunch.transport.handle import ChannelClosed, FromNode
 from ddplaunch.transport.queries import QueriedNode, Queries, first_deadline
-from ddplaunch.transport.remote_start import RemoteStart
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import RemoteConfig
     from ddplaunch.features.ps.queries import RunOnHost
-    from ddplaunch.transport.handle import AgentHandle, Post
 
 
 @dataclass
@@ -61,19 +53,30 @@ class QueriedHost(QueriedNode):
 
 @contextlib.contextmanager
 def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries[QueriedHost]]:
-    """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block."""
+    """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block.
+
+    Raises:
+        LaunchError: this machine cannot start an agent, or allows too few open files for so many hosts.
+    """
     queries: Queries[QueriedHost] = Queries()
+    here = setup.query_transport((), RemoteConfig(), partial(_post, queries, 0))
+    others = [setup.query_transport(hosts, remote, partial(_post, queries, 1))] if hosts else []
     with contextlib.ExitStack() as stack:
-        starts: list[tuple[str, Callable[[Post], AgentHandle]]] = [(setup.local_host_name(), _start_here)]
-        if hosts:
-            connect = _connector(hosts, remote, stack)
-            starts += [(name, partial(connect, host)) for name, host in zip(display_names(hosts), hosts, strict=True)]
+        for transport in (here, *others):
+            stack.callback(transport.close)
         stack.callback(queries.close)
-        for index, (name, start) in enumerate(starts):
-            deadline = first_deadline(is_remote=index > 0)
-            queries.nodes.append(QueriedHost(name, start(partial(queries.post, index)), deadline=deadline))
-            queries.nodes[index].handle.send(ListRuns())
+        for transport in (here, *others):
+            for index, name in enumerate(transport.node_names):
+                deadline = first_deadline(is_remote=transport.is_remote)
+                queries.nodes.append(QueriedHost(name, transport.query(index), deadline=deadline))
+                queries.nodes[-1].handle.send(ListRuns())
         yield queries
+
+
+def _post(queries: Queries[QueriedHost], first: int, event: object) -> None:
+    """Post an event of a transport whose nodes begin at number ``first``. Any thread."""
+    if isinstance(event, FromNode):
+        queries.post(first + event.index, event.event)
 
 
 def find_runs(queries: Queries[QueriedHost]) -> dict[str, RunsFound]:
@@ -119,24 +122,3 @@ def raise_failures(queries: Queries[QueriedHost]) -> None:
     failures = queries.failures()
     if failures:
         raise LaunchError(f"some hosts could not be queried\n{failures_table(failures)}", "", NODE_NOT_READY)
-
-
-def _start_here(post: Post) -> AgentHandle:
-    try:
-        return LocalHandle(agent_process.start(os.environ), post, discard_output)
-    except (OSError, RuntimeError) as error:
-        raise LaunchError(f"an agent cannot be started here: {error}", NO_ROOM_HINT) from None
-
-
-def _connector(
-    hosts: Sequence[Host], remote: RemoteConfig, stack: contextlib.ExitStack
-) -> Callable[[Host, Post], AgentHandle]:
-    """A function that starts an agent on a host over SSH, without waiting; ``stack`` closes the connections."""
-    from ddplaunch.transport.ssh import handle  # Loads paramiko.
-    from ddplaunch.transport.ssh.handle import SshHandle
-
-    connections = handle.connections(remote, len(hosts))
-    stack.callback(connections.close)
-    python, env = remote.python or sys.executable, dict(remote.environ)
-    start = RemoteStart(python=python, cwd="/", env=env, setup=remote.setup, needs_torch=False)
-    return lambda host, post: SshHandle(host, start, connections, post, discard_output)

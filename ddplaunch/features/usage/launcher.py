@@ -31,7 +31,7 @@ class LateUsageWatch(Watch):
             if self._watch is None:
                 from ddplaunch.features.usage.usage_watch import UsageWatch
 
-                is_local = self._run.config.transport == "local"
+                is_local = self._run.config.is_local
                 self._watch = UsageWatch(self._run.nodes, self._run.folder, is_local=is_local)
             self._watch.on_event(index, event)
 

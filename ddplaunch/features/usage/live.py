@@ -23,30 +23,30 @@ from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import elapsed, escape
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Iterable
     from pathlib import Path
 
     from ddplaunch.features.usage.usage_reading import NodeSamples
+    from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
 _MAX_EVENT_BYTES = 32 << 20
 _LEAST_ROWS = 4
 
 
-def live(text: str, log_dir: str | None, show: Callable[[str], None]) -> int:
+def live(request: Request) -> None:
     """Show the run's table: once, or on a terminal every 2 s until the run ends or the user leaves with Ctrl-C.
 
     Raises:
         UsageError: there is no such run.
         LaunchError: it keeps no files.
     """
-    run = find("--ps", text, log_dir)
+    run = find("--ps", request.value, request.log_dir)
     table = _Table(run)
     with contextlib.suppress(KeyboardInterrupt):
         if os.isatty(1) and run.is_running():
             table.follow()
-        show(table.ended() if not run.is_running() else "\n".join(table.lines(None, None)))
-    return 0
+        request.show(table.ended() if not run.is_running() else "\n".join(table.lines(None, None)))
 
 
 class _Table:

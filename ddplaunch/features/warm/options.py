@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.warm.records import KeepWarm
 from ddplaunch.protocol import wire
+from ddplaunch.transport import transports
 
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
@@ -20,9 +21,10 @@ def for_agent(config: LaunchConfig) -> str:
 
 def _keep_warm(config: LaunchConfig) -> KeepWarm | None:
     """What an agent leaves. Other machines do not see the end of this session, or of a SLURM job."""
-    if not config.keep_warm_s or config.dry_run or config.task or config.transport == "srun":
+    keeps_warm = transports.row(config.transport).keeps_warm and not (config.dry_run or config.task)
+    if not (config.keep_warm_s and keeps_warm):
         return None
-    if config.transport == "local":
+    if config.is_local:
         leader = os.getsid(0)
         # Where daemons have made the session, as those of SLURM do, its leader may have ended long ago.
         is_watched = leader != os.getpid() and os.path.exists(f"/proc/{leader}")

@@ -60,7 +60,7 @@ class UserMessages:
 
     @property
     def _is_remote(self) -> bool:
-        return self._config.transport != "local"
+        return not self._config.is_local
 
     def folder_moved(self, folder: Path | None, style: Style) -> None:
         """The run folder is now ``folder``; ``style`` names it in the messages of the console."""
@@ -266,7 +266,7 @@ def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str
     if unlogged:
         only = f"{' and '.join(unlogged)} {'are' if unlogged[1:] else 'is'} only on this terminal (-t 3: also in a log)"
         return f"{only}, {'the report' if unlogged[1:] else 'logs'} in {folder}"
-    has_logs = config.output.collect_logs or config.transport == "local"
+    has_logs = config.output.collect_logs or config.is_local
     return f"{'logs' if has_logs else 'logs are on each node, the report'} in {folder}"
 
 

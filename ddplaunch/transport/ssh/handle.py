@@ -10,7 +10,7 @@ import io
 import threading
 import time
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import Notice
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     import paramiko
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.config import LaunchConfig, RemoteConfig
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Post, WriteOutput
-    from ddplaunch.transport.remote_start import RemoteStart
+    from ddplaunch.transport.remote_start import Purpose, RemoteStart
 
 _KEPT_LINES = 20
 _SIGNAL_TIMEOUT_S = 3.0
@@ -210,32 +210,22 @@ def _start_failure(error: Exception, stream: AgentStream | None) -> str:
     return f"the login ended {'' if code is None else f'with exit code {code} '}before the agent started"
 
 
-def connections(remote: RemoteConfig, hosts: int) -> Connections:
-    """Connections to ``hosts`` hosts.
-
-    Raises:
-        LaunchError: this machine allows too few open files for them.
-    """
-    limits.raise_open_files(hosts + 4 * remote.max_logins + 64, plural(hosts, "host"))
-    return Connections(remote)
-
-
 class SshTransport(Transport):
     """Connects to hosts and starts agents there. A host that cannot be used is reported by a HostFailure."""
 
-    def __init__(
-        self, config: LaunchConfig, hosts: tuple[str, ...], run_tag: str, output: WriteOutput, post: Post
-    ) -> None:
+    def __init__(self, config: LaunchConfig, *others: Any) -> None:
         """Connect to no host yet.
 
         Raises:
             LaunchError: this machine allows too few open files for so many hosts.
         """
-        super().__init__(config, hosts, run_tag, output, post)
-        self._connections = connections(config.remote, len(config.hosts))
+        super().__init__(config, *others)
+        hosts = len(config.hosts)
+        limits.raise_open_files(hosts + 4 * config.remote.max_logins + 64, plural(hosts, "host"))
+        self._connections = Connections(config.remote)
 
-    def _start_agent(self, index: int, post: Post, output: WriteOutput, *, for_sweep: bool) -> SshHandle:
-        start = remote_start.agent_start(self._config, self._node_tag(index), for_sweep=for_sweep)
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> SshHandle:
+        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         return SshHandle(self._config.hosts[index], start, self._connections, post, output)
 
     def close(self) -> None:

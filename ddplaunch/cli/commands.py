@@ -1,0 +1,131 @@
+"""The commands that are not a run: one table, what they have in common, and what they cannot be combined with.
+
+Runs in the process that the user started, and imports a command when it is given.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.cli.host_options import HOST_OPTIONS
+from ddplaunch.cli.options import ROWS
+from ddplaunch.errors import UsageError
+from ddplaunch.rows import Command, load
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.rows import Option
+
+COMMANDS = [
+    Command("--serve", run="ddplaunch.features.page.serve:serve"),
+    Command("--page", run="ddplaunch.features.page.command:page"),
+    Command("--leave", run="ddplaunch.features.come_back.launcher_request:leave"),
+    Command("--attach", run="ddplaunch.features.come_back.attach:attach"),
+    Command("--logs", run="ddplaunch.features.come_back.logs:logs"),
+    Command("--wait", run="ddplaunch.features.come_back.attach:wait"),
+    Command("--ps", run="ddplaunch.features.usage.live:live", needs_value=True),
+    Command("--forget", run="ddplaunch.features.health.known_nodes:forget"),
+    Command("--all", run="ddplaunch.features.come_back.past_runs:list_all"),
+    Command("--nodes", run="ddplaunch.features.health.known_nodes:list_all"),
+    Command("--check", run="ddplaunch.features.check.check:check", takes_script=True),
+    Command("--ps", run="ddplaunch.features.ps.ps:ps", takes_hosts=True),
+    Command("--kill", run="ddplaunch.features.ps.ps:kill", takes_hosts=True),
+    Command("--stacks", run="ddplaunch.features.hangs.stacks:stacks", takes_hosts=True),
+    Command("--plan", run="ddplaunch.features.plan.show:show", takes_script=True),
+    Command("--detach", run="ddplaunch.features.come_back.detached:start", takes_script=True, starts_run=True),
+]
+"""In the order in which messages name them."""
+
+_ROWS = {row.long_name: row for row in ROWS}
+
+WORDS = {row.option.removeprefix("--") for row in COMMANDS}
+"""What might be typed without dashes."""
+
+OF_COMMANDS = {row.name for row in ROWS if row.of} | {_ROWS[row.option].name for row in COMMANDS}
+"""Names of the options that are not of a run."""
+
+
+def chosen(options: Mapping[str, Any]) -> Command | None:
+    """The command that ``options`` give; None: they are those of a run.
+
+    Raises:
+        UsageError: two commands are given, or an option of another one.
+    """
+    for row in ROWS:
+        if row.of and _is_given(options[row.name]) and not _is_given(options[_ROWS[row.of].name]):
+            raise UsageError(f"{row.long_name}: needs {row.of}", row.text)
+    given = [row for row in COMMANDS if _is_given(value := options[_ROWS[row.option].name]) and _fits(row, value)]
+    if not given:
+        return None
+    command = given[0]
+    for other in given:
+        if other.option not in (command.option, _ROWS[command.option].of):
+            raise UsageError(f"{_words(command)} cannot be combined with {other.option}")
+    return command
+
+
+def run(
+    command: Command,
+    options: Mapping[str, Any],
+    show: Callable[[str], None],
+    report: Callable[[str], None],
+    configure: Callable[..., LaunchConfig],
+) -> int:
+    """Run a command and return its exit code; the arguments are those of the ``Request``.
+
+    Raises:
+        UsageError, LaunchError: as the command; or it cannot be combined with an option.
+    """
+    from ddplaunch.cli.build_config import connection_options
+    from ddplaunch.launcher.request import Request
+
+    _check(command, options)
+    own = {row.name: _value(row, options) for row in ROWS if command.option in (row.of, row.long_name)}
+    request = Request(
+        value=own[_ROWS[command.option].name],
+        options={**options, **own},
+        show=show,
+        report=(lambda _: None) if options["quiet"] else report,
+        configure=configure,
+    )
+    if not command.takes_script:
+        # Hosts in the environment are meant for runs.
+        hosts, remote, grace_s = connection_options(options, os.environ if command.takes_hosts else {})
+        request = replace(request, hosts=hosts, remote=remote, grace_s=grace_s)
+    return load(command.run)(request) or 0
+
+
+def _value(row: Option, options: Mapping[str, Any]) -> Any:
+    given = options[row.name]
+    return row.value(given, row.long_name) if row.is_given(given) else given
+
+
+def _is_given(value: object) -> bool:
+    return value is not None and value is not False
+
+
+def _fits(command: Command, value: object) -> bool:
+    return bool(value) or not command.needs_value
+
+
+def _words(command: Command) -> str:
+    """The options that give the command."""
+    return f"{_ROWS[command.option].of} {command.option}".lstrip()
+
+
+def _check(command: Command, options: Mapping[str, Any]) -> None:
+    if command.takes_script:
+        return
+    words, metavar = _words(command), _ROWS[command.option].metavar or ""
+    if options["script"]:
+        hint = "--hosts and --hostfile name other machines." if command.takes_hosts else ""
+        raise UsageError(f"{words}: {options['script']}: no script is run", hint)
+    if command.takes_hosts:
+        return
+    if given := next((option for option in HOST_OPTIONS if options[option] is not None), ""):
+        message = f"{words} reads files of this machine, and --{given} names others"
+        raise UsageError(message, f"On that machine: ddplaunch {words} {metavar}".rstrip() + ".")

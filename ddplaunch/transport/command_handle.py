@@ -1,0 +1,161 @@
+"""CommandTransport: starts agents by a command that carries their stdin and stdout, like srun or ``kubectl exec``.
+
+Runs in the launcher; each command is its child process. The command executes ``remote_start.COMMAND`` on the node. The
+agent starts from a login shell and reports facts about its node, as over SSH.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import os
+import subprocess
+import threading
+from collections import deque
+from typing import TYPE_CHECKING, BinaryIO, cast
+
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system.limits import NO_ROOM_HINT
+from ddplaunch.transport import remote_start
+from ddplaunch.transport.failures import HostFailure
+from ddplaunch.transport.handle import AgentConnected, Transport
+from ddplaunch.transport.popen_handle import PopenHandle
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.transport.handle import Post, WriteOutput
+
+START_TIMEOUT_S = 60.0
+_KEPT_LINES = 20
+_KILLED_S = 3.0
+
+
+class CommandHandle(PopenHandle):
+    """One agent on another node. Posts AgentConnected and the agent's records, or a HostFailure and no other event."""
+
+    def __init__(
+        self,
+        host: str,
+        command: tuple[str, ...],
+        env: Mapping[str, str],
+        start: remote_start.RemoteStart,
+        post: Post,
+        output: WriteOutput,
+    ) -> None:
+        """Start ``command``, which reads ``remote_start.first_input`` from stdin.
+
+        Raises:
+            OSError: there is no such command, or no room for a process.
+            RuntimeError: no room for a thread.
+        """
+        pipe = subprocess.PIPE
+        self._child = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env, start_new_session=True)
+        super().__init__(self._child, f"on {host}", post, output)
+        self.host = host
+        self._command = command[0]
+        self._start = start
+        self._output_lines: deque[str] = deque(maxlen=_KEPT_LINES)
+        self._is_connected = False
+        self._stderr_reader = self._thread(self._read_stderr, "stderr of")
+        self._start_threads(self._stderr_reader, self._writer)
+
+    def wake(self) -> None:
+        """Do nothing: the command does not forward SIGCONT."""
+
+    def kill(self) -> None:
+        """End the command by SIGTERM: it kills the agent, or the agent finds its stdin closed."""
+        self._child.terminate()
+
+    def close(self, timeout_s: float = 5.0) -> int | None:
+        """Close the agent's stdin and wait for its exit, with ``kill`` after ``timeout_s``; at once if not connected.
+
+        Returns:
+            The agent's returncode; None if the command was killed.
+        """
+        self.end_input()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(timeout_s if self._is_connected else 0.0)
+        self.kill()
+        code = super().close(_KILLED_S)
+        # The command reports an exit by signal n as 128 + n, as a shell does.
+        return None if code is None or code < 0 else 128 - code if code > 128 else code
+
+    # The writer's thread.
+
+    def _send(self) -> None:
+        failure = self._connect()
+        if not failure:
+            super()._send()
+            return
+        self.kill()
+        with contextlib.suppress(OSError):
+            self._stdin.close()
+        self._post(failure)
+
+    def _connect(self) -> HostFailure | None:
+        timeout = threading.Timer(START_TIMEOUT_S, self.kill)
+        timeout.daemon = True
+        try:
+            timeout.start()
+            with contextlib.suppress(OSError):  # The command has exited already; the HostFailure contains its output.
+                self._stdin.write(remote_start.first_input(self._start))
+                self._stdin.flush()
+            facts = remote_start.wait_for_facts(self._stdout, self._output_lines)
+            if facts.failed:
+                self._stderr_reader.join(_KILLED_S)  # It has the reason.
+            failure = remote_start.check_facts(self.host, facts, self._start, tuple(self._output_lines))
+            if failure is None:
+                self._is_connected = True
+                self._post(AgentConnected(facts))
+                self._reader.start()
+            return failure
+        except (EOFError, OSError):
+            self._stderr_reader.join(_KILLED_S)
+            printed = "; ".join(line for line in self._output_lines if line)[-500:]
+            message = f"{self._command} did not start the agent: {printed or 'it printed nothing'}"
+            return HostFailure(self.host, "start", message)
+        except RuntimeError as error:
+            message = f"the launcher's machine has no room for a thread: {error}"
+            return HostFailure(self.host, "start", message, NO_ROOM_HINT)
+        finally:
+            timeout.cancel()
+
+    # The thread that reads stderr.
+
+    def _read_stderr(self) -> None:
+        with cast("BinaryIO", self._child.stderr) as stream:
+            for raw in stream:
+                line = raw.decode("utf-8", "replace").rstrip()
+                if self._is_connected:
+                    self._post(Notice(f"{self.host}: {line}"))
+                else:
+                    self._output_lines.append(line)
+
+
+class CommandTransport(Transport):
+    """Starts each agent by a command. A node that cannot be used is reported by a HostFailure.
+
+    Attributes:
+        missing_hint: what the user can do if the command is not on this machine.
+    """
+
+    missing_hint = ""
+
+    @abc.abstractmethod
+    def command(self, index: int) -> tuple[str, ...]:
+        """Arguments of the command that starts the agent of node ``index``."""
+
+    def environment(self) -> dict[str, str]:
+        """Variables of the command."""
+        return dict(os.environ)
+
+    def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: remote_start.Purpose) -> CommandHandle:
+        command = self.command(index)
+        start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
+        try:
+            return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)
+        except OSError as error:
+            message = f"{command[0]} cannot be run here: {error.strerror}"
+            raise LaunchError(message, self.missing_hint, NODE_NOT_READY) from None

@@ -1,0 +1,47 @@
+"""A transport in one class and one row: each node is a shell of this machine. Plans, runs and queries two of them."""
+
+import sys
+
+import ddplaunch
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, WorkerConfig
+from ddplaunch.features.plan.page import page
+from ddplaunch.features.plan.plan import plan
+from ddplaunch.features.ps.run_queries import agents, find_runs, raise_failures
+from ddplaunch.transport import remote_start, transports
+from ddplaunch.transport.command_handle import CommandTransport
+
+
+class ShellTransport(CommandTransport):
+    def command(self, index: int) -> tuple[str, ...]:
+        assert self.node_names[index] in ("one", "two")
+        return "sh", "-c", remote_start.COMMAND
+
+
+transports.TABLE.append(
+    transports.TransportRow(
+        name="shell",
+        transport="__main__:ShellTransport",
+        command="ddplaunch.transport.remote_start:command",
+        way="through a shell",
+        keeps_warm=False,
+    )
+)
+HOSTS, REMOTE = (Host("one"), Host("two")), RemoteConfig(transport="shell")
+
+if __name__ == "__main__":
+    config = LaunchConfig(
+        script=sys.argv[1],
+        hosts=HOSTS,
+        remote=REMOTE,
+        min_nodes=2,
+        max_nodes=2,
+        workers=WorkerConfig(nproc_per_node=1),
+        output=OutputConfig(log_dir=sys.argv[2]),
+    )
+    print(page(plan(config)))
+    result = ddplaunch.launch(config)
+    with agents(HOSTS, REMOTE) as queries:
+        find_runs(queries)
+        raise_failures(queries)
+    sys.exit(result.exit_code)

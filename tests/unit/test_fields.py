@@ -1,0 +1,89 @@
+"""What the row of an option says of a field is done, and nothing else has to say it."""
+
+from __future__ import annotations
+
+from operator import attrgetter
+from typing import Any
+
+import pytest
+
+import ddplaunch
+from ddplaunch.cli import fields
+from ddplaunch.cli.options import ROWS
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import NO_LOGS, LaunchConfig, RemoteConfig
+from ddplaunch.errors import UsageError
+from ddplaunch.rows import DRY_RUN, Option, flag
+from tests.support.configs import launch_config
+
+HOSTS = (Host("a"), Host("b"))
+
+
+@pytest.mark.parametrize("row", [row for row in ROWS if row.sets], ids=lambda row: row.name)
+def test_a_row_names_a_field(row: Option) -> None:
+    attrgetter(row.sets)(LaunchConfig(script="x.py"))
+
+
+def test_what_has_a_condition_has_a_field() -> None:
+    assert all(row.sets for row in ROWS if row.only)
+
+
+ADDED = [
+    Option(
+        "--patience", "TIME", "", sets="timeouts.hang_timeout_s", parse=lambda text, _: float(text), only=(DRY_RUN,)
+    ),
+    Option("--folder", "DIR", "", sets="output.log_dir", variable="FOLDER"),
+    Option("--word", "A", "", sets="injections", multiple=True, parse=lambda text, _: text.upper()),
+    flag("--without-page", "", sets="output.page", gives=False),
+]
+
+
+def read(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], **given: object) -> dict[str, dict[str, Any]]:
+    monkeypatch.setattr(fields, "ROWS", ADDED)
+    return fields.read({"patience": None, "folder": None, "word": (), "without_page": False, **given}, environ)
+
+
+def test_a_row_is_enough_for_an_option(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = read(monkeypatch, {}, patience="3", folder="f", word=("a", "b"), without_page=True)
+    assert found["timeouts"] == {"hang_timeout_s": 3.0}
+    assert found["output"] == {"log_dir": "f", "page": False}
+    assert found[""] == {"injections": ("A", "B")}
+    with pytest.raises(UsageError, match="--patience has an effect only with --dry-run"):
+        fields.checked(launch_config(script="x.py", hang_timeout_s=3.0))
+
+
+def test_what_is_not_given_keeps_the_default_of_its_field(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert not any(read(monkeypatch, {"FOLDER": ""}, folder="").values())
+
+
+def test_a_variable_stands_for_an_option_that_is_not_given(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert read(monkeypatch, {"FOLDER": "e"})["output"] == {"log_dir": "e"}
+    assert read(monkeypatch, {"FOLDER": "e"}, folder="f")["output"] == {"log_dir": "f"}
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"compile_on_cpu": True}, "--rehearse-compile has an effect only with --dry-run"),
+        ({"duplicate_stdout_filters": ("x",), "log_dir": NO_LOGS}, "only with log files"),
+        (
+            {"hosts": HOSTS, "remote": RemoteConfig(transport="srun", port=2222)},
+            "--ssh-port has an effect only over SSH, with --hosts or --hostfile",
+        ),
+    ],
+)
+def test_an_option_without_effect_is_refused(settings: dict[str, Any], words: str) -> None:
+    config = launch_config(script="x.py", **settings)
+    with pytest.raises(UsageError, match=words):
+        fields.checked(config)
+    with pytest.raises(UsageError, match=words):
+        ddplaunch.launch(config)
+
+
+def test_an_option_that_has_an_effect_is_accepted() -> None:
+    for settings in (
+        {"compile_on_cpu": True, "dry_run": True},
+        {"hosts": HOSTS, "remote": RemoteConfig(transport="srun", python="/opt/python")},
+    ):
+        config = launch_config(script="x.py", **settings)
+        assert fields.checked(config) is config

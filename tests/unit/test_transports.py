@@ -1,0 +1,25 @@
+"""The table of transports names what exists, and an unknown transport is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from ddplaunch.cluster.hosts import Host
+from ddplaunch.config import LaunchConfig, RemoteConfig
+from ddplaunch.errors import UsageError
+from ddplaunch.launcher import setup
+from ddplaunch.rows import load
+from ddplaunch.transport import transports
+from ddplaunch.transport.handle import Transport, discard_output
+
+
+@pytest.mark.parametrize("row", transports.TABLE, ids=lambda row: row.name)
+def test_a_row_names_a_transport_and_its_command(row: transports.TransportRow) -> None:
+    assert issubclass(load(row.transport), Transport)
+    assert not row.command or load(row.command)("gpu1")
+
+
+def test_an_unknown_transport_is_refused() -> None:
+    config = LaunchConfig(script="x.py", hosts=(Host("gpu1"),), remote=RemoteConfig(transport="srum"))
+    with pytest.raises(UsageError, match="there is no transport srum"):
+        setup.transport_for(config, "tag", discard_output, lambda _: None)
