@@ -32,7 +32,7 @@ from ddplaunch.rounds.restart_policy import Restarts
 TOKEN = "job7"
 SUCCEEDED = RoundVerdict(0, "succeeded", decision="all workers have succeeded")
 LEFT = "not restarted: processes of the attempt cannot be killed"
-STOPPED = "not restarted: the run is being stopped"
+STOPPED = "not restarted: the run was stopped"
 
 
 def coordinate(
