@@ -321,7 +321,8 @@ class Coordinator:
         if over.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
             last = self._dismiss(leaving, over)
-            return self._tell(over, dict.fromkeys([*self.participants, *last]), last)
+            told = self._tell(over, dict.fromkeys([*self.participants, *last]), last)
+            return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
         self._leaving = receivers.keys() - self._lost - {self.server}

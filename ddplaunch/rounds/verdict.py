@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 GOES_ON = "the job goes on with other nodes"
 _SUCCEEDED = "all workers have succeeded"
-STOPPED = "not restarted: the run is being stopped"
+STOPPED = "not restarted: the run was stopped"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
 
 

@@ -1,7 +1,7 @@
 """Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
 
 Runs in the agent, main thread only; a daemon thread posts the member's records, and its end, as FromMember events. Must
-not decide anything about rounds (see ``multi_node``).
+not decide anything about rounds: the coordinator does.
 """
 
 from __future__ import annotations

@@ -46,6 +46,7 @@ from ddplaunch.protocol.rendezvous import (
 from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent, RoundVerdict
 from ddplaunch.rounds import node_result
 from ddplaunch.rounds.verdict import GOES_ON, STOPPED
+from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     import socket
@@ -166,7 +167,7 @@ class MultiNodeRendezvous:
             self._await_others(client)
             raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
-            raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
+            raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
         self._callbacks.send(AttemptEnded(node_result.of_spare(verdict)))

@@ -147,7 +147,7 @@ class SingleNodeRendezvous:
 
         is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
         ended = node_result.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
-        verdict = replace(self._answer(RoundVerdict, ended), cause=None)  # It is among the exits.
+        verdict = replace(self._answer(RoundVerdict, ended), cause=None, reason="")  # ``result`` says both.
         return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _answer(self, kind: type[T], record: object) -> T:

@@ -55,6 +55,7 @@ _AGENT_MODULES = (
     "ddplaunch.agent.node_details",
     "ddplaunch.agent.rendezvous.choice",
     "ddplaunch.agent.rendezvous.multi_node",
+    "ddplaunch.rounds.coordinator",
 )
 _RECORDS = (*TO_KEEPER, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
 """What this process, an agent and a forkserver read before the first line of a worker."""
