@@ -279,7 +279,7 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
-    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording"}
+    pure = {"explanation", "findings", "flight_record", "waits", "wording"}
     assert not of_hangs & pure
 
 
