@@ -14,8 +14,8 @@ import pytest
 
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs.evidence import FailureEvidence
 from ddplaunch.features.hangs.examiner import Answer
-from ddplaunch.features.hangs.failure_evidence import FailureEvidence
 from ddplaunch.protocol.results import WorkerError, WorkerExit
 from tests.support.hangs import DATA
 
