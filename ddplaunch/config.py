@@ -9,11 +9,11 @@ from dataclasses import field
 from operator import attrgetter
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import OptionError, StartNotice, UsageError
-from ddplaunch.features.faults.fault_spec import FaultSpec
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
 from ddplaunch.timeouts import TimeoutConfig
@@ -32,8 +32,7 @@ _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
 
 _MAX_SIMULATED_NODES = 256
 _MAX_KEPT_S = 7 * 86400
-NO_LOGS = "/dev/null"
-LINE_PREFIX = "[${host}:${rank}] "
+NO_LOGS, LINE_PREFIX = "/dev/null", "[${host}:${rank}] "
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,9 @@ class RendezvousConfig:
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: participants that leave after an attempt, if another one follows; as ``participants``.
+        spares: number of hosts that can replace participants; as ``participants``.
         attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
-        restart_count: restarts before the first round.
+        restarts_so_far: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
@@ -190,8 +190,9 @@ class RendezvousConfig:
     search_timeout_s: float | None = None
     participants: tuple[int, ...] = ()
     departing: tuple[int, ...] = ()
+    spares: int = 0
     attempt: int = 0
-    restart_count: int = 0
+    restarts_so_far: int = 0
     other_ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
 
@@ -258,7 +259,7 @@ class LaunchConfig:
         interface: network interface between the nodes; None: detected.
         dry_run: all nodes are simulated on this machine, and their GPUs on the CPU.
         compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU.
-        injections: faults to inject in a dry run.
+        injections: faults to inject in a dry run, as on the command line: ``kill rank=3 after=5s``.
         task: the only worker of this launcher, where a scheduler started a process for every worker.
         slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
         health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
@@ -294,7 +295,7 @@ class LaunchConfig:
     interface: str | None = None
     dry_run: bool = False
     compile_on_cpu: bool = False
-    injections: tuple[FaultSpec, ...] = ()
+    injections: tuple[str, ...] = ()
     task: ScheduledTask | None = None
     slurm_job: SlurmJob | None = None
     health: HealthPolicy = "refuse"
@@ -356,6 +357,7 @@ class LaunchConfig:
     def _check_combinations(self) -> None:
         for error in ineffective_options(self, "error"):
             raise error
+        features.call("check", self)
 
 
 _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {

@@ -27,6 +27,7 @@ from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.agent.workers.worker_socket import WorkerSocket
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.gpus import GpusRead
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -67,14 +68,13 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        self._gpus = parts.gpus_of_job(spec, outbox.send, mailbox.post)
+        self._gpus = parts.gpus_of_job(spec, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         if self._gpus:
             self._gpus.placement = self._placement
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        self.leave_keeper = self._forkserver.leave_keeper
         self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
@@ -95,6 +95,7 @@ class Agent:
             NodeServices(
                 spec=spec,
                 placement=self._placement,
+                forkserver=self._forkserver,
                 rendezvous=self._rendezvous,
                 worker_socket=self._worker_socket,
                 gpus=self._gpus,
@@ -139,6 +140,11 @@ class Agent:
         if self._own_stop_reason is not None:
             self._outbox.send(Notice(self._own_stop_reason, -1))
         return self.close()
+
+    def on_run_ended(self) -> None:
+        """The last act, after ``run``."""
+        for part in self._parts:
+            part.on_run_ended()
 
     def close(self) -> tuple[int, ...]:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
@@ -286,7 +292,7 @@ class Agent:
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while True:
-            due = min(part.run_due(time.monotonic()) for part in self._parts)
+            due = min((part.run_due(time.monotonic()) for part in self._parts), default=_NEVER)
             if done():
                 return True
             limit = deadline() if callable(deadline) else deadline
@@ -297,6 +303,8 @@ class Agent:
                 return False
 
     def _handle_event(self, event: object) -> None:
+        if self._gpus and isinstance(event, GpusRead):
+            self._gpus.on_read(event)
         match event:
             case ProcessStarted():
                 self._on_started(event)

@@ -8,8 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import GpuEvent, GpusRead
-from ddplaunch.system.files.folder_probe import FolderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,10 +71,3 @@ class AttemptFailure:
     reason: str
     returncode: int | None = None
     hung: bool = False
-
-
-@dataclass(frozen=True)
-class HealthEvent:
-    """A thread has found something out about the hardware of this node; ``HealthPart`` handles it."""
-
-    found: FolderState | GpusRead | GpuEvent

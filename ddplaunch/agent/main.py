@@ -13,16 +13,16 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch import errors
+from ddplaunch import errors, features
 from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.functions.records import RETURN_FILE
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
+from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ddplaunch.agent.workers.forkserver_client import Forked
-    from ddplaunch.protocol.queries import InspectNode, ListRuns
 
 _LAST_RECORD_S = 3.0
 """Time limit of the last write to a launcher that does not read."""
@@ -108,14 +107,14 @@ def _execute(
         inbox = Inbox(stream, mailbox, outbox.send)
         spec = start_plan.prepare_node(order)
         if spec.sends_logs and spec.node_dir:
-            only = "" if spec.output.collect_logs else RETURN_FILE
+            only = "" if spec.output.collect_logs else RESULT_FILE
             logs.prepare(Path(spec.node_dir), inbox.is_closed, only)
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox, warm)
         unkillable = agent.run()
         if inbox.is_closed.is_set():
             return None
-        agent.leave_keeper()
+        agent.on_run_ended()
         return unkillable
     except Exception as error:
         outbox.send(_describe(error, host))
@@ -123,23 +122,19 @@ def _execute(
 
 
 def _queries() -> tuple[type, ...]:
-    from ddplaunch.protocol.queries import InspectNode, ListRuns  # An agent of a run does not load them.
-
-    return ListRuns, InspectNode
+    return features.records("TO_AGENT", "queries")  # An agent of a run does not load them.
 
 
-def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+def _serve_without_run(order: object, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Sweep a run, or answer queries until the launcher has no more."""
     if isinstance(order, SweepRun):
         return _sweep_run(order)
-    from ddplaunch.protocol import queries
-
-    if isinstance(order, queries.ListRuns):
-        from ddplaunch.features.ps import run_finder
-
-        return run_finder.serve(stream, outbox)
-    from ddplaunch.features.check import node_check
-
-    return node_check.serve(order, stream, outbox)
+    while (unkillable := features.answering(order).serve(order, stream, outbox)) is None:
+        received = wire.read_record(stream, _queries())
+        if received is None:
+            return ()
+        order = received[0]
+    return tuple(unkillable)
 
 
 def _describe(error: Exception, host: str) -> AgentFailed:

@@ -15,13 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddplaunch.agent.events import AttemptFailure, Wait
+    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
+    from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
@@ -35,6 +36,7 @@ class NodeServices(NamedTuple):
     Attributes:
         spec: what the launcher wants of this node. The run id and the folder change later where nodes meet.
         placement: the devices and CPUs of the workers.
+        forkserver: starts the workers.
         rendezvous: the rounds of the run.
         worker_socket: what features run in a worker connects to it.
         gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
@@ -48,6 +50,7 @@ class NodeServices(NamedTuple):
 
     spec: AgentSpec
     placement: Placement
+    forkserver: ForkserverClient
     rendezvous: Rendezvous
     worker_socket: WorkerSocket
     gpus: GpusOfJob | None
@@ -127,6 +130,9 @@ class Part:
     def before_next_attempt(self) -> None:
         """Another attempt follows. May wait until the node is ready for it."""
 
+    def on_run_ended(self) -> None:
+        """The run has ended in order, and no process of it is left: the last act of the agent. Must not raise."""
+
     def close(self) -> None:
         """End what the part has started."""
 
@@ -136,13 +142,13 @@ def load(node: NodeServices) -> tuple[Part, ...]:
     return tuple(module.part(node) for module in features.loaded("agent"))
 
 
-def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> GpusOfJob | None:
+def gpus_of_job(spec: AgentSpec, post: Callable[[object], None]) -> GpusOfJob | None:
     """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run.
 
     Who places the workers sets ``placement`` of the result.
     """
     if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
+    from ddplaunch.agent.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 
-    return GpusOfJob(spec, send, post)
+    return GpusOfJob(spec, post)

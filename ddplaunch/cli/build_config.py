@@ -30,7 +30,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.features.faults.fault_spec import FaultSpec
 
 
 def build_config(options: Mapping[str, Any], environ: Mapping[str, str]) -> LaunchConfig:
@@ -89,7 +88,7 @@ def _config(completed: scheduler_options.CompletedOptions, environ: Mapping[str,
         interface=options["interface"] or None,
         dry_run=options["dry_run"],
         compile_on_cpu=options["rehearse_compile"],
-        injections=_injections(options, max_nodes) if options["inject"] else (),
+        injections=tuple(options["inject"] or ()),
         task=completed.task,
         slurm_job=completed.slurm_job,
         health=_health(options["health"]),
@@ -201,17 +200,6 @@ def connection_options(
         options_of_hosts = "--ssh-*, --remote-* and the other options about hosts"
         raise UsageError(f"{options_of_hosts} have an effect only with --hosts or --hostfile")
     return hosts, remote, _shutdown_timeout_s(options, environ)
-
-
-def _injections(options: Mapping[str, Any], max_nodes: int) -> tuple[FaultSpec, ...]:
-    """The faults to inject. Checks their ranks if --nproc-per-node is a number; otherwise the launcher checks them."""
-    from ddplaunch.features.faults import fault_spec
-
-    faults = tuple(fault_spec.parse(text) for text in options["inject"])
-    nproc = values.parse_nproc(options["nproc_per_node"])
-    if isinstance(nproc, int):
-        fault_spec.check(faults, max_nodes * nproc, max_nodes)
-    return faults
 
 
 def _remote(

@@ -62,10 +62,10 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
 
 def killable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
     """As ``run_ids``, and what --keep-warm has left."""
-    from ddplaunch.features.warm import keeper_files
+    from ddplaunch import features
     from ddplaunch.text import KEEPER_ID
 
-    kept = [KEEPER_ID] if keeper_files.exists(os.environ) else []
+    kept = [KEEPER_ID] if any(each.is_waiting(os.environ) for each in features.loaded("early_agent")) else []
     return [*run_ids(ctx, param, incomplete), *_matching(kept, incomplete)]
 
 

@@ -10,7 +10,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, overload
 
-from ddplaunch.config import NO_LOGS, LaunchConfig
+from ddplaunch import features
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.launcher import launch as launcher
 
@@ -40,8 +41,6 @@ _COMMANDS = (
     "wait",
 )
 """Options of other commands than a run."""
-
-_NOT_FOR_FUNCTIONS = ("module", "no_python", "run_path", "pass_local_rank", "use_env")
 
 _ELASTIC = {"run_id": "rdzv_id", "rdzv_configs": "rdzv_conf", "min_nodes": "nnodes", "max_nodes": "nnodes"}
 """Names of torch.distributed.launcher.api.LaunchConfig that are not those of torchrun's options."""
@@ -101,10 +100,13 @@ def launch(
             raise UsageError("a LaunchConfig has all settings: give no other arguments but stdout_fd")
         return launcher.launch(target, stdout_fd)
     if callable(target):
-        return _launch_function(target, args, kwargs or {}, stdout_fd, options)
+        for module in features.loaded("target"):
+            result: FunctionResult = module.launch(target, args, kwargs or {}, stdout_fd, options)
+            return result
+        raise UsageError("workers of this installation run no functions, only scripts")
     if kwargs:
         raise UsageError("kwargs are for a function; a script gets args")
-    return launcher.launch(_config(os.fspath(target), args, options), stdout_fd)
+    return launcher.launch(configuration(os.fspath(target), args, options), stdout_fd)
 
 
 def _refuse_in_worker() -> None:
@@ -115,31 +117,7 @@ def _refuse_in_worker() -> None:
         raise UsageError("launch was called while a worker imports the script", hint)
 
 
-def _launch_function(
-    function: Callable[..., object],
-    args: Sequence[object],
-    kwargs: Mapping[str, object],
-    stdout_fd: int,
-    options: dict[str, Any],
-) -> FunctionResult:
-    from dataclasses import replace
-
-    from ddplaunch.features.functions import function_call
-
-    for name in _NOT_FOR_FUNCTIONS:
-        if options.get(name):
-            raise UsageError(f"{name}: not for a function")
-    config = _config(function_call.source_file(function), (), options)
-    if config.output.log_dir == NO_LOGS:
-        raise UsageError("--log-dir /dev/null: what a function returns is written to the run folder")
-    if config.python:
-        raise UsageError("PYTHON_EXEC: a function runs with the interpreter of ddplaunch", "Unset PYTHON_EXEC.")
-    text = function_call.encoded(function, args, kwargs)
-    config = replace(config, entry="function", text=text)
-    return function_call.with_values(launcher.launch(config, stdout_fd), config)
-
-
-def _config(script: str, args: Sequence[object], options: Mapping[str, Any]) -> LaunchConfig:
+def configuration(script: str, args: Sequence[object], options: Mapping[str, Any]) -> LaunchConfig:
     """The configuration that the command would make of these options, without PET_* and without a scheduler."""
     import click
 

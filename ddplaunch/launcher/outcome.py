@@ -6,21 +6,20 @@ Runs in the launcher, after the last agent has ended. Pure.
 from __future__ import annotations
 
 import signal
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors
+from ddplaunch.launcher.display import failure_page
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import (
     AttemptResult,
-    Injected,
     Outcome,
     RunResult,
     WorkerExit,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from ddplaunch.cluster.slurm import SlurmJob
     from ddplaunch.errors import LaunchError
@@ -36,21 +35,19 @@ def result(
     unreachable_hosts: tuple[str, ...],
     duration_s: float,
     run_dir: str | None,
-    describe_injections: Callable[[RunResult], tuple[Injected, ...]],
     job: SlurmJob | None = None,
 ) -> RunResult:
     """The result of a run.
 
     ``error`` is the reason of a failure other than a worker's; ``signals`` are the signals that stopped the run, in
-    order. The other arguments are fields of the result. ``describe_injections`` receives the result without
-    ``injections``.
+    order. The other arguments are fields of the result.
     """
     last = attempts[-1] if attempts else None
     outcome, first = _outcome(last, error, signals)
     names = [signal.Signals(signum).name for signum in signals]
     requeues = bool(job and outcome == "stopped" and set(names) & set(job.requeue_on))
     code = error.exit_code if error else _exit_code(outcome, first, signals, last, left_running=bool(unkillable_pids))
-    ended = RunResult(
+    return RunResult(
         run_id=run_id,
         # With `srun --kill-on-bad-exit`, a step that fails would end the one that requeues the job.
         exit_code=0 if requeues and job and not job.requests_requeue else code,
@@ -66,7 +63,6 @@ def result(
         will_requeue=requeues,
         reason=error.message if error else "",
     )
-    return replace(ended, injections=describe_injections(ended))
 
 
 def _outcome(
@@ -109,3 +105,9 @@ def _exit_code(
         return errors.GAVE_UP
     # A broken agent may report the failure of a worker that ended by exit code 0.
     return first_failure.exit_code(first) or 1
+
+
+def with_leftovers(error: LaunchError | None, result: RunResult) -> LaunchError | None:
+    """``error``, which also says what the run has left on its nodes."""
+    left = failure_page.leftovers(result)
+    return error and errors.LaunchError(f"{error.message}; left: {left}", error.hint, error.exit_code)

@@ -15,11 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import display_names
 from ddplaunch.config import LINE_PREFIX, NO_LOGS, FakeGpuConfig, LaunchConfig, RendezvousConfig
-from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.debug.launcher import missing_terminal
-from ddplaunch.features.warm.records import KeepWarm
+from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol import wire
@@ -49,13 +48,6 @@ def node_names(config: LaunchConfig) -> tuple[str, ...]:
     if config.dry_run:
         return tuple(f"node{number}" for number in range(config.max_nodes))
     return (local_host_name(),)
-
-
-def check_terminal(config: LaunchConfig, stdout_fd: int) -> None:
-    """Raise UsageError if the configuration needs a terminal and this launcher, the only one of the run, has none."""
-    if config.workers.debug_on_error and not config.rendezvous and (problem := missing_terminal(stdout_fd)):
-        hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
-        raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
 
 
 def local_host_name() -> str:
@@ -202,7 +194,7 @@ def agent_spec(
         task=config.task,
         health=config.health,
         usage=usage_sampling(config, is_kept=bool(node_dir)),
-        keep_warm=_keep_warm(config),
+        texts=features.call("for_agent", config),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
@@ -219,18 +211,6 @@ def send_early(config: LaunchConfig, run_id: str, folder: Path | None, agent: Ag
         agent.process.stdin.write(wire.encode(spec))
         agent.process.stdin.flush()
     return replace(agent, has_spec=True)
-
-
-def _keep_warm(config: LaunchConfig) -> KeepWarm | None:
-    """What the agents leave for the next run. Other machines do not see the end of this session, or of a SLURM job."""
-    if not config.keep_warm_s or config.dry_run or config.task or config.transport == "srun":
-        return None
-    if config.transport == "local":
-        leader = os.getsid(0)
-        # Where daemons have made the session, as those of SLURM do, its leader may have ended long ago.
-        is_watched = leader != os.getpid() and os.path.exists(f"/proc/{leader}")
-        return KeepWarm(config.keep_warm_s, leader if is_watched else 0)
-    return None if "SLURM_JOB_ID" in os.environ else KeepWarm(config.keep_warm_s)
 
 
 def agent_spec_of_run(

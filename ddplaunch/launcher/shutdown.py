@@ -18,7 +18,6 @@ from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequ
 if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.features.faults.launcher import Injector
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Node, Nodes
     from ddplaunch.launcher.run_files.log_collector import LogCollector
@@ -44,9 +43,7 @@ class Shutdown:
         has_killed: agents that did not end in time have been killed.
     """
 
-    def __init__(
-        self, config: LaunchConfig, nodes: Nodes, injector: Injector, logs: LogCollector, messages: UserMessages
-    ) -> None:
+    def __init__(self, config: LaunchConfig, nodes: Nodes, logs: LogCollector, messages: UserMessages) -> None:
         self.signals: list[int] = []
         self.error: LaunchError | None = None
         self.node_ended = False
@@ -55,7 +52,6 @@ class Shutdown:
         self._kill_at = _NEVER
         self._config = config
         self._nodes = nodes
-        self._injector = injector
         self._logs = logs
         self._messages = messages
 
@@ -135,7 +131,6 @@ class Shutdown:
     def _stop_workers(self, signum: int, grace_s: float) -> None:
         self._kill_at = min(self._kill_at, time.monotonic() + grace_s + AGENT_OVERTIME_S)
         self._nodes.stop_connecting()
-        self._injector.release()
         if self.requests.count > 1 or not self._config.hosts:  # Over SSH, each wake-up needs another session.
             for node in self._nodes.connected:
                 node.handle.wake()

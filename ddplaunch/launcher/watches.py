@@ -21,11 +21,14 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
+    from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.protocol.control import Request
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.handle import WriteOutput
 
 NEVER = float("inf")
 
@@ -37,6 +40,8 @@ class RunServices(NamedTuple):
         config: the settings of the run.
         run_tag: that of the run.
         nodes: the nodes whose agents this launcher starts.
+        participants: those that take part, and their spares.
+        pings: those to agents on other machines; a watch may have another node pinged.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
         events: writes events.jsonl.
@@ -47,6 +52,8 @@ class RunServices(NamedTuple):
     config: LaunchConfig
     run_tag: str
     nodes: Nodes
+    participants: Participants
+    pings: Pings
     shutdown: Shutdown
     messages: UserMessages
     events: RunEvents
@@ -72,6 +79,17 @@ class RunEnd(NamedTuple):
 
 class Watch:
     """One part of a run, of all attempts. A method that a watch does not define does nothing."""
+
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """What is called with all output of workers, in any thread: ``write``, or a function that also calls it."""
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready. ``workers``: their number on each host.
+
+        Raises:
+            LaunchError: the run cannot go on.
+        """
 
     def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it; ``participants`` are the nodes of this launcher."""
@@ -100,6 +118,13 @@ class Watch:
         """In the ``with`` block this process is suspended."""
         return contextlib.nullcontext()
 
+    def failure(self, last: AttemptResult, incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed although its ``last`` attempt may have not; None if this watch knows no reason.
+
+        ``incomplete`` is as in ``LogCollector``: by host, why not all of its files have been copied.
+        """
+        return None
+
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
         return result
@@ -127,10 +152,21 @@ class Watches:
             watch for module in features.loaded("launcher") for watch in module.watches(run)
         )
 
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """``write``, preceded by what the watches do with the output of workers."""
+        for watch in self.all:
+            write = watch.on_output(write)
+        return write
+
+    def on_nodes_ready(self, workers: Mapping[str, int]) -> None:
+        """All nodes are ready; raises LaunchError if the run cannot go on."""
+        for watch in self.all:
+            watch.on_nodes_ready(workers)
+
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._run.nodes.participants, event)
+            watch.on_event(index, self._run.participants.indices, event)
 
     def on_posted(self, event: object) -> None:
         """An event that a watch's thread has posted."""
@@ -161,6 +197,11 @@ class Watches:
             for watch in self.all:
                 stack.enter_context(watch.suspended())
             yield
+
+    def failure(self, attempts: Sequence[AttemptResult], incomplete: Mapping[str, str]) -> LaunchError | None:
+        """Why the run has failed, if not by a worker, as the first watch says that knows a reason."""
+        failures = (watch.failure(attempts[-1], incomplete) for watch in self.all if attempts)
+        return next(filter(None, failures), None)
 
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """All agents have ended. Returns ``result`` with what all watches have found."""

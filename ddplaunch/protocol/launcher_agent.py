@@ -26,10 +26,11 @@ from ddplaunch.protocol.field_types import (
     at_most,
 )
 from ddplaunch.protocol.results import (
+    AssignNodes,
     AttemptResult,
+    NeedsRendezvous,
     NodeDeparts,
-    NodeLostRendezvous,
-    SetParticipants,
+    NodeSilent,
     StreamName,
     Workers,
 )
@@ -290,7 +291,7 @@ TO_AGENT = (
     SweepRun,
     Ping,
     JoinRendezvous,
-    SetParticipants,
+    AssignNodes,
     NodeDeparts,
     StopWorkers,
     PassSignal,
@@ -303,7 +304,8 @@ FROM_AGENT = (
     EndpointOpen,
     AttemptStarted,
     AttemptEnded,
-    NodeLostRendezvous,
+    NeedsRendezvous,
+    NodeSilent,
     Output,
     Pong,
     Notice,

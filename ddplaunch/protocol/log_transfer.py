@@ -20,6 +20,9 @@ WINDOW_BYTES = 256 << 10
 MAX_FILES = 100_000
 """Limit for one node. An attempt has three files per worker."""
 
+RESULT_FILE = "return.pkl"
+"""Name of the file with the pickled value that a function has returned, in the worker's folder: it is always sent."""
+
 _NAME = re.compile(r"attempt_[0-9]{1,9}/(?:[0-9]{1,9}/)?(?![0-9]+$)(?!.*\.part$)[A-Za-z0-9_][A-Za-z0-9_.@+=-]{0,99}")
 
 

@@ -10,7 +10,6 @@ from typing import Literal
 
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
-from ddplaunch.features.warm.records import KeepWarm
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Descriptor, Limitless, Pid, Port
 from ddplaunch.timeouts import TimeoutConfig
@@ -58,7 +57,7 @@ class AgentSpec:
         task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
         health: what follows if the hardware of the node is not sound.
         usage: which usage samples the agent sends.
-        keep_warm: leave a keeper for the next run; None: leave none.
+        texts: for parts of the agent, by name of the feature; each part reads its own.
     """
 
     run_id: str
@@ -84,7 +83,7 @@ class AgentSpec:
     task: ScheduledTask | None = None
     health: HealthPolicy = "refuse"
     usage: UsageSampling = "off"
-    keep_warm: KeepWarm | None = None
+    texts: dict[str, str] = field(default_factory=dict)
 
 
 # Agent to forkserver.

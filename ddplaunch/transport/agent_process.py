@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from ddplaunch.features.warm import keeper_files
+from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
@@ -38,7 +38,7 @@ _END_S = 5.0
 
 
 class Child(Protocol):
-    """What a handle uses of ``Popen``: an agent is a child of this process, or was forked by a keeper."""
+    """What a handle uses of ``Popen``: an agent is a child of this process, or a feature has offered it."""
 
     pid: int
 
@@ -58,8 +58,8 @@ class AgentProcess:
 
     Attributes:
         inherited_fds: the agent's numbers of inherited descriptors, by stream name.
-        kept: what has come of a keeper, for ``-v``; empty if there was none to expect.
-        is_ready: it was forked by a keeper, and has loaded its modules.
+        kept: what a feature says of the agent that it offered, or why it had none, for ``-v``; empty: nothing.
+        is_ready: it was offered by a feature, and has loaded its modules.
         has_spec: it has got its AgentSpec already.
     """
 
@@ -101,51 +101,26 @@ def start_node(config: LaunchConfig, node_tag: str, is_first: bool, stdout_fd: i
     """
     if not config.chdir:
         working_folder()  # In a deleted folder, Python 3.13.0 cannot import socket (CPython issue 130932).
-    return start(_environ(config, node_tag), _inherited(config, stdout_fd) if is_first else {}, config.chdir)
+    return start(environ(config, node_tag), inherited(config, stdout_fd) if is_first else {}, config.chdir)
 
 
-def _environ(config: LaunchConfig, node_tag: str) -> dict[str, str]:
+def environ(config: LaunchConfig, node_tag: str) -> dict[str, str]:
+    """The environment of an agent on this machine."""
     return {**os.environ, **dict(config.remote.environ), environment.RUN_ID: node_tag}
 
 
 def _start_or_take_over(
     config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callable[[], None]
 ) -> AgentProcess:
-    """Start the agent of the only node, or take over what an earlier run has left."""
-    outcome = _taken_over(config, run_tag, stdout_fd, meanwhile)
-    if isinstance(outcome, AgentProcess):
-        return outcome
+    """Start the agent of the only node, or take over what a feature offers: an agent, or why it has none."""
+    reason = ""
+    for module in features.loaded("early_agent"):
+        offer: AgentProcess | str = module.offer(config, run_tag, stdout_fd, meanwhile)
+        if isinstance(offer, AgentProcess):
+            return offer
+        reason = reason or offer
     agent = start_node(config, run_tag, is_first=True, stdout_fd=stdout_fd)
-    return replace(agent, kept=outcome)
-
-
-def _taken_over(
-    config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callable[[], None]
-) -> AgentProcess | str:
-    """The agent of a keeper, or why there is none."""
-    if config.keep_warm_s == 0 or config.task or not (config.keep_warm_s or keeper_files.exists(os.environ)):
-        return ""
-    from ddplaunch.features.warm import keeper_client
-    from ddplaunch.features.warm.records import FIRST_INHERITED
-
-    request = keeper_client.Request(
-        environ=_environ(config, run_tag),
-        cwd=os.path.abspath(config.chdir) if config.chdir else working_folder(),
-        preload=config.workers.preload,
-        script=config.script if config.entry == "script" and not config.text else "",
-        argv=COMMAND,
-        seconds=config.keep_warm_s,
-    )
-    fds = _inherited(config, stdout_fd)
-    try:
-        outcome = keeper_client.take_over(request, tuple(fds.values()), meanwhile)
-    finally:
-        for fd in fds.values():
-            os.close(fd)
-    if outcome.agent is None:
-        return outcome.reason and f"{keeper_client.ANEW}: {outcome.reason}"
-    numbers = {name: FIRST_INHERITED + number for number, name in enumerate(fds)}
-    return AgentProcess(outcome.agent, numbers, keeper_client.TAKEN, is_ready=True)
+    return replace(agent, kept=reason)
 
 
 @contextlib.contextmanager
@@ -154,7 +129,7 @@ def early_agent(
 ) -> Iterator[AgentProcess | None]:
     """Start the agent of a run with a single local node, and kill it when the block ends.
 
-    ``meanwhile`` is called if a keeper is asked for the agent, while it works on its answer.
+    ``meanwhile`` is called if another process is asked for the agent, while that works on its answer.
 
     Yields None for other runs, and if the agent cannot be started: the launcher then tries again and reports the error.
     """
@@ -180,7 +155,8 @@ def _end(agent: AgentProcess) -> None:
     agent.process.__exit__(None, None, None)  # Closes its pipes and reaps it.
 
 
-def _inherited(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:
+def inherited(config: LaunchConfig, stdout_fd: int) -> dict[str, int]:
+    """Copies of the descriptors that the first agent inherits, by stream name."""
     copies = {name: os.dup(fd) for name, fd in _shared_terminals(config, stdout_fd).items()}
     try:
         return {"stdin": os.dup(0), **copies}
@@ -199,7 +175,5 @@ def _is_piped(config: LaunchConfig, name: str) -> bool:
     filters = config.output.duplicate_stdout_filters if name == "stdout" else config.output.duplicate_stderr_filters
     is_filtered = config.output.show_ranks is not None or config.output.show_local_ranks is not None
     is_logged = config.output.tee.covers(0, stream) or config.output.redirects.covers(0, stream)
-    is_watched = config.timeouts.hang_timeout_s is not None or any(
-        injection.after_line for injection in config.injections
-    )
+    is_watched = config.timeouts.hang_timeout_s is not None or bool(config.injections)
     return is_logged or is_filtered or is_watched or bool(filters or config.output.line_prefix)

@@ -1,9 +1,9 @@
-"""Starts an agent on another machine through any login shell, and checks the facts that it reports.
+"""What starts an agent on another machine through any login shell: the command, its first input, the facts it reports.
 
-Used over SSH and by srun, in the launcher; starts no process. The command for sshd is constant, without the user's
-texts. It reads one line from stdin and runs it as a /bin/sh script, which sets the environment and executes the
-agent's Python. Before its first record the agent's process writes one line: ``FACTS_PREFIX`` and
-JSON. Everything before that line is output of login scripts.
+Runs in the launcher. The transports of SSH and srun send the command; this module makes the texts and checks the facts.
+The command for sshd is constant, without the user's texts. It reads one line from stdin and runs it as a /bin/sh
+script, which sets the environment and executes the agent's Python. Before its first record the agent's process writes
+one line: ``FACTS_PREFIX`` and JSON. Everything before that line is output of login scripts.
 """
 
 from __future__ import annotations
@@ -91,8 +91,9 @@ except Exception as error:
     facts["error"] = "%s: %s" % (type(error).__name__, error)
 agent = None
 if facts.get("ddplaunch") == start["version"] and "kept" in start and "directory" not in facts:
-    from ddplaunch.features.warm.keeper_client import take_over_here
-    agent = take_over_here(start, facts)
+    from ddplaunch import features
+    for module in features.loaded("early_agent"):
+        agent = agent or module.offer_here(start, facts)
 os.write(1, ("\n" + start["prefix"] + json.dumps(facts) + "\n").encode())
 if agent:
     agent.follow()

@@ -252,7 +252,7 @@ def test_the_last_run_with_the_option_sets_its_time_or_replaces_it(own: Kept) ->
 _ASK = """
 import os, sys
 from ddplaunch.system.files import keeper_files
-from ddplaunch.transport import keeper_client
+from ddplaunch.features.warm import keeper_client
 path = keeper_files.path(os.environ)
 environ = {**os.environ, "DDPLAUNCH_RUN_ID": "late.1"}
 request = keeper_client.Request(environ, os.getcwd(), (), "", ("x",), 3600.0)

@@ -22,13 +22,14 @@ _BASE = {"errors", "late_dataclass", "text", "version"}
 _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "cluster", "protocol", "system"}
 MAY_IMPORT = {
-    "cli": {*_LAUNCHER_SIDE, "commands", "launcher"},
-    "commands": {*_LAUNCHER_SIDE, "launcher", "transport"},
-    "launcher": {*_LAUNCHER_SIDE, "transport"},
+    "cli": {*_LAUNCHER_SIDE, "launcher"},
+    "launcher": {*_LAUNCHER_SIDE, "rounds", "transport"},
     "launcher/display": {*_LAUNCHER_SIDE},
     "transport": {*_LAUNCHER_SIDE},
     "agent": {*_SHARED, "protocol", "system"},
-    "rendezvous": {*_SHARED, "protocol", "system", "cluster"},
+    "agent/rendezvous": {*_SHARED, "protocol", "rounds", "system"},
+    "rendezvous": {*_SHARED, "protocol", "rounds", "system"},
+    "rounds": {*_BASE, "protocol", "cluster"},
     "worker": {*_SHARED, "protocol", "system"},
     "protocol": {*_SHARED, "cluster"},
     "system": {*_BASE, "config"},
@@ -42,21 +43,10 @@ MAY_IMPORT = {
     "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
-    "features": {*_LAUNCHER_SIDE, "commands", "launcher", "transport", "agent", "worker", "cli"},
+    "features": {*_LAUNCHER_SIDE, "launcher", "transport", "agent", "worker", "cli"},
 }
 
 SEAMS = {
-    "agent.main -> check.node_check",
-    "agent.main -> functions.records",
-    "agent.main -> ps.run_finder",
-    "agent.parts -> health.gpus_of_job",
-    "agent.rendezvous.multi_node -> health.hardware_report",
-    "agent.rendezvous.multi_node -> health.records",
-    "agent.rendezvous.single_node -> health.records",
-    "agent.workers.forkserver_client -> warm.keeper_start",
-    "agent.workers.worker -> faults.records",
-    "cli.build_config -> faults.fault_spec",
-    "cli.completion -> warm.keeper_files",
     "cli.main -> check.check",
     "cli.main -> come_back.coming_back",
     "cli.main -> come_back.detached",
@@ -67,26 +57,8 @@ SEAMS = {
     "cli.main -> plan.page",
     "cli.main -> plan.plan",
     "cli.main -> ps.ps",
-    "cli.main -> requeue.slurm_requeue",
     "cli.pages -> page.command",
     "cli.pages -> page.serve",
-    "cli.python_api -> functions.function_call",
-    "commands.run_queries -> ps.ps_page",
-    "config -> faults.fault_spec",
-    "launcher.after_run -> functions.function_call",
-    "launcher.display.console -> come_back.redraws",
-    "launcher.launch -> health.node_memory",
-    "launcher.launch -> metrics.metrics_file",
-    "launcher.run -> faults.launcher",
-    "launcher.setup -> debug.launcher",
-    "launcher.setup -> warm.records",
-    "launcher.shutdown -> faults.launcher",
-    "protocol.queries -> health.records",
-    "protocol.specs -> warm.records",
-    "transport.agent_process -> warm.keeper_client",
-    "transport.agent_process -> warm.keeper_files",
-    "transport.agent_process -> warm.records",
-    "transport.local -> faults.fault_spec",
 }
 """Where the core still imports a feature. The list only gets shorter."""
 
@@ -171,7 +143,7 @@ def test_the_core_imports_no_feature() -> None:
 
 def test_a_module_of_a_feature_belongs_to_one_process() -> None:
     """What runs in the launcher imports nothing that runs in an agent or a worker, and the other way round."""
-    of_launcher, of_agent = {"cli", "launcher", "commands", "transport"}, {"agent"}
+    of_launcher, of_agent = {"cli", "launcher", "transport"}, {"agent"}
     for file in FILES:
         if file.parts[0] == "features":
             reached = {top(room(MODULES[name])) for name in reached_from(dotted(file))}
@@ -274,7 +246,7 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     core = ("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     loaded = modules_loaded_by(*core, *(f"ddplaunch.features.{part}" for part in parts))
     assert "ddplaunch.features.hangs.launcher" in loaded
-    on_use = "ddplaunch.protocol.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.evidence"
+    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
@@ -288,6 +260,7 @@ def test_a_keeper_is_asked_before_the_launcher_loads_the_rest() -> None:
     asking = (
         "cli.main",
         "launcher.launch",
+        "features.warm.early_agent",
         "features.warm.keeper_client",
         "features.warm.records",
         "protocol.fd_records",

@@ -5,10 +5,9 @@ from __future__ import annotations
 import pytest
 
 from ddplaunch.features.faults.fault_spec import parse
-from ddplaunch.features.faults.launcher import Fault, describe_effect
+from ddplaunch.features.faults.injector import Fault, LineSeen, describe_effect, with_line_search
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
-from ddplaunch.transport.local import LineSeen, with_line_search
 
 
 def result(exit_code: int, *outcomes: Outcome, signal: str | None = None) -> RunResult:
@@ -119,15 +118,15 @@ def test_nobody_looks_at_lines_that_nothing_waits_for():
 def test_a_line_counts_once_and_from_that_rank_in_that_attempt():
     wanted = "kill rank=3 attempt=1 after-line='epoch 1'"
     assert seen(wanted, (header(2, 1), b"epoch 1\n"), (header(3, 0), b"epoch 1\n"), (header(3, 1), b"epoch 2\n")) == []
-    assert seen(wanted, (header(3, 1), b"a\nepoch 1 b\n"), (header(3, 1), b"epoch 1\n")) == [LineSeen(1)]
+    assert seen(wanted, (header(3, 1), b"a\nepoch 1 b\n"), (header(3, 1), b"epoch 1\n")) == [LineSeen(1, "node1")]
 
 
 def test_any_rank_of_a_node_may_print_it():
-    assert seen("lose node=1 after-line=epoch", (header(7), b"the epoch\n")) == [LineSeen(1)]
+    assert seen("lose node=1 after-line=epoch", (header(7), b"the epoch\n")) == [LineSeen(1, "node1")]
 
 
 def test_a_line_may_come_in_pieces_but_two_lines_are_not_one():
     wanted = "kill rank=3 after-line='epoch 1'"
-    assert seen(wanted, (header(), b"x\nepo"), (header(), b"ch 1")) == [LineSeen(1)]
+    assert seen(wanted, (header(), b"x\nepo"), (header(), b"ch 1")) == [LineSeen(1, "node1")]
     assert seen(wanted, (header(), b"epo\n"), (header(), b"ch 1\n")) == []
     assert seen(wanted, (header(), b"epo"), (header(2), b"ch 1\n")) == []

@@ -1,4 +1,4 @@
-"""One verdict and one exit code, from what the nodes and the user have said."""
+"""One outcome and one exit code, from what the nodes and the user have said."""
 
 from __future__ import annotations
 
@@ -32,7 +32,6 @@ def _result(attempt: AttemptResult, signals: tuple[int, ...], left: tuple[int, .
         unreachable_hosts=(),
         duration_s=1.0,
         run_dir=None,
-        describe_injections=lambda _result: (),
     )
 
 
@@ -75,7 +74,6 @@ def stopped(job: SlurmJob, *signals: int) -> RunResult:
         "unreachable_hosts": (),
         "duration_s": 1.0,
         "run_dir": None,
-        "describe_injections": lambda _result: (),
     }
     return outcome.result(run_id="run", attempts=[attempt], signals=signals, job=job, **nothing)
 

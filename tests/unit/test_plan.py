@@ -15,7 +15,6 @@ from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.config import LaunchConfig, RemoteConfig
 from ddplaunch.errors import StartNotice, UsageError
-from ddplaunch.features.faults.fault_spec import parse
 from ddplaunch.features.plan.model import Plan
 from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.plan import plan
@@ -402,7 +401,7 @@ def test_nothing_of_the_users_can_move_the_cursor():
 
 
 def test_what_is_injected_is_told():
-    found = plan(dry_run(1, nproc_per_node=2, injections=(parse("kill rank=1 after=5s"),)))
+    found = plan(dry_run(1, nproc_per_node=2, injections=("kill rank=1 after=5s",)))
     assert "  - kill rank 1" in page(found)
 
 

@@ -7,6 +7,7 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,9 +19,9 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import Streams
 from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
 from ddplaunch.features.functions import function_call
+from ddplaunch.features.functions import launcher as values
 from ddplaunch.features.functions import worker as function
 from ddplaunch.features.functions.records import FunctionCall, decode
-from ddplaunch.launcher import after_run
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
 
 
@@ -176,7 +177,9 @@ def test_values_that_have_not_arrived_are_an_error_that_names_their_ranks(tmp_pa
     cut_off = {"gpu0": "the connection was closed", "gpu1": "the connection was closed", "gpu7": "gpu7 was lost"}
 
     def error(incomplete: dict[str, str], *attempts: AttemptResult) -> str:
-        found = after_run.lost_values(config, attempts, tmp_path, incomplete)
+        run = SimpleNamespace(config=config, folder=lambda: tmp_path)
+        (watch,) = values.watches(run)  # type: ignore[arg-type]
+        found = watch.failure(attempts[-1], incomplete)
         assert found is None or found.exit_code == NODE_LOST
         return found.message if found else ""
 
@@ -189,7 +192,6 @@ def test_values_that_have_not_arrived_are_an_error_that_names_their_ranks(tmp_pa
     )
     assert error({}, succeeded(3, 0)) == text
     assert error(cut_off, replace(all_here, outcome="failed")) == ""
-    assert error(cut_off) == ""
 
 
 def test_a_value_that_cannot_be_read_is_an_error(tmp_path: Path):

@@ -7,12 +7,11 @@ import os
 
 import pytest
 
-from ddplaunch.commands import run_queries
 from ddplaunch.config import RemoteConfig
-from ddplaunch.features.ps import ask_launchers, ps
+from ddplaunch.features.ps import ask_launchers, ps, run_queries
+from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.transport.handle import Post
 from tests.support.fake_agents import FakeHandle
 

@@ -6,8 +6,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.features.come_back import redraws
-from ddplaunch.features.come_back.redraws import Redraws
+from ddplaunch.launcher.display import redraws
+from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.protocol.launcher_agent import Output
 
 

@@ -17,8 +17,6 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import StopWorkers
 from ddplaunch.system.signals import SignalReceived
 
-INJECTOR = SimpleNamespace(release=lambda: None)
-
 
 class Nodes:
     """Nodes that only hear."""
@@ -44,7 +42,7 @@ def stopping_of(nodes: Nodes, shown: list[str], **config: object) -> Shutdown:
         SimpleNamespace(on_signal=lambda _signum: False),
         SimpleNamespace(show=lambda text, *_: shown.append(text)),
     )
-    return Shutdown(LaunchConfig(script="train.py", **config), nodes, INJECTOR, logs, messages)  # type: ignore[arg-type]
+    return Shutdown(LaunchConfig(script="train.py", **config), nodes, logs, messages)  # type: ignore[arg-type]
 
 
 def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills(nodes: Nodes):
@@ -113,7 +111,7 @@ def test_a_signal_that_requeues_counts_once_however_late_it_comes_again(nodes: N
 def test_nodes_that_fail_alike_are_told_to_stop_once_and_the_first_counts():
     nodes = Nodes()
     config = LaunchConfig(script="train.py", hosts=(Host("a"), Host("b")), min_nodes=2, max_nodes=2)
-    stopping = Shutdown(config, nodes, INJECTOR, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
+    stopping = Shutdown(config, nodes, SimpleNamespace(), SimpleNamespace())  # type: ignore[arg-type]
     for host in ("a", "b"):
         stopping.fail(LaunchError(f"{host}: no such script", "", 82))
     assert stopping.error

@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, BinaryIO
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
 from ddplaunch.agent.workers.helper_output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
-from ddplaunch.features.warm import keeper_start
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import Notice
@@ -82,7 +81,10 @@ class ForkserverClient:
     Attributes:
         plan: how workers are started; by exec after the forkserver has reported that it must not fork.
         is_ready: the forkserver has finished its imports.
-        import_s: seconds that these have taken; 0 before their end.
+        is_replaced: another forkserver runs in place of the one that a keeper has forked: that did not fit.
+        env: the environment of the forkserver.
+        open_files: its limits of open files.
+        import_s: seconds that its imports have taken; 0 before their end.
     """
 
     def __init__(
@@ -99,11 +101,11 @@ class ForkserverClient:
         self.is_ready = False
         self.import_s, self._started_at = 0.0, 0.0
         self._spec = spec
-        self._env = env
-        self._open_files = open_files
+        self.env = env
+        self.open_files = open_files
         self._post = post
         self._warm = warm
-        self._is_keeper_unfit = False
+        self.is_replaced = False
         self._forkserver: ForkserverProcess | None = None
         self._cgroup: Path | None = None
         self._pending: dict[str, int] = {}
@@ -116,7 +118,7 @@ class ForkserverClient:
         """
         if self._forkserver is None:
             self._start_forkserver()
-            self._cgroup, reason = cgroup.create(self._env[environment.RUN_ID])
+            self._cgroup, reason = cgroup.create(self.env[environment.RUN_ID])
             if reason:
                 send(Notice(f"the workers on {self._spec.host} run without a cgroup: {reason}", 1))
 
@@ -126,10 +128,10 @@ class ForkserverClient:
         warm, self._warm = self._warm, None
         if warm:
             process, sock = ForkedChild(warm[0]), socket.socket(fileno=warm[1])
-            spec = replace(spec, env=dict(self._env))
-            self._forkserver = ForkserverProcess(process, sock, spec, self._open_files, self._post)
+            spec = replace(spec, env=dict(self.env))
+            self._forkserver = ForkserverProcess(process, sock, spec, self.open_files, self._post)
         else:
-            self._forkserver = ForkserverProcess(*_started(self._env), spec, self._open_files, self._post)
+            self._forkserver = ForkserverProcess(*_started(self.env), spec, self.open_files, self._post)
 
     @property
     def is_starting(self) -> bool:
@@ -179,7 +181,7 @@ class ForkserverClient:
         if isinstance(event, ForkserverExited):
             return self._on_exited(event.pid)
         if isinstance(event, ForkserverUnfit):
-            self._is_keeper_unfit = True
+            self.is_replaced = True
             self.close_forkserver()
             self._start_forkserver()
             return Notice(f"torch is imported anew on {self._spec.host}: {quote(event.reason, _MAX_REASON)}", 1)
@@ -212,10 +214,6 @@ class ForkserverClient:
         if self._cgroup:
             cgroup.kill(self._cgroup)
         return processes.sweep(excluded | ({self._forkserver.pid} if self._forkserver else set()))
-
-    def leave_keeper(self) -> None:
-        """Leave a keeper for the next run, if the user wants one; after ``close``."""
-        keeper_start.leave(self._spec, self._open_files, self._env, replaces=self._is_keeper_unfit)
 
     def close(self) -> tuple[int, ...]:
         """Kill every child of this process. Returns the pids that SIGKILL has not ended."""

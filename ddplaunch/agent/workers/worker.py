@@ -1,7 +1,6 @@
-"""One worker process: its pid, pipes, files and end, its Python stacks, and injected faults.
+"""One worker process: its pid, pipes, files and end, and its Python stacks.
 
-Runs in the agent, main thread only; ``Throttle`` has a thread that suspends and resumes a worker. Nothing here starts
-or reaps a process (see ``worker_group``).
+Runs in the agent, main thread only. Nothing here starts or reaps a process (see ``worker_group``).
 """
 
 from __future__ import annotations
@@ -9,10 +8,9 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import threading
+from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers import exit_details
 from ddplaunch.agent.workers.output import Pump
@@ -20,40 +18,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import script_request, stack_dump
 from ddplaunch.system import process_activity, processes
 
-if TYPE_CHECKING:
-    from ddplaunch.features.faults.records import InjectFault
-
 _MAX_STACKS_BYTES = 1 << 20
-
-_THROTTLE_PERIOD_S = 0.1
-_MIN_RUN_S = 0.002
-"""In less than a tick of the scheduler a process makes no progress."""
-
-
-class Throttle:
-    """Slows a process group down: a thread lets it run for one ``factor``-th of the time.
-
-    The main thread must call ``end`` before it reaps the group's leader, because the kernel may then reuse the pid.
-    """
-
-    def __init__(self, pid: int, factor: float) -> None:
-        self._pid = pid
-        self._run_s = max(_THROTTLE_PERIOD_S / factor, _MIN_RUN_S)
-        self._pause_s = self._run_s * (factor - 1)
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        """End the thread, with the process group running. No signal is sent after the return."""
-        self._ended.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while not self._ended.wait(self._run_s):
-            processes.signal_group(self._pid, signal.SIGSTOP)
-            self._ended.wait(self._pause_s)
-            processes.signal_group(self._pid, signal.SIGCONT)
 
 
 @dataclass
@@ -66,8 +31,7 @@ class Worker:
         stop_signals: the stop signals that were sent to it.
         in_post_mortem: it has raised an exception, and the user debugs that, or is about to.
         stopped_in_post_mortem: it was when the run was stopped.
-        simulated_exit_code: reported in place of a SIGKILL, for an injected fault.
-        throttle: slows the worker down, for an injected fault.
+        reap: reaps the process ``pid``, and returns its returncode. A feature may replace it.
         blocked_state: why the process was blocked when its stacks were requested; empty if it was not.
         stacks_fd: file of the Python stacks while the worker runs.
         stacks_offsets: where each requested dump begins in that file.
@@ -87,8 +51,7 @@ class Worker:
     stop_signals: set[int] = field(default_factory=set)
     in_post_mortem: bool = False
     stopped_in_post_mortem: bool = False
-    simulated_exit_code: int | None = None
-    throttle: Throttle | None = None
+    reap: Callable[[int], int] = processes.reap
     blocked_state: str = ""
     stacks_fd: int | None = None
     stacks_offsets: list[int] = field(default_factory=list)
@@ -190,34 +153,3 @@ class Worker:
                 for start, end in zip(self.stacks_offsets, ends, strict=True)
             ]
         return []
-
-    # Injected faults.
-
-    def inject(self, order: InjectFault) -> bool:
-        """Inject a fault into this worker. False if it had already ended."""
-        if not self.is_running or os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT | os.WNOHANG):
-            return False
-        if order.factor is not None:
-            self.end_throttle()
-            self.throttle = Throttle(self.pid, order.factor)
-        elif order.signum == signal.SIGKILL:
-            self.simulated_exit_code = order.code
-            processes.signal_process(self.pid, signal.SIGKILL)
-        else:
-            processes.signal_group(self.pid, order.signum)
-        return True
-
-    def end_throttle(self) -> None:
-        """End the throttle, if there is one; required before the worker is reaped (see ``Throttle``)."""
-        if self.throttle:
-            self.throttle.end()
-            self.throttle = None
-
-    def reported_returncode(self, returncode: int) -> int:
-        """``returncode``, or the simulated exit code of a worker that an injected fault has killed.
-
-        To other processes SIGKILL looks like ``os._exit``, and the worker needs no code that a script could notice.
-        """
-        if self.simulated_exit_code is None or returncode != -signal.SIGKILL:
-            return returncode
-        return self.simulated_exit_code

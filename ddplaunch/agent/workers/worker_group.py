@@ -183,9 +183,8 @@ class WorkerGroup:
         """Kill the rest of the worker's process group, then reap the worker: until then its pid cannot be reused."""
         worker = self.workers[local_rank]
         worker.ended_at, worker.ended_time_s = time.monotonic(), time.time()
-        worker.end_throttle()
         processes.signal_group(worker.pid, signal.SIGKILL)
-        worker.returncode = worker.reported_returncode(processes.reap(worker.pid))
+        worker.returncode = worker.reap(worker.pid)
 
     def stop(self, signum: int) -> None:
         """Send ``signum`` to every running worker's process group; a stopped group is continued so that it reacts.

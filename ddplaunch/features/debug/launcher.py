@@ -14,6 +14,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.debug.options import missing_terminal
 from ddplaunch.features.debug.records import (
     GiveTerminal,
     LeaveSession,
@@ -65,14 +66,6 @@ _TIMEOUTS = (
     "meanwhile torch's own timeouts run: a rank that waits in a collective fails after 10 min (NCCL) or 30 min (gloo), "
     "unless the script sets more: init_process_group(timeout=...)"
 )
-
-
-def missing_terminal(stdout_fd: int) -> str:
-    """Why no debugger can have the terminal; empty if one can."""
-    for name, fd in (("stdin", 0), ("stdout", stdout_fd)):
-        if not os.isatty(fd):
-            return f"{name} of ddplaunch is not one"
-    return ""
 
 
 class TerminalEvent:

@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import INTERNAL, NODE_LOST, LaunchError, UsageError
-from ddplaunch.features.functions.records import RETURN_FILE, FunctionCall, encode
+from ddplaunch.features.functions.records import FunctionCall, encode
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.agent_entry import MAX_TEXT_BYTES
+from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.protocol.results import FunctionResult, RunResult
 from ddplaunch.text import quote, ranks, size
 
@@ -165,7 +166,7 @@ def _path(run_dir: Path | str | None, config: LaunchConfig, attempt: AttemptResu
         return None
     node = exit_.host if len(names) > 1 or config.transport != "local" else ""
     local_rank = 0 if config.task else exit_.local_rank
-    return Path(run_dir, node, f"attempt_{attempt.attempt}", str(local_rank), RETURN_FILE)
+    return Path(run_dir, node, f"attempt_{attempt.attempt}", str(local_rank), RESULT_FILE)
 
 
 def _read(path: Path | None, rank: int) -> bytes | None:

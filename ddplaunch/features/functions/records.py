@@ -8,9 +8,6 @@ from __future__ import annotations
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 
-RETURN_FILE = "return.pkl"
-"""Name of the file with the pickled value that the function has returned, in the worker's folder."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class FunctionCall:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.functions import records as function_call
 from ddplaunch.protocol.agent_entry import TEXT_FD
+from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.system.files import kept_files
 from ddplaunch.worker.parts import WorkerPart
 
@@ -75,7 +76,7 @@ def _write(data: bytes, folder: str) -> None:
     """Write the file, which has its name once it is complete."""
     if not folder:
         raise OSError("the value of the function cannot be returned: this worker has no folder")
-    kept_files.write_whole(os.path.join(folder, function_call.RETURN_FILE), data)
+    kept_files.write_whole(os.path.join(folder, RESULT_FILE), data)
 
 
 part = Function

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.config import NO_LOGS, LaunchConfig
-from ddplaunch.features.faults.fault_spec import describe
+from ddplaunch.features.faults.fault_spec import describe, parse
 from ddplaunch.features.plan import environment as plan_environment
 from ddplaunch.features.plan.environment import (
     RUN_ID,
@@ -66,7 +66,7 @@ def plan(config: LaunchConfig) -> Plan:
         environ=common,
         given=tuple(env_forwarding.masked_lines(given)),
         ranks=ranks,
-        injections=tuple(map(describe, config.injections)),
+        injections=tuple(describe(parse(text)) for text in config.injections),
         warnings=warnings(config, nodes, specs),
     )
 

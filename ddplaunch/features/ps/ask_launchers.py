@@ -16,6 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch import features
+from ddplaunch.features.ps.queries import AskLaunchers, LauncherAnswer, LaunchersAnswered
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
@@ -25,24 +26,26 @@ from ddplaunch.protocol.control import (
     Request,
     RequestRefused,
 )
-from ddplaunch.protocol.queries import LauncherAnswer, LaunchersAnswered
 from ddplaunch.system import process_activity, unix_socket
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from ddplaunch.agent.launcher_channel import Outbox
 
 _TIMEOUT_S = ANSWER_S + 5
 _MAX_THREADS = 64
 _MAX_PROBLEM = 300
 
 
-def ask(launchers: Collection[tuple[int, str]], request: Request) -> LaunchersAnswered:
-    """Make ``request`` to all ``launchers``, given by pid and run tag; returns within ``_TIMEOUT_S``."""
-    if not launchers:
-        return LaunchersAnswered(())
-    with ThreadPoolExecutor(min(len(launchers), _MAX_THREADS)) as threads:
-        return LaunchersAnswered(tuple(threads.map(partial(_ask, request), *zip(*launchers, strict=True))))
+def serve(query: AskLaunchers, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Make the request to all launchers of the query, within ``_TIMEOUT_S``, and send LaunchersAnswered."""
+    with ThreadPoolExecutor(min(len(query.launchers), _MAX_THREADS)) as threads:
+        answers = threads.map(partial(_ask, query.request), *zip(*query.launchers, strict=True))
+        outbox.send(LaunchersAnswered(tuple(answers)))
+    return ()
 
 
 def _ask(request: Any, pid: int, run_tag: str) -> LauncherAnswer:

@@ -11,15 +11,14 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.warm.records import COMMAND, KeeperSpec
+from ddplaunch.features.warm.records import KeeperSpec, KeepWarm
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, KEEPER_COMMAND, PACKAGE_ROOT
 from ddplaunch.system import procfs
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
+    from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.system.limits import Limits
 
@@ -35,30 +34,29 @@ _JOB_PROCESSES = (b"slurmstepd", b"salloc")
 """Names of the processes of SLURM that contain a job's command; they end with the job."""
 
 
-def leave(spec: AgentSpec, open_files: Limits, shared_environ: Mapping[str, str], *, replaces: bool) -> None:
-    """Start a keeper for the next run, unless this agent comes from one. Does not wait for it.
+def leave(spec: AgentSpec, text: str, forkserver: ForkserverClient) -> None:
+    """Start a keeper for the next run, unless this agent comes from one whose imports fit. Does not wait for it.
 
-    ``shared_environ`` is that of the forkserver. ``replaces``: the keeper of this agent has other imports. Never
-    raises: the run has ended, and its result is known.
+    ``text`` is the encoded KeepWarm. Never raises: the run has ended, and its result is known.
     """
-    base = run_folder.base_at_home(os.environ)
-    if spec.keep_warm is None or base is None or (_parent_is_keeper() and not replaces):
+    order, base = wire.decode(text.encode(), (KeepWarm,)), run_folder.base_at_home(os.environ)
+    if base is None or (_parent_is_keeper() and not forkserver.is_replaced):
         return
-    watched = _watched(spec.keep_warm.session_leader)
+    watched = _watched(order.session_leader)
     if watched is None:
         return
-    omp = shared_environ.get("OMP_NUM_THREADS")
+    omp = forkserver.env.get("OMP_NUM_THREADS")
     env = {name: value for name, value in os.environ.items() if name not in (environment.RUN_ID, environment.SECRET)}
     script = spec.program.path if spec.program.entry == "script" and not spec.program.text else ""
     record = KeeperSpec(
-        seconds=spec.keep_warm.seconds,
+        seconds=order.seconds,
         watched=watched,
         preload=spec.workers.preload,
         script=script and os.path.abspath(script),
         base=str(base),
     )
     try:
-        _start(record, {**env, **({"OMP_NUM_THREADS": omp} if omp else {})}, open_files)
+        _start(record, {**env, **({"OMP_NUM_THREADS": omp} if omp else {})}, forkserver.open_files)
     except OSError:
         return
 
@@ -81,7 +79,7 @@ def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:
 
 def _parent_is_keeper() -> bool:
     command = procfs.read(f"/proc/{os.getppid()}/cmdline").split(b"\0")
-    return command[: len(COMMAND)] == [word.encode() for word in COMMAND]
+    return command[: len(KEEPER_COMMAND)] == [word.encode() for word in KEEPER_COMMAND]
 
 
 def _watched(session_leader: int) -> tuple[int, ...] | None:

@@ -11,8 +11,8 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.come_back.redraws import Redraws
 from ddplaunch.launcher.display.console_log import FILE, ConsoleLog, plain
+from ddplaunch.launcher.display.redraws import Redraws
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.launcher.display.traceback_folder import TracebackFolder
 from ddplaunch.system.files import kept_files

@@ -167,8 +167,8 @@ class UserMessages:
         if is_shutting_down:
             return
         if result.restart_follows:
-            restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
-            self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL, "restart")
+            line, decision = failure_page.attempt_line(result), quote(result.decision, 1000)
+            self.show(f"{line}{_late_ranks(result)}; {decision}", Level.NORMAL, "restart")
         elif result.attempt_follows and result.node_leaves:
             # Where each node has a launcher, only the coordinator has decided, and nothing was shown yet.
             effect = result.node_leaves if self._config.rendezvous else "starting the workers again"
