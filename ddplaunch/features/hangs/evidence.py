@@ -17,8 +17,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
-from ddplaunch.features.hangs import flight_record, sampler
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import flight_record, sampler, worker_records
 from ddplaunch.features.hangs.examiner import Answer
 from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, RankEvidence
 from ddplaunch.late_dataclass import dataclass
@@ -139,7 +138,7 @@ class FailureEvidence:
 
         def ask() -> None:
             # What a worker answers while it is being stopped also counts; the end of a worker ends its answer.
-            by_pid = self._examiner.ask(pids.values(), examination.RECORD, max(limit_s, _TIMED_OUT_S))
+            by_pid = self._examiner.ask(pids.values(), worker_records.RECORD, max(limit_s, _TIMED_OUT_S))
             self._answers = {local_rank: by_pid[pid] for local_rank, pid in pids.items() if pid in by_pid}
             has_asked.set()
             self._post(WorkersAsked())
@@ -205,8 +204,8 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
     if not worker.worker_dir:
         return None, None
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
-        found = json.loads(_read(worker.worker_dir / examination.RECORD_FILE))
-        record = json.dumps(found.pop(examination.FLIGHT_RECORD, None)).encode()
+        found = json.loads(_read(worker.worker_dir / worker_records.RECORD_FILE))
+        record = json.dumps(found.pop(worker_records.FLIGHT_RECORD, None)).encode()
         answer = Answer(json.dumps(found).encode(), record)
         pending, parsed = sampler.pending(answer), _record_of(answer)
         return parsed and flight_record.with_failed_call(parsed, pending.group if pending else ""), pending
