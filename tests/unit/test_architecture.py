@@ -227,12 +227,12 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     core = ("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     loaded = modules_loaded_by(*core, *(f"ddplaunch.features.{part}" for part in parts))
     assert "ddplaunch.features.hangs.launcher" in loaded
-    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
+    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
-    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording"}
+    pure = {"explanation", "findings", "flight_record", "waits", "wording"}
     assert not of_hangs & pure
 
 

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 import pytest
 
 from ddplaunch.agent.workers.worker_socket import WorkerSocket
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import worker_records
 from ddplaunch.features.hangs.examiner import Examiner
 
 OWN = os.getpid()
@@ -21,7 +21,7 @@ sockets: dict[Examiner, WorkerSocket] = {}
 
 
 def packed(facts: bytes, record: bytes) -> bytes:
-    return examination.header(len(facts), len(record)) + facts + record
+    return worker_records.header(len(facts), len(record)) + facts + record
 
 
 @contextmanager
@@ -59,10 +59,10 @@ def answering(worker: socket.socket, *answers: bytes) -> threading.Thread:
 def test_answers_come_by_pid(examiner: Examiner) -> None:
     with connected(examiner) as worker:
         thread = answering(worker, packed(b"{}", b"record"), packed(b"", b""))
-        answers = examiner.ask([OWN, 1], examination.STATUS)
+        answers = examiner.ask([OWN, 1], worker_records.STATUS)
         assert (answers[OWN].facts, answers[OWN].record) == (b"{}", b"record")
         assert set(answers) == {OWN}
-        assert examiner.ask([OWN], examination.STATUS)[OWN].record == b""
+        assert examiner.ask([OWN], worker_records.STATUS)[OWN].record == b""
         thread.join(10)
 
 
@@ -70,40 +70,40 @@ def test_a_large_answer_arrives_whole(examiner: Examiner) -> None:
     record = os.urandom(5 << 20)
     with connected(examiner) as worker:
         thread = answering(worker, packed(b"{}", record))
-        assert examiner.ask([OWN], examination.RECORD)[OWN].record == record
+        assert examiner.ask([OWN], worker_records.RECORD)[OWN].record == record
         thread.join(10)
 
 
 def test_a_late_answer_to_another_question_is_not_taken_for_the_answer(examiner: Examiner) -> None:
     with connected(examiner) as worker:
-        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}
-        assert worker.recv(1) == examination.STATUS
-        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}  # Not asked a second time.
+        assert examiner.ask([OWN], worker_records.STATUS, timeout_s=0.01) == {}
+        assert worker.recv(1) == worker_records.STATUS
+        assert examiner.ask([OWN], worker_records.STATUS, timeout_s=0.01) == {}  # Not asked a second time.
         worker.sendall(packed(b"", b"late"))
         thread = answering(worker, packed(b"", b"record"))
-        assert examiner.ask([OWN], examination.RECORD)[OWN].record == b"record"
+        assert examiner.ask([OWN], worker_records.RECORD)[OWN].record == b"record"
         thread.join(10)
 
 
 def test_a_worker_that_owes_an_answer_delays_no_later_question(examiner: Examiner) -> None:
     with connected(examiner):
-        assert examiner.ask([OWN], examination.STATUS, timeout_s=0.01) == {}
+        assert examiner.ask([OWN], worker_records.STATUS, timeout_s=0.01) == {}
         began = time.monotonic()
-        assert examiner.ask([OWN], examination.STATUS, timeout_s=60) == {}
+        assert examiner.ask([OWN], worker_records.STATUS, timeout_s=60) == {}
         assert time.monotonic() - began < 30
 
 
 def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:
     with connected(examiner):
         pass
-    assert examiner.ask([OWN], examination.STATUS) == {}
+    assert examiner.ask([OWN], worker_records.STATUS) == {}
     assert not examiner.is_connected(OWN)
 
 
 def test_an_answer_that_is_too_long_ends_the_connection(examiner: Examiner) -> None:
     with connected(examiner) as worker:
-        thread = answering(worker, examination.header(examination.MAX_PART_BYTES + 1, 0))
-        assert examiner.ask([OWN], examination.STATUS) == {}
+        thread = answering(worker, worker_records.header(worker_records.MAX_PART_BYTES + 1, 0))
+        assert examiner.ask([OWN], worker_records.STATUS) == {}
         thread.join(10)
     assert not examiner.is_connected(OWN)
 

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import worker_records
+from ddplaunch.features.hangs.evidence import FailureEvidence
 from ddplaunch.features.hangs.examiner import Answer
-from ddplaunch.features.hangs.failure_evidence import FailureEvidence
 from ddplaunch.protocol.results import WorkerError, WorkerExit
 from tests.support.hangs import DATA
 
@@ -49,7 +49,7 @@ class Node:
         self.evidence = FailureEvidence(self.group, examiner, self.events.append)
 
     def _ask(self, pids: object, request: bytes, timeout_s: float) -> dict[int, Answer]:
-        assert (list(pids), request) == ([101], examination.RECORD)  # type: ignore[call-overload]
+        assert (list(pids), request) == ([101], worker_records.RECORD)  # type: ignore[call-overload]
         self.asked_s = timeout_s
         return {101: Answer(b"{}", json.dumps(DUMP).encode())}
 
@@ -99,8 +99,8 @@ def test_a_stop_waits_for_answers_as_long_as_they_are_needed(
 
 def test_a_worker_that_runs_is_asked_and_one_that_has_failed_has_left_its_record(tmp_path: Path) -> None:
     node = Node(tmp_path)
-    facts = {examination.PENDING: ["all_reduce", None, ""], examination.FLIGHT_RECORD: DUMP}
-    node.leave(examination.RECORD_FILE, json.dumps(facts).encode())
+    facts = {worker_records.PENDING: ["all_reduce", None, ""], worker_records.FLIGHT_RECORD: DUMP}
+    node.leave(worker_records.RECORD_FILE, json.dumps(facts).encode())
     node.take()
     found = node.found()
     assert found[0].pending.function == "all_reduce"
@@ -119,6 +119,6 @@ def test_the_file_of_the_watchdog_is_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("data", [b"", b"[]", b"{}", b'{"flight_record": {"entries": 3}}', b"\xff" * 100])
 def test_files_with_nonsense_are_as_none(tmp_path: Path, data: bytes) -> None:
     node = Node(tmp_path)
-    node.leave(examination.RECORD_FILE, data)
+    node.leave(worker_records.RECORD_FILE, data)
     node.leave("flight_record_rank_0", data)
     assert node.found() == {}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.features.hangs import explanation
-from ddplaunch.features.hangs.gpus import spins, with_gpus, works
+from ddplaunch.features.hangs.explanation import spins, with_gpus, works
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
 from ddplaunch.protocol.gpus import GpuReading

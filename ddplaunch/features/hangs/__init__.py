@@ -1,5 +1,5 @@
-"""What the evidence of workers says: who waits for whom, who is late, and the sentences about it.
+"""Hangs: a job in which nothing moves is noticed, explained, shown and ended; ``--stacks`` explains any job.
 
-Pure: records in, values out. Runs in the agent (which reads flight records) and in the launcher (which explains). Must
-not start a process, open a file or know a clock.
+Agents sample their workers and report for how long they are quiet; the launcher has them examined, and explains who
+waits for whom. A thread in each worker answers what torch knows of its collectives. What explains is pure.
 """

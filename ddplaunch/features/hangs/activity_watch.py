@@ -397,4 +397,4 @@ def _statuses(samples: Mapping[int, Sample]) -> dict[int, tuple[int, bytes]]:
 
 def _load() -> None:
     """Import, once, what samples, examinations and the end of a failed attempt need."""
-    from ddplaunch.features.hangs import evidence, failure_evidence, node_evidence, rank_state, sampler  # noqa: F401  # noqa: F401
+    from ddplaunch.features.hangs import evidence, node_evidence, rank_state, sampler  # noqa: F401  # noqa: F401

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.agent.workers.worker_socket import Connection
-    from ddplaunch.features.hangs.failure_evidence import FailureEvidence
+    from ddplaunch.features.hangs.evidence import FailureEvidence
     from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
@@ -106,7 +106,7 @@ class HangPart(Part):
         if self._node.is_stopping():
             watch.examine_before_stop(self._node.wait)
         elif not failure and (group.any_failed or not group.all_ended):
-            from ddplaunch.features.hangs.failure_evidence import FailureEvidence  # A job that succeeds does without.
+            from ddplaunch.features.hangs.evidence import FailureEvidence  # A job that succeeds does without.
 
             self._failure_evidence = FailureEvidence(group, self._examiner, self._node.post)
             self._failure_evidence.take(self._node.wait)

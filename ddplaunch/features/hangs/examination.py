@@ -56,8 +56,7 @@ class Examination:
 
     def explained(self, *, output_counts: bool = True) -> Explanation:
         """What the answers say; without ``output_counts`` also of ranks that write output."""
-        from ddplaunch.features.hangs.explanation import explain, explain_waiting
-        from ddplaunch.features.hangs.gpus import with_gpus
+        from ddplaunch.features.hangs.explanation import explain, explain_waiting, with_gpus
 
         return with_gpus((explain if output_counts else explain_waiting)(self.ranks), self.nodes)
 
@@ -72,4 +71,4 @@ class Examination:
 
 def load() -> None:
     """Import what explains and writes."""
-    from ddplaunch.features.hangs import explanation, gpus, hang_files  # noqa: F401
+    from ddplaunch.features.hangs import explanation, hang_files  # noqa: F401

@@ -14,7 +14,7 @@ from dataclasses import field
 from functools import cache
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import worker_records
 from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ _NOT_YET = object()
 
 @dataclass(frozen=True)
 class Answer:
-    """What a worker has answered: JSON of ``examination``'s keys, and torch's flight record; each may be empty."""
+    """What a worker has answered: JSON of ``worker_records``' keys, and torch's flight record; each may be empty."""
 
     facts: bytes
     record: bytes
@@ -64,12 +64,12 @@ class _Connection:
         if not data:
             raise ConnectionError("ended")
         self.received += data
-        if len(self.received) < examination.HEADER_BYTES:
+        if len(self.received) < worker_records.HEADER_BYTES:
             return None
-        sizes = examination.lengths(self.received)
-        if max(sizes) > examination.MAX_PART_BYTES:
+        sizes = worker_records.lengths(self.received)
+        if max(sizes) > worker_records.MAX_PART_BYTES:
             raise OSError("too long")
-        start, middle = examination.HEADER_BYTES, examination.HEADER_BYTES + sizes[0]
+        start, middle = worker_records.HEADER_BYTES, worker_records.HEADER_BYTES + sizes[0]
         if len(self.received) < middle + sizes[1]:
             return None
         answer = Answer(bytes(self.received[start:middle]), bytes(self.received[middle : middle + sizes[1]]))

@@ -6,16 +6,14 @@ import enum
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.groups import signature
 from ddplaunch.features.hangs.records import CollectiveCall
-from ddplaunch.features.hangs.waits import Place
+from ddplaunch.features.hangs.waits import Place, signature
 from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from ddplaunch.features.hangs.groups import Group
-    from ddplaunch.features.hangs.waits import Waits
+    from ddplaunch.features.hangs.waits import Group, Waits
 
 
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")

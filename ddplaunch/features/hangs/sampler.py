@@ -11,8 +11,7 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs import flight_record
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import flight_record, worker_records
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.features.hangs.records import FlightRecord, PendingCall
@@ -70,14 +69,14 @@ def take(
     ``reads_all``: it takes up to 0.2 s of a worker's time. A worker that does not answer within ``answer_s`` seconds to
     one of both questions lacks that source.
     """
-    statuses = examiner.ask(pids.values(), examination.STATUS, answer_s)
+    statuses = examiner.ask(pids.values(), worker_records.STATUS, answer_s)
     before = {pid: earlier[local_rank] for local_rank, pid in pids.items() if local_rank in earlier}
     unchanged = {
         pid: before[pid] for pid, status in statuses.items() if pid in before and _is_same(before[pid], pid, status)
     }
     kept = {} if reads_all else {pid: sample for pid, sample in unchanged.items() if _still_holds(sample)}
     asked = (statuses if reads_all else unchanged).keys() - kept.keys()
-    records = examiner.ask(asked, examination.RECORD, answer_s) if asked else {}
+    records = examiner.ask(asked, worker_records.RECORD, answer_s) if asked else {}
     connections = tcp_bytes.by_inode()
     return {
         local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid), kept.get(pid))
@@ -128,7 +127,7 @@ def _sample(
 def _answers_cpu_s(pid: int, *answers: Answer | None) -> float:
     """Also of a thread that tries in vain to answer: while it waits for the GIL, it asks for it 200 times a second."""
     told = [cpu_s(answer) for answer in answers if answer]
-    return max(told) if told else process_activity.thread_cpu_s(pid, examination.THREAD_NAME)
+    return max(told) if told else process_activity.thread_cpu_s(pid, worker_records.THREAD_NAME)
 
 
 def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
@@ -141,7 +140,7 @@ def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
 
 def cpu_s(answer: Answer) -> float:
     """CPU seconds that the worker has used for its answers so far; 0 if it does not tell."""
-    value = _facts(answer).get(examination.CPU_S)
+    value = _facts(answer).get(worker_records.CPU_S)
     return value if isinstance(value, float) else 0.0
 
 
@@ -155,7 +154,7 @@ def _facts(answer: Answer) -> dict[str, object]:
 
 def groups(answer: Answer) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name of each process group of the worker -> description and ranks; what does not fit is left out."""
-    found = _facts(answer).get(examination.GROUPS)
+    found = _facts(answer).get(worker_records.GROUPS)
     known = {}
     for name, group in found.items() if isinstance(found, dict) else ():
         with contextlib.suppress(ValueError, TypeError):
@@ -167,7 +166,7 @@ def groups(answer: Answer) -> dict[str, tuple[str, tuple[int, ...]]]:
 
 def pending(answer: Answer) -> PendingCall | None:
     """The function of torch.distributed in which the worker's main thread is."""
-    found = _facts(answer).get(examination.PENDING)
+    found = _facts(answer).get(worker_records.PENDING)
     if not isinstance(found, list) or len(found) != 3:
         return None
     function, peer, group = found

@@ -7,22 +7,20 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.findings import WaitReason, Why, most_common
-from ddplaunch.features.hangs.groups import DEFAULT_GROUP
-from ddplaunch.features.hangs.network import unanswered_sentences
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
+from ddplaunch.features.hangs.waits import DEFAULT_GROUP
 from ddplaunch.text import clock, plural, quote, ranks, size
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable
 
-    from ddplaunch.features.hangs.groups import Group
     from ddplaunch.features.hangs.records import CollectiveCall, RankEvidence
-    from ddplaunch.features.hangs.waits import Place, Waits
+    from ddplaunch.features.hangs.waits import Group, Place, Waits
 
 _MAX_LINES = 3
-"""Of one kind within a reason: sides of a mismatch, places, kinds of culprits."""
+"""Of one kind within a reason: sides of a mismatch, places, kinds of culprits; hosts without an answer."""
 
-_MAX_HOSTS = 4
+_MAX_HOSTS, _MAX_PEERS = 4, 4
 
 _MAX_ELEMENTS = 1 << 60
 """No tensor has so many: the sizes come from a user's process."""
@@ -244,3 +242,24 @@ def _load(evidence: RankEvidence) -> str:
 
 def _cores(share: float) -> str:
     return f"some {plural(round(share), 'core')}" if share >= 0.75 else "a part of a core"
+
+
+def unanswered_sentences(evidences: Iterable[RankEvidence]) -> list[str]:
+    """``ranks 0-1 on gpu0 get no answer over TCP from 10.0.0.2``; one sentence for each host, of a few hosts."""
+    members: defaultdict[str, list[int]] = defaultdict(list)
+    peers: defaultdict[str, set[str]] = defaultdict(set)
+    for evidence in evidences:
+        if evidence.unanswered:
+            members[evidence.host].append(evidence.rank)
+            peers[evidence.host].update(evidence.unanswered)
+    return [
+        _unanswered_sentence(host, sorted(found), sorted(peers[host]))
+        for host, found in list(members.items())[:_MAX_LINES]
+    ]
+
+
+def _unanswered_sentence(host: str, members: list[int], peers: list[str]) -> str:
+    more = f" and {len(peers) - _MAX_PEERS} more" if len(peers) > _MAX_PEERS else ""
+    verb = "gets" if len(members) == 1 else "get"
+    whom = ", ".join(map(quote, peers[:_MAX_PEERS]))
+    return f"{ranks(members)} on {quote(host)} {verb} no answer over TCP from {whom}{more}"

@@ -15,7 +15,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import worker_records
 from ddplaunch.worker import late_patch
 from ddplaunch.worker.parts import WorkerPart
 
@@ -93,28 +93,28 @@ def _serve(name: str, main_thread: int) -> None:
     with contextlib.suppress(Exception):
         signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         with contextlib.suppress(OSError), open(f"/proc/self/task/{_thread.get_native_id()}/comm", "wb", 0) as comm:
-            comm.write(examination.THREAD_NAME)
+            comm.write(worker_records.THREAD_NAME)
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect(f"\0{name}")
             while request := agent.recv(1):
                 facts, record = _answer(request, main_thread)
-                agent.sendall(examination.header(len(facts), len(record)) + facts + record)
+                agent.sendall(worker_records.header(len(facts), len(record)) + facts + record)
 
 
 def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
     import json
     import time
 
-    is_whole = request == examination.RECORD
+    is_whole = request == worker_records.RECORD
     facts: dict[str, Any] = {}
     record = _flight_record(is_whole)
     if is_whole:
         c10d = sys.modules[_C10D]
         with contextlib.suppress(Exception):
-            facts[examination.GROUPS] = _groups(c10d)
+            facts[worker_records.GROUPS] = _groups(c10d)
         with contextlib.suppress(Exception):
-            facts[examination.PENDING] = _pending(c10d, _frames_of_thread(main_thread))
-    facts[examination.CPU_S] = time.thread_time()
+            facts[worker_records.PENDING] = _pending(c10d, _frames_of_thread(main_thread))
+    facts[worker_records.CPU_S] = time.thread_time()
     return json.dumps(facts).encode(), record
 
 
@@ -178,9 +178,9 @@ def keep_record(error: BaseException, folder: str) -> None:
 
         groups, pending = _groups(c10d), _pending(c10d, _frames_of_error(error))
         record = _flight_record(is_whole=True) or b"null"
-        facts = json.dumps({examination.GROUPS: groups, examination.PENDING: pending}).encode()
-        data = facts[:-1] + f', "{examination.FLIGHT_RECORD}": '.encode() + record + b"}\n"
-        kept_files.write_whole(os.path.join(folder, examination.RECORD_FILE), data)
+        facts = json.dumps({worker_records.GROUPS: groups, worker_records.PENDING: pending}).encode()
+        data = facts[:-1] + f', "{worker_records.FLIGHT_RECORD}": '.encode() + record + b"}\n"
+        kept_files.write_whole(os.path.join(folder, worker_records.RECORD_FILE), data)
 
 
 def _frames_of_error(error: BaseException) -> list[FrameType]:

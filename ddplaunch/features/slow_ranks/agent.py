@@ -13,8 +13,7 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.parts import NodeServices, Part
-from ddplaunch.features.hangs import examiner
-from ddplaunch.features.hangs import worker_records as examination
+from ddplaunch.features.hangs import examiner, worker_records
 from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 
@@ -149,8 +148,8 @@ class CollectiveSampling:
     ) -> CollectivesSampled:
         from ddplaunch.features.hangs import sampler
 
-        before = self._examiner.ask(pids.values(), examination.STATUS)
-        answers = self._examiner.ask(pids.values(), examination.RECORD)
+        before = self._examiner.ask(pids.values(), worker_records.STATUS)
+        answers = self._examiner.ask(pids.values(), worker_records.RECORD)
         costs = (sampler.cpu_s(answer) - sampler.cpu_s(before[pid]) for pid, answer in answers.items() if pid in before)
         throttled = {rank: self._throttled(local_rank) for rank, local_rank in suspects.items()}
         return CollectivesSampled(

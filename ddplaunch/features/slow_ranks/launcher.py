@@ -2,7 +2,7 @@
 
 Runs in the launcher, in the main thread, but for the arithmetic, which may take a second for thousands of ranks: a
 short-lived thread posts its result. Must not end anything, nor compare the clocks of two hosts (see
-``hangs.slow_ranks``).
+``slow_ranks.slow_ranks``).
 
 The launcher asks all nodes at the same time, so that the newest calls of their workers are about the same collectives.
 """
