@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.health import kernel_log
-from ddplaunch.features.health.kernel_log import recent_xids
+from ddplaunch.system.gpus import kernel_log
+from ddplaunch.system.gpus.kernel_log import recent_xids
 
 
 def record(text: str, age_s: float = 1.0) -> str:

@@ -119,7 +119,7 @@ def test_what_a_real_report_says_is_shown(base: Path) -> None:
     ("report", "cause"),
     [
         ({"first_failure": {"rank": 1, "host": "gpu1", "returncode": -9}}, "rank 1 on gpu1: SIGKILL"),
-        ({"first_failure": {}}, "rank ? on ?: ?"),
+        ({"first_failure": {}}, "rank ? on ?: it is not known how"),
         ({"attempts": [{"reason": "gpu3 is lost"}]}, "gpu3 is lost"),
         ({"reason": "no host\n  a: b"}, "no host"),
         ({"signal": "SIGINT"}, "SIGINT"),

@@ -8,27 +8,24 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shlex
 import socket
 import time
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.features.come_back import past_runs_page as page
 from ddplaunch.features.come_back.past_runs_page import PastRun
 from ddplaunch.launcher.display import console_log
-from ddplaunch.protocol import first_failure
+from ddplaunch.launcher.run_files import past_reports
 from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.system.files.run_folder import LOCK
+from ddplaunch.system.files.run_json import Json, dicts, text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
     from ddplaunch.launcher.request import Request
-
-_Json = dict[str, Any]
 
 
 def list_all(request: Request) -> None:
@@ -95,22 +92,16 @@ _WEIGHTS = {page.RUNNING: 4, page.KILLED: 3, page.DAMAGED: 2, page.NO_REPORT: 2}
 def _past_run(folder: Path) -> PastRun:
     started, report = run_json.read(folder / run_json.RUN), run_json.read(folder / run_json.REPORT)
     known = {**(started or {}), **(report or {})}
-    start_s = _seconds_of(run_json.text(known, "start")) or _made_s(folder)
+    start_s = run_json.seconds(known, "start") or _made_s(folder)
     result = _result(folder, started, report)
     return PastRun(
-        run_id=run_json.text(known, "run_id") or folder.name,
+        run_id=text(known, "run_id") or folder.name,
         start_s=start_s,
-        duration_s=run_json.number(known.get("duration_s")) if report else _duration_s(folder, start_s, result),
+        duration_s=run_json.number(known, "duration_s") if report else _duration_s(folder, start_s, result),
         result=result,
-        command=_command(known),
+        command=past_reports.command(known),
         cause=_cause(report) if report else "",
     )
-
-
-def _seconds_of(iso_time: str) -> float | None:
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromisoformat(iso_time).timestamp()
-    return None
 
 
 def _made_s(folder: Path) -> float:
@@ -130,17 +121,10 @@ def _duration_s(folder: Path, start_s: float, result: str) -> float | None:
     return None
 
 
-def _command(known: _Json) -> str:
-    words = known.get("command")
-    if isinstance(words, list) and words and all(isinstance(word, str) for word in words):
-        return shlex.join(words)
-    return run_json.text(known, "script")
-
-
 # How it ended.
 
 
-def _result(folder: Path, started: _Json | None, report: _Json | None) -> str:
+def _result(folder: Path, started: Json | None, report: Json | None) -> str:
     if report is not None:
         code = report.get("exit_code")
         return f"exit {code}" if type(code) is int else page.DAMAGED
@@ -153,29 +137,16 @@ def _result(folder: Path, started: _Json | None, report: _Json | None) -> str:
     return page.KILLED if started.get("host") == socket.gethostname() else page.NO_REPORT
 
 
-def _cause(report: _Json) -> str:
+def _cause(report: Json) -> str:
     """Why the run did not succeed, in one line; empty if it did, or if the report does not say it."""
     if report.get("outcome") == "succeeded":
         return ""
     first = report.get("first_failure")
     if isinstance(first, dict):
-        return f"rank {first.get('rank', '?')} on {first.get('host', '?')}: {_failure(first)}"
-    if report.get("outcome") == "stopped" and (signal := run_json.text(report, "signal")):
+        why = past_reports.failure(first).removeprefix("failed: ")
+        return f"rank {first.get('rank', '?')} on {first.get('host', '?')}: {why}"
+    if report.get("outcome") == "stopped" and (signal := text(report, "signal")):
         return signal  # An attempt's reason is what the signal has caused.
-    attempts = report.get("attempts")
-    last = attempts[-1] if isinstance(attempts, list) and attempts else None
-    reason = run_json.text(last, "reason") if isinstance(last, dict) else ""
-    return run_json.text(report, "reason").partition("\n")[0] or reason or run_json.text(report, "signal")
-
-
-def _failure(worker: _Json) -> str:
-    if reason := run_json.text(worker, "give_up"):
-        return f"gave up: {reason}"
-    if reason := run_json.text(worker, "avoid_node"):
-        return f"asked to avoid its node: {reason}"
-    error = worker.get("error")
-    message = run_json.text(error, "message").strip() if isinstance(error, dict) else ""
-    if message:
-        return message.splitlines()[0]
-    code = worker.get("returncode")
-    return first_failure.describe(code) if type(code) is int else "?"
+    attempts = [*dicts(report, "attempts")]
+    reason = text(attempts[-1], "reason") if attempts else ""
+    return text(report, "reason").partition("\n")[0] or reason or text(report, "signal")

@@ -1,5 +1,6 @@
-"""What the state of a node's hardware means: findings, the cause of a failure, differences between nodes.
+"""Whether the hardware of the nodes is sound: at the start, while workers run, after a failure, and across runs.
 
-Pure: values and records in, findings and sentences out. Runs in the agent, for its node, and in the launcher, for all
-nodes. Must not start a process, open a file or know a clock.
+``agent`` and ``launcher`` are its parts of a run; ``gpu_faults`` and ``gpu_memory_wait`` belong to the first. In the
+launcher, ``node_memory`` keeps what runs have found in ``nodes_file``. The other modules are pure: values and records
+in, findings and sentences out.
 """

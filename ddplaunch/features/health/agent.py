@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health import findings
 from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, HardwareOfNode, NodeHardware, NodeHealth
 from ddplaunch.protocol.gpus import MAX_GPUS, GpuEvent, GpusRead
 from ddplaunch.system.files import folder_probe
@@ -122,6 +122,8 @@ class HealthPart(Part):
         """The first time, tell the launcher that watches the job what this node has, if that is another's."""
         self._group, hardware, self._to_tell = group, self._to_tell, None
         if hardware:
+            from ddplaunch.features.health import differences  # Few runs wait for the import.
+
             ahead_s = differences.certain_offset(*self._node.rendezvous.clock_ahead_s)
             self._node.report(
                 HardwareOfNode(attempt=round_.attempt, host=self._spec.host, hardware=hardware, clock_ahead_s=ahead_s)

@@ -10,9 +10,9 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.health import findings, gpu_events, gpu_rules, kernel_log, port_rules
+from ddplaunch.features.health import findings, gpu_events, gpu_rules, port_rules
 from ddplaunch.protocol.gpus import Gpu, GpuEvent, GpusRead
-from ddplaunch.system.gpus import devices
+from ddplaunch.system.gpus import devices, kernel_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

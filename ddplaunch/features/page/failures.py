@@ -11,21 +11,12 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.features.page.reading import (
-    Json,
-    block,
-    content,
-    dicts,
-    integer,
-    integers,
-    line,
-    number,
-    words,
-)
+from ddplaunch.features.page.reading import block, content, line
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import first_failure, stack_dump
+from ddplaunch.launcher.run_files import past_reports
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.system.files import run_json
+from ddplaunch.system.files.run_json import Json, dicts, integer, integers, number, words
 from ddplaunch.text import clock, duration, fold_ints
 
 if TYPE_CHECKING:
@@ -102,27 +93,7 @@ def headline(exit_: Json) -> str:
     """A worker's failure in one line."""
     host = run_json.text(exit_, "host")
     who = f"rank {integer(exit_, 'rank')}" + (f" on {line(host, 64)}" if host else "")
-    for key, verb in (("hardware", "failed"), ("give_up", "gave up"), ("avoid_node", "asked to avoid its node")):
-        if reason := run_json.text(exit_, key):
-            return f"{who} {verb}: {line(reason, 400)}"
-    return f"{who} failed: {_reason(exit_)}"
-
-
-def _reason(exit_: Json) -> str:
-    error = exit_.get("error")
-    message = run_json.text(error, "message").strip() if isinstance(error, dict) else ""
-    if isinstance(error, dict) and message:
-        at = stack_dump.raised_at(run_json.text(error, "traceback"))
-        return line(message.splitlines()[0], 400) + (f" ({line(at, 200)})" if at else "")
-    return _how(exit_)
-
-
-def _how(exit_: Json) -> str:
-    code = integer(exit_, "returncode")
-    memory = exit_.get("out_of_memory")
-    if memory in ("yes", "perhaps"):
-        return f"SIGKILL, {first_failure.KILLED_FOR_MEMORY[memory]}"
-    return first_failure.describe(code) if code is not None and abs(code) < 1 << 31 else "it is not known how"
+    return f"{who} {line(past_reports.failure(exit_), 600)}"
 
 
 def _failure(exit_: Json, share: float) -> Failure:
@@ -132,7 +103,7 @@ def _failure(exit_: Json, share: float) -> Failure:
     facts = [
         f"at {clock(time_s)} by its host's clock" if time_s else "",
         f"ran for {duration(length)}" if length is not None else "",
-        _how(exit_),
+        past_reports.how(exit_),
         f"local rank {integer(exit_, 'local_rank')}" if integer(exit_, "local_rank") is not None else "",
         f"pid {integer(exit_, 'pid')}" if integer(exit_, "pid") else "",
         line(run_json.text(exit_, "log_file"), 400),

@@ -11,8 +11,9 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.page import reading
-from ddplaunch.features.page.reading import Json, RunFiles, dicts, integer, line
+from ddplaunch.features.page.reading import RunFiles, line
 from ddplaunch.system.files import run_folder, run_json
+from ddplaunch.system.files.run_json import Json, dicts, integer
 from ddplaunch.text import plural, ranks
 
 if TYPE_CHECKING:
@@ -178,7 +179,7 @@ def _attempts(found: Sequence[Json]) -> list[Json]:
         known = merged.setdefault(integer(attempt, "attempt"), {**attempt, "exits": [], "collectives": []})
         known["reason"] = known.get("reason") or attempt.get("reason")
         known["exits"] += dicts(attempt, "exits")
-        known["collectives"] += reading.words(attempt, "collectives")
+        known["collectives"] += run_json.words(attempt, "collectives")
     return list(merged.values())
 
 

@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.features.page.reading import Json, line
+from ddplaunch.features.page.reading import line
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import duration, fold_ints
 
@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.features.page.where_time_went import Span
+    from ddplaunch.system.files.run_json import Json
 
 _MAX_GPUS = 4096
 _MAX_NAMED = 6

@@ -7,23 +7,17 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import re
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.run_events import FILE as EVENTS
 from ddplaunch.protocol.run_events import KINDS
 from ddplaunch.system.files import kept_files, run_folder, run_json
+from ddplaunch.system.files.run_json import Json, integer, number
 from ddplaunch.text import escape, plural
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-Json = dict[str, Any]
 
 _MAX_BYTES = 256 << 20
 _MAX_LINE = 1000
@@ -117,44 +111,6 @@ def content(path: Path, limit: int = _MAX_BYTES) -> bytes:
     with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
         return file.read(limit)
     return b""
-
-
-# Values of JSON that another process has written.
-
-
-def number(body: Json, key: str) -> float | None:
-    """The finite number at ``key``; None for anything else."""
-    value = body.get(key)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
-        return None
-    with contextlib.suppress(OverflowError):
-        return float(value) if math.isfinite(value) and abs(value) < 1e15 else None
-    return None
-
-
-def integer(body: Json, key: str) -> int | None:
-    """The whole number at ``key``; None for anything else."""
-    value = number(body, key)
-    return int(value) if value is not None and value == int(value) else None
-
-
-def dicts(body: Json, key: str) -> Iterator[Json]:
-    """The objects in the list at ``key``."""
-    value = body.get(key)
-    yield from (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
-
-
-def words(body: Json, key: str) -> list[str]:
-    """The texts in the list at ``key``."""
-    value = body.get(key)
-    return [item for item in value if isinstance(item, str)] if isinstance(value, list) else []
-
-
-def integers(body: Json, key: str) -> list[int]:
-    """The whole numbers in the list at ``key``."""
-    value = body.get(key)
-    items = value if isinstance(value, list) else []
-    return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
 
 
 # Text of other processes.

@@ -9,7 +9,6 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -18,12 +17,14 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.features.page import charts, failures, launchers, reading, strip, usage
-from ddplaunch.features.page.reading import RunFiles, integer, line, number, words
+from ddplaunch.features.page import charts, failures, launchers, strip, usage
+from ddplaunch.features.page.reading import RunFiles, line
 from ddplaunch.features.page.story import Moment, Story, story
 from ddplaunch.features.page.where_time_went import TimeUse, time_uses
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.run_files import past_reports
 from ddplaunch.system.files import run_json
+from ddplaunch.system.files.run_json import Json, dicts, integer, number
 from ddplaunch.text import duration, plural
 
 MAX_BYTES = 1 << 20
@@ -226,14 +227,14 @@ def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
     return next(filter(None, reasons), "")
 
 
-def _command(known: reading.Json) -> str:
-    return line(shlex.join(words(known, "command")) or run_json.text(known, "script"), 4000)
+def _command(known: Json) -> str:
+    return line(past_reports.command(known), 4000)
 
 
-def _facts(files: RunFiles, told: Story, known: reading.Json) -> list[tuple[str, str]]:
+def _facts(files: RunFiles, told: Story, known: Json) -> list[tuple[str, str]]:
     length = number(files.report, "duration_s")
     ranks = {bar.rank for node in told.nodes for bar in node.bars}
-    restarts = max((integer(each, "restart_count") or 0 for each in reading.dicts(files.report, "attempts")), default=0)
+    restarts = max((integer(each, "restart_count") or 0 for each in dicts(files.report, "attempts")), default=0)
     facts = [
         ("duration", duration(told.whole.length if length is None else length)),
         ("started", _moment(told.whole.start)),
@@ -346,7 +347,7 @@ def _tables(files: RunFiles) -> list[tuple[str, str, str, failures.Table]]:
     return [each for each in found if each[3].rows]
 
 
-def _run_environment(files: RunFiles, known: reading.Json) -> list[tuple[str, str]]:
+def _run_environment(files: RunFiles, known: Json) -> list[tuple[str, str]]:
     versions = known.get("versions")
     versions = versions if isinstance(versions, dict) else {}
     job = known.get("slurm_job")

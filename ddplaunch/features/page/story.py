@@ -6,13 +6,13 @@ Pure. Reports of older versions, and folders without events, give what they have
 from __future__ import annotations
 
 from dataclasses import field
-from datetime import datetime
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.page.reading import Json, dicts, integer, line, number
+from ddplaunch.features.page.reading import line
 from ddplaunch.features.page.where_time_went import Span
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
+from ddplaunch.system.files.run_json import Json, dicts, integer, number
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
@@ -124,19 +124,11 @@ def story(files: RunFiles, now_s: float) -> Story:
     )
 
 
-def seconds_of(iso_time: str) -> float | None:
-    """Seconds since 1970 of an ISO 8601 time; None for another text."""
-    try:
-        return datetime.fromisoformat(iso_time).timestamp()
-    except (ValueError, OverflowError, OSError):
-        return None
-
-
 def _whole(files: RunFiles, now_s: float) -> Span:
     times = [float(event["t"]) for event in files.events]
-    start = seconds_of(run_json.text(files.report, "start") or run_json.text(files.started, "start"))
+    start = run_json.seconds({**files.started, **files.report}, "start")
     start = min([*times[:1], *([start] if start is not None else [])], default=now_s)
-    end = seconds_of(run_json.text(files.report, "end"))
+    end = run_json.seconds(files.report, "end")
     if end is None:
         length = number(files.report, "duration_s")
         known = now_s if files.is_live else max([*times, start])

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, by_reason
-from ddplaunch.features.page.reading import Json, content, dicts, integer, integers, line
+from ddplaunch.features.page.reading import content, line
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
+from ddplaunch.system.files.run_json import Json, dicts, integer, integers
 from ddplaunch.text import median
 
 if TYPE_CHECKING:

@@ -10,7 +10,6 @@ import json
 import os
 import sys
 import time
-from datetime import datetime
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.come_back import past_runs
@@ -55,7 +54,7 @@ class _Table:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._known: dict[Path, NodeSamples] = {}
-        self._started_s = _seconds(run_json.text(run.started, "start"))
+        self._started_s = run_json.seconds(run.started, "start") or time.time()
 
     def lines(self, columns: int | None, rows: int | None) -> list[str]:
         """The table of now, for a terminal of this size; None: all ranks, in lines of any length."""
@@ -113,9 +112,3 @@ def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
                     if event.get("attempt") == attempt and type(event.get("rank")) is int:
                         ranks.append(event["rank"])
     return ranks
-
-
-def _seconds(iso_time: str) -> float:
-    with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromisoformat(iso_time).timestamp()
-    return time.time()

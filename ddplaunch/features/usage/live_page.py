@@ -57,7 +57,7 @@ def newest_attempt(nodes: Sequence[NodeSamples]) -> int | None:
 def _of_node(node: NodeSamples, failed: frozenset[int], now: float) -> list[RankLine]:
     rank_list, rows = node.start.get("ranks"), node.start.get("gpu")
     host, sample = str(node.head.get("host", "?")), node.newest
-    age_s = now - (number(sample.get("t")) or number(node.start.get("t")) or 0.0)
+    age_s = now - (number(sample, "t") or number(node.start, "t") or 0.0)
     quiet, cpu, rss, rates = (numbers(sample, "w", key) for key in ("quiet", "cpu", "rss", "lines"))
     util, gpu_memory = (numbers(sample, "g", key) for key in ("util", "mem"))
     lines = []
@@ -128,6 +128,6 @@ def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Se
     if attempt is None:
         return f"{text}; no usage sample yet"
     hosts = len({line.host for line in lines})
-    times = [t for node in nodes if (t := number(node.newest.get("t"))) is not None]
+    times = [t for node in nodes if (t := number(node.newest, "t")) is not None]
     text += f", attempt {attempt}, {plural(len(lines), 'rank')} on {plural(hosts, 'node')}"
     return f"{text}; as of {elapsed(now - max(times))} ago" if times else f"{text}; no usage sample yet"

@@ -94,7 +94,7 @@ def files(launcher_folders: Iterable[Path], known: dict[Path, NodeSamples]) -> l
 def numbers(body: _Json, part: str, key: str) -> list[float | None]:
     """The values of ``key`` in ``part`` of a sample, in their order; empty if there are none."""
     values = of(body, part).get(key)
-    return [run_json.number(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
+    return [run_json.finite(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
 
 
 def of(body: _Json, part: str) -> _Json:

@@ -128,7 +128,7 @@ def _usefulness(run: _Run) -> int:
 
 def _usefulness_by(report_path: Path) -> int:
     report = run_json.read(report_path) or {}
-    duration_s = run_json.number(report.get("duration_s"))
+    duration_s = run_json.number(report, "duration_s")
     if report.get("outcome") != "succeeded" or duration_s is None:
         return 2
     return int(duration_s >= _SHORT_RUN_S)
