@@ -32,8 +32,7 @@ _MIN_LOST_AFTER_S, _MIN_WITHOUT_HEARTBEAT_S = 3.0, 1.5
 
 _MAX_SIMULATED_NODES = 256
 _MAX_KEPT_S = 7 * 86400
-NO_LOGS = "/dev/null"
-LINE_PREFIX = "[${host}:${rank}] "
+NO_LOGS, LINE_PREFIX = "/dev/null", "[${host}:${rank}] "
 
 
 @dataclass(frozen=True)
@@ -164,8 +163,9 @@ class RendezvousConfig:
         is_server: whether this node serves the rendezvous; None: detected by comparing addresses.
         participants: indices of all nodes in rank order; only where the launcher assigns them and this node serves.
         departing: participants that leave after an attempt, if another one follows; as ``participants``.
+        spares: number of hosts that can replace participants; as ``participants``.
         attempt: number of the first round; above 0 where the launcher has moved the rendezvous.
-        restart_count: restarts before the first round.
+        restarts_so_far: restarts before the first round of this rendezvous.
         local_addr: address at which other nodes reach this one; None: the source address on the way to the endpoint.
         interface: network interface whose address is ``local_addr``; ``local_addr`` takes precedence.
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
@@ -190,8 +190,9 @@ class RendezvousConfig:
     search_timeout_s: float | None = None
     participants: tuple[int, ...] = ()
     departing: tuple[int, ...] = ()
+    spares: int = 0
     attempt: int = 0
-    restart_count: int = 0
+    restarts_so_far: int = 0
     other_ports: tuple[int, ...] = ()
     secret: str = field(default="", repr=False)
 

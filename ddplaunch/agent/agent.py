@@ -25,8 +25,9 @@ from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
 from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
-from ddplaunch.features.hangs.examiner import Examiner
+from ddplaunch.agent.workers.worker_socket import WorkerSocket
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.gpus import GpusRead
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.protocol.launcher_agent import Report
 
@@ -66,7 +68,7 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        self._gpus = parts.gpus_of_job(spec, outbox.send, mailbox.post)
+        self._gpus = parts.gpus_of_job(spec, mailbox.post)
         plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
         if self._gpus:
             self._gpus.placement = self._placement
@@ -77,7 +79,6 @@ class Agent:
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
         self._group: WorkerGroup | None = None
-        self._examiner = Examiner(is_needed=plan.bootstrap)
         self._helper_pids: dict[int, int] = {}
         self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
         self._last_start_at = 0.0
@@ -87,13 +88,16 @@ class Agent:
         self._own_stop_reason: str | None = None
         self._kill_deadline = _NEVER
         self._unkillable_pids: tuple[int, ...] = ()
+        self._worker_socket = WorkerSocket(
+            lambda connection: any(part.on_connection(connection) for part in self._parts)
+        )
         self._parts = parts.load(
             NodeServices(
                 spec=spec,
                 placement=self._placement,
                 forkserver=self._forkserver,
                 rendezvous=self._rendezvous,
-                examiner=self._examiner,
+                worker_socket=self._worker_socket,
                 gpus=self._gpus,
                 outbox=outbox,
                 post=mailbox.post,
@@ -146,7 +150,7 @@ class Agent:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
-        for part in (*self._parts, self._examiner, self._gpus, self._rendezvous):
+        for part in (*self._parts, self._worker_socket, self._gpus, self._rendezvous):
             if part:
                 part.close()
         return self._forkserver.close()
@@ -213,10 +217,12 @@ class Agent:
             self._forkserver.start_store(round_.attempt, listener, group.attempt_dir, self._outbox.send)
         self._name_lookups.report_slow(lookup, round_)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
+        for part in self._parts:
+            environ.update(part.worker_environ())
         for worker in group.workers:
-            plan, placement, socket_name = self._forkserver.plan, self._placement, self._examiner.name
-            texts = {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
-            spec = worker_spec(self._spec, plan, placement, round_, worker, environ, texts, socket_name)
+            plan = self._forkserver.plan
+            texts = self._texts_for(worker) if plan.bootstrap else {}
+            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, texts)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
@@ -225,6 +231,9 @@ class Agent:
             self._failure = AttemptFailure(text)
         elif not self._forkserver.is_starting and not self._failure:
             group.report_started(self._forkserver.import_s)
+
+    def _texts_for(self, worker: Worker) -> dict[str, str]:
+        return {name: text for part in self._parts for name, text in part.for_worker(worker).items()}
 
     def _await_forkserver(self) -> None:
         self._forkserver.ensure_forkserver(self._outbox.send)
@@ -283,7 +292,7 @@ class Agent:
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while True:
-            due = min(part.run_due(time.monotonic()) for part in self._parts)
+            due = min((part.run_due(time.monotonic()) for part in self._parts), default=_NEVER)
             if done():
                 return True
             limit = deadline() if callable(deadline) else deadline
@@ -294,13 +303,16 @@ class Agent:
                 return False
 
     def _handle_event(self, event: object) -> None:
+        if self._gpus and isinstance(event, GpusRead):
+            self._gpus.on_read(event)
         match event:
             case ProcessStarted():
                 self._on_started(event)
             case ChildExited(local_rank=local_rank) if local_rank < 0:
                 self._on_helper_exited(local_rank)
             case ChildExited(local_rank=local_rank) if self._group:
-                self._examiner.forget(self._group.workers[local_rank].pid)
+                for part in self._parts:
+                    part.on_worker_exited(self._group.workers[local_rank])
                 self._group.on_exited(local_rank)
             case _ if isinstance(event, ForkserverEvent):
                 self._on_forkserver_event(event)

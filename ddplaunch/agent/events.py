@@ -7,16 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.records import NodeEvidence
-from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import GpuEvent, GpusRead
-from ddplaunch.system.files.folder_probe import FolderState
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from ddplaunch.features.hangs.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
 
     Wait = Callable[[Callable[[], bool], float | Callable[[], float]], bool]
     """Handles events until a condition holds (True), or until a deadline, which may change (False)."""
@@ -52,30 +46,6 @@ class OutputResumed:
 
 
 @dataclass(frozen=True)
-class WorkersSampled:
-    """A thread has sampled the workers of ``attempt``: ``samples`` by local rank, of those that ran.
-
-    ``node`` is None if only the workers were sampled.
-    """
-
-    attempt: int
-    samples: dict[int, Sample]
-    node: NodeEvidence | None = None
-
-
-@dataclass(frozen=True)
-class WorkersAsked:
-    """A thread has asked the workers of a failed attempt."""
-
-
-@dataclass(frozen=True)
-class CollectivesRead:
-    """A thread has read when workers called collectives: ``record`` is for the launcher that watches the job."""
-
-    record: CollectivesSampled
-
-
-@dataclass(frozen=True)
 class FromMember:
     """The member of rendezvous ``token`` sent ``record``; the agent may have left that rendezvous meanwhile."""
 
@@ -101,10 +71,3 @@ class AttemptFailure:
     reason: str
     returncode: int | None = None
     hung: bool = False
-
-
-@dataclass(frozen=True)
-class HealthEvent:
-    """A thread has found something out about the hardware of this node; ``HealthPart`` handles it."""
-
-    found: FolderState | GpusRead | GpuEvent

@@ -13,7 +13,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch import errors
+from ddplaunch import errors, features
 from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
 from ddplaunch.agent.log_sender import LogSender
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
     from typing import BinaryIO
 
     from ddplaunch.agent.workers.forkserver_client import Forked
-    from ddplaunch.protocol.queries import InspectNode, ListRuns
 
 _LAST_RECORD_S = 3.0
 """Time limit of the last write to a launcher that does not read."""
@@ -123,23 +122,19 @@ def _execute(
 
 
 def _queries() -> tuple[type, ...]:
-    from ddplaunch.protocol.queries import InspectNode, ListRuns  # An agent of a run does not load them.
-
-    return ListRuns, InspectNode
+    return features.records("TO_AGENT", "queries")  # An agent of a run does not load them.
 
 
-def _serve_without_run(order: SweepRun | ListRuns | InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+def _serve_without_run(order: object, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Sweep a run, or answer queries until the launcher has no more."""
     if isinstance(order, SweepRun):
         return _sweep_run(order)
-    from ddplaunch.protocol import queries
-
-    if isinstance(order, queries.ListRuns):
-        from ddplaunch.features.ps import run_finder
-
-        return run_finder.serve(stream, outbox)
-    from ddplaunch.features.check import node_check
-
-    return node_check.serve(order, stream, outbox)
+    while (unkillable := features.answering(order).serve(order, stream, outbox)) is None:
+        received = wire.read_record(stream, _queries())
+        if received is None:
+            return ()
+        order = received[0]
+    return tuple(unkillable)
 
 
 def _describe(error: Exception, host: str) -> AgentFailed:

@@ -12,17 +12,17 @@ from ddplaunch import features
 from ddplaunch.system.gpus import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from ddplaunch.agent.events import AttemptFailure, Wait
+    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
     from ddplaunch.agent.workers.placement import Placement
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.hangs.examiner import Examiner
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob
+    from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
@@ -38,7 +38,7 @@ class NodeServices(NamedTuple):
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
-        examiner: asks workers for their flight records.
+        worker_socket: what features run in a worker connects to it.
         gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
         outbox: sends records to the launcher.
         post: posts an event to the agent's mailbox; any thread may call it.
@@ -52,7 +52,7 @@ class NodeServices(NamedTuple):
     placement: Placement
     forkserver: ForkserverClient
     rendezvous: Rendezvous
-    examiner: Examiner
+    worker_socket: WorkerSocket
     gpus: GpusOfJob | None
     outbox: Outbox
     post: Callable[[object], None]
@@ -79,6 +79,10 @@ class Part:
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """An attempt begins. No worker of ``group`` runs yet."""
 
+    def worker_environ(self) -> Mapping[str, str]:
+        """Variables for the workers of the attempt, unless their environment has them."""
+        return {}
+
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """Texts for features' parts in ``worker``, by name of the feature: only those that get a text act there.
 
@@ -92,6 +96,13 @@ class Part:
     def on_event(self, event: object) -> bool:
         """Handle an event of the agent's mailbox if it is one of this part's. Returns whether it was."""
         return False
+
+    def on_connection(self, connection: Connection) -> bool:
+        """Take a connection to the socket for workers if it is for this part. In another thread. Returns whether."""
+        return False
+
+    def on_worker_exited(self, worker: Worker) -> None:
+        """A worker has ended. It is reaped next: until then its pid cannot be another's."""
 
     def run_due(self, now: float) -> float:
         """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
@@ -131,13 +142,13 @@ def load(node: NodeServices) -> tuple[Part, ...]:
     return tuple(module.part(node) for module in features.loaded("agent"))
 
 
-def gpus_of_job(spec: AgentSpec, send: Callable[[object], None], post: Callable[[object], None]) -> GpusOfJob | None:
+def gpus_of_job(spec: AgentSpec, post: Callable[[object], None]) -> GpusOfJob | None:
     """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run.
 
     Who places the workers sets ``placement`` of the result.
     """
     if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
         return None
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
+    from ddplaunch.agent.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
 
-    return GpusOfJob(spec, send, post)
+    return GpusOfJob(spec, post)

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
+from ddplaunch import features
 from ddplaunch.cli import completion, pages
 from ddplaunch.cli.build_config import build_config, connection_options
 from ddplaunch.cli.host_options import HOST_OPTIONS
@@ -135,11 +136,10 @@ def _dispatch(
         return DetachedRun(config) if is_detached else config
     if is_detached:
         raise UsageError("--plan cannot be combined with --detach")
-    from ddplaunch.features.health import node_memory
     from ddplaunch.features.plan import page as plan_page
     from ddplaunch.features.plan.plan import plan as plan_of
 
-    planned = plan_of(node_memory.prefer(config))
+    planned = plan_of(features.prepared(config))
     _show(plan_page.as_json(planned) if json else plan_page.page(planned, is_verbose=bool(options["verbose"])))
     return 0
 
@@ -323,11 +323,6 @@ def _run(argv: Sequence[str] | None) -> int:
             "warning: TORCHELASTIC_ENABLE_FILE_TIMER=1 has no effect: torchrun's file timers are not supported; "
             "--hang-timeout ends a job without output"
         )
-    if config.slurm_job and config.slurm_job.requeue_on:
-        from ddplaunch.features.requeue import slurm_requeue
-
-        if problem := slurm_requeue.check_requeue(config.slurm_job):
-            _print(f"warning: {problem}")
     if config.entry == "script" and config.script == "-":
         config = replace(config, text=_program_on_stdin(config))
     if isinstance(parsed, DetachedRun):

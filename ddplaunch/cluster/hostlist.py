@@ -83,7 +83,10 @@ def fold(names: Iterable[str]) -> str:
 
 
 def _parts(name: str) -> tuple[str, ...]:
-    """Text, number, text, ...: numbers at odd positions may be folded; those of user and port may not."""
+    """Split ``name`` into text, number, text and so on. ``fold`` may fold the numbers.
+
+    A number in the user's name or in the port is part of a text.
+    """
     match = _HOST_OF.fullmatch(name)
     if not match:
         # A second colon: an IPv6 address.

@@ -24,7 +24,7 @@ from ddplaunch.text import quote
 
 LOOPBACK = "127.0.0.1"
 
-Kind = Literal["node", "task", "allocation", "hosts"]
+StartKind = Literal["node", "task", "allocation", "hosts"]
 
 PORTS = (16384, 28671)
 """First and last candidate port: below the ports that Linux and Kubernetes assign (from 32768 and 30000) and torchrun's
@@ -54,7 +54,7 @@ class SchedulerInfo:
     """
 
     name: str
-    kind: Kind
+    kind: StartKind
     description: str
     index: int | None = None
     agents: int | None = None

@@ -1,7 +1,6 @@
 """The attempts of a run: merges the nodes' reports about an attempt into one result, and counts restarts.
 
-Runs in the launcher. Pure. It does not decide about restarts (``max_restarts``): the agent of a single node does
-(``agent/rendezvous/single_node.py``), or the coordinator of several (``rendezvous/coordinator.py``).
+Runs in the launcher. Pure. It does not decide what follows an attempt: the coordinator does (``rounds/verdict.py``).
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ class Attempts:
         self._restarts_of: Counter[int] = Counter()
 
     @property
-    def restart_count(self) -> int:
+    def restarts_so_far(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
         still_open = sum(opened.restart_follows for opened in self._open.values())
         return sum(result.restart_follows for result in self.ended) + still_open
@@ -165,6 +164,8 @@ def _merge(parts: Sequence[AttemptResult]) -> AttemptResult:
         exits=tuple(exits),
         duration_s=max(part.duration_s for part in parts),
         attempt_follows=follows,
+        restart_follows=follows and any(part.restart_follows for part in parts),
+        decision=next((part.decision for part in parts if part.decision and part.attempt_follows == follows), ""),
         reason=next((part.reason for part in parts if part.reason and part.attempt_follows == follows), ""),
         cause=next((part.cause for part in parts if part.cause), None),
         hung=any(part.hung for part in parts),

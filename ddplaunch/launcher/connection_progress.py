@@ -13,14 +13,14 @@ from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.progress import Progress
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
 
 
 class ConnectionProgress:
     """Shows which nodes are not connected yet, and detects when all agents are ready."""
 
-    def __init__(self, nodes: Nodes, progress: Progress) -> None:
-        self._nodes = nodes
+    def __init__(self, participants: Participants, progress: Progress) -> None:
+        self._nodes, self._participants = participants.nodes, participants
         self._progress = progress
         self._is_connecting = False
         self._local_world_sizes: dict[int, int] = {}
@@ -37,7 +37,7 @@ class ConnectionProgress:
         return float("inf")
 
     def _describe(self) -> str:
-        nodes = [self._nodes.all[index] for index in self._nodes.participants]
+        nodes = [self._nodes.all[index] for index in self._participants.indices]
         missing = [node.host for node in nodes if node.state is NodeState.CONNECTING]
         count = f"{len(nodes) - len(missing)} of {len(nodes)} nodes"
         return f"connecting: {count}, waiting for {quote(fold(missing), 200)}"
@@ -48,7 +48,7 @@ class ConnectionProgress:
         Returns the workers per host when all participants are ready for the first time; otherwise None.
         """
         self._local_world_sizes[index] = local_world_size
-        participants, sizes = self._nodes.participants, self._local_world_sizes
+        participants, sizes = self._participants.indices, self._local_world_sizes
         if self._were_all_ready or len(sizes) < len(participants) or not sizes.keys() >= set(participants):
             return None
         self._were_all_ready = True

@@ -16,6 +16,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.errors import Level
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
@@ -24,10 +25,8 @@ from ddplaunch.protocol.control import (
     MAX_REQUEST_BYTES,
     SOCKET,
     TO_LAUNCHER,
-    ExamineRun,
-    LeaveTerminal,
+    Request,
     RequestRefused,
-    StopRun,
 )
 from ddplaunch.system import linux
 from ddplaunch.system.files import kept_files
@@ -41,9 +40,6 @@ _TRANSFER_S = 5.0
 """Time limit of a request that a client sends, and of an answer that it reads."""
 
 _RETRY_S = 1.0
-
-
-Request = ExamineRun | StopRun | LeaveTerminal
 
 
 @dataclass(frozen=True)
@@ -158,7 +154,7 @@ class ControlSocket:
 
     def _answer(self, line: bytes) -> object:
         try:
-            request = wire.decode(line, TO_LAUNCHER)
+            request = wire.decode(line, TO_LAUNCHER, _of_features)
         except wire.ProtocolError:
             return RequestRefused("not a request that this version knows")
         answers: queue.SimpleQueue[object] = queue.SimpleQueue()
@@ -172,6 +168,10 @@ class ControlSocket:
             return RequestRefused(f"the launcher has not answered for {ANSWER_S:g} s")
         finally:
             self._waiting.discard(answers)
+
+
+def _of_features() -> tuple[type, ...]:
+    return features.records("TO_LAUNCHER")
 
 
 def _read_line(client: socket.socket) -> bytes:

@@ -1,86 +1,64 @@
-"""A node that must not, or should not, be used again after an attempt: it leaves the run, or the run ends.
+"""A node that must not, or should not, be used again after an attempt leaves the run.
 
 Runs in the launcher, in the main thread. Only for the nodes of a launcher that assigns their rendezvous: elsewhere the
-agent of a single node decides (``agent/rendezvous/single_node.py``), or the coordinator
-(``rendezvous/coordinator.py``).
+coordinator dismisses them. It also decides here whether the run ends because too few nodes are left.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import Level
-from ddplaunch.protocol.restart_policy import reason_to_end, reason_to_leave
+from ddplaunch.errors import HARDWARE, LaunchError, Level
+from ddplaunch.rounds.restart_policy import reason_to_leave, too_few_nodes
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
-    from ddplaunch.launcher.nodes import Node, Nodes
-    from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-    from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.protocol.results import AttemptResult
 
 _MAX_REASON = 1000
 """Characters shown of a reason, which may come from a script."""
 
 
-def decided(node: Node, result: AttemptResult, nodes: Nodes) -> AttemptResult:
-    """``result``; without a further attempt if ``node`` must not be used again and too few nodes are left.
+def leave(node: Node, result: AttemptResult, participants: Participants, show: Callable[[str, int], None]) -> None:
+    """Replace ``node`` if it must not be used again, or should not and is not needed, and another attempt follows.
 
-    To be called before ``result`` is counted; ``leave`` follows.
-    """
-    leaves = _must_leave(node, result, nodes)
-    if leaves and (why_end := reason_to_end(leaves, *nodes.remaining_without(node))):
-        return replace(result, attempt_follows=False, reason=why_end, node_leaves=leaves)
-    return result
-
-
-def leave(
-    node: Node, result: AttemptResult, nodes: Nodes, shutdown: Shutdown, show: Callable[[str, int], None]
-) -> None:
-    """Replace ``node`` if it must not be used again, or should not and is not needed; or shut the run down.
-
-    To be called when ``result``, of which ``decided`` has been asked, is counted: if the node serves the rendezvous,
-    another one begins with the number of restarts.
+    To be called when ``result`` is counted: if the node serves the rendezvous, another one begins with the number of
+    restarts.
 
     Raises:
-        LaunchError: too few hosts can be used.
+        LaunchError: too few hosts can be used. The coordinator did not know it, or the node has not heard its verdict.
     """
-    if node.index not in nodes.participants or not nodes.rendezvous:
+    if not result.attempt_follows or node.index not in participants.indices or not participants.rendezvous:
         return
-    if not result.attempt_follows:
-        if result.node_leaves:
-            shutdown.on_node_ended()
-    elif leaves := _must_leave(node, result, nodes):
+    if leaves := reason_to_leave(result.exits):
+        if too_few := too_few_nodes(*participants.remaining_without(node), leaves):
+            raise LaunchError(quote(too_few, _MAX_REASON), "", HARDWARE)
         show(quote(leaves, _MAX_REASON), Level.ALWAYS)
-        nodes.retire(node)
-    elif node.index in nodes.rendezvous.departing:
-        _depart(node, nodes.rendezvous, nodes, show)
+        participants.retire(node)
+    elif node.index in participants.rendezvous.departing:
+        _depart(node, participants.rendezvous.departing, participants, show)
 
 
-def on_suspend(nodes: Nodes) -> None:
+def on_suspend(participants: Participants) -> None:
     """This process is about to be suspended: no attempt may wait for its decision about nodes that depart.
 
     The scheduler's next answer names them again.
     """
-    if nodes.rendezvous and nodes.rendezvous.departing:
-        nodes.rendezvous.set_departing({}, nodes.participants, nodes.send_to)
+    if participants.rendezvous and participants.rendezvous.departing:
+        participants.set_departing({})
 
 
-def _must_leave(node: Node, result: AttemptResult, nodes: Nodes) -> str:
-    """Why no further attempt may use ``node``; empty if one may, or if this launcher does not decide about it."""
-    is_ours = result.attempt_follows and nodes.rendezvous and node.index in nodes.participants
-    return reason_to_leave(result.exits) if is_ours else ""
-
-
-def _depart(node: Node, rendezvous: RendezvousManager, nodes: Nodes, show: Callable[[str, int], None]) -> None:
+def _depart(
+    node: Node, departing: Mapping[int, str], participants: Participants, show: Callable[[str, int], None]
+) -> None:
     """Replace ``node``, which its scheduler takes out of service, unless it is needed. The coordinator waits for it."""
-    remaining, needed = nodes.remaining_without(node)
+    remaining, needed = participants.remaining_without(node)
     if remaining >= needed:
-        show(f"{node.host} is left: {quote(rendezvous.departing[node.index], _MAX_REASON)}", Level.NORMAL)
-        nodes.retire(node)
+        show(f"{node.host} is left: {quote(departing[node.index], _MAX_REASON)}", Level.NORMAL)
+        participants.retire(node)
         return
-    others = {index: why for index, why in rendezvous.departing.items() if index != node.index}
-    rendezvous.set_departing(others, nodes.participants, nodes.send_to)
+    participants.set_departing({index: why for index, why in departing.items() if index != node.index})

@@ -19,7 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.lost_nodes import LostNodes
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.shutdown import Shutdown
 
 _MAX_REASON = 300
@@ -33,16 +35,16 @@ class GivenUp:
     def __init__(
         self,
         config: LaunchConfig,
-        nodes: Nodes,
+        participants: Participants,
         shutdown: Shutdown,
+        lost_nodes: LostNodes,
         handle: Callable[[Node, object], None],
-        on_lost: Callable[[Node, str, str], None],
         show: Callable[[str, int], None],
     ) -> None:
-        """``handle`` handles an event of a node; ``on_lost`` a node that is lost, for a reason, with a hint."""
+        """``handle`` handles an event of a node."""
         self._is_local, self._shutdown = config.transport == "local", shutdown
-        self._handle, self._on_lost, self._show = handle, on_lost, show
-        self._ranks = NodeRanks(nodes)
+        self._lost_nodes, self._handle, self._show = lost_nodes, handle, show
+        self._ranks = NodeRanks(participants)
         self._indices: set[int] = set()
 
     def handle(self, node: Node, event: object) -> None:
@@ -71,10 +73,8 @@ class GivenUp:
 
     def _give_up(self, node: Node, event: object, error: Exception) -> None:
         self._indices.add(node.index)
-        node.handle.kill()
-        if not (node.state.is_final or node.state.is_lost):
-            hint = "" if isinstance(error, ProtocolError) else _HINT
-            self._on_lost(node, f"the agent on {node.host} was given up: {_told(event, error)}", hint)
+        hint = "" if isinstance(error, ProtocolError) else _HINT
+        self._lost_nodes.give_up(node, f"the agent on {node.host} was given up: {_told(event, error)}", hint)
 
     def _end_run(self, node: Node, event: object, error: Exception) -> None:
         import traceback
@@ -82,7 +82,7 @@ class GivenUp:
         said = f"a bug in ddplaunch: on {node.host}: {_told(event, error)}\n{traceback.format_exc()}"
         self._shutdown.fail(LaunchError(said, _BUG_HINT, INTERNAL))
         if isinstance(event, ChannelClosed):
-            self._on_lost(node, f"the agent on {node.host} has ended", "")
+            self._lost_nodes.on_lost(node, f"the agent on {node.host} has ended")
         elif not self._shutdown.node_ended:
             self._shutdown.on_node_ended()
 

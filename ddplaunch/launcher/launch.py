@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
@@ -18,6 +17,8 @@ from ddplaunch.system.files import run_folder
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.agent_process import AgentProcess
@@ -32,20 +33,12 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    check_files(config)
+    config = features.prepared(config)
     return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None, ends_process=ends_process)
 
 
-def check_files(config: LaunchConfig) -> None:
-    """Raise UsageError for a file that the run is to write, and cannot."""
-    if config.output.metrics_file:
-        from ddplaunch.features.metrics import metrics_file
-
-        metrics_file.check(Path(config.output.metrics_file).absolute())
-
-
 def launch_detached(config: LaunchConfig, run_id: str, folder: Path) -> RunResult:
-    """As ``launch``, in a process that ends afterwards.
+    """As ``launch``, in a process that ends afterwards; ``config`` is prepared.
 
     Its stdout and stderr are console.log in the run ``folder``, which ``setup`` has made.
     """
@@ -85,10 +78,6 @@ def run(
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.system import signals
 
-    if config.hosts:
-        from ddplaunch.features.health import node_memory
-
-        config = node_memory.prefer(config)
     features.call("check_start", config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
     posted = (*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP")

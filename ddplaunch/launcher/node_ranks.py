@@ -16,14 +16,15 @@ from ddplaunch.text import ranks
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
 
 
 class NodeRanks:
     """Those of one run."""
 
-    def __init__(self, nodes: Nodes) -> None:
-        self._nodes = nodes
+    def __init__(self, participants: Participants) -> None:
+        self._participants = participants
         self._of_node: dict[int, tuple[int, range]] = {}
 
     def check(self, node: Node, event: object) -> None:
@@ -46,10 +47,10 @@ class NodeRanks:
 
     def _check_started(self, node: Node, event: AttemptStarted) -> None:
         """Where each node has a launcher, this launcher does not know how many workers the other nodes have."""
-        workers, nodes = len(event.pids), self._nodes
+        workers, participants = len(event.pids), self._participants
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
-        if nodes.rendezvous:
-            fits = fits and event.world_size <= sum(each.workers for each in nodes.all)
+        if participants.rendezvous:
+            fits = fits and event.world_size <= sum(each.workers for each in participants.nodes.all)
         if not fits or event.node_rank >= event.nnodes:
             raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
 

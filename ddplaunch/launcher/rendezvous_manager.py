@@ -1,6 +1,6 @@
 """The rendezvous of a run whose launcher assigns it: which node serves it, its endpoint, the nodes that have joined.
 
-Runs in the launcher. Pure: sends records through callbacks. ``Run`` decides about lost nodes.
+Runs in the launcher. Pure: sends records through callbacks. ``lost_nodes`` decides about lost nodes.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import AssignNodes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -29,15 +29,17 @@ class RendezvousManager:
     the order of their ranks.
 
     Attributes:
+        server: index of the node that serves the present rendezvous; None until the next ``announce``.
         departing: indices of nodes that leave after the present attempt, each with the reason.
     """
 
-    def __init__(self, settings: RendezvousConfig) -> None:
+    def __init__(self, settings: RendezvousConfig, count_spares: Callable[[], int] = lambda: 0) -> None:
         """``settings`` apply to every rendezvous of the run."""
-        self._settings = settings
+        self._settings, self._count_spares = settings, count_spares
         self._number = 0
         self._tries = 0
-        self._server: int | None = None
+        self._attempt = self._restarts_so_far = 0
+        self.server: int | None = None
         self._endpoint: EndpointOpen | None = None
         self._informed: set[int] = set()
         self.departing: Mapping[int, str] = {}
@@ -49,11 +51,11 @@ class RendezvousManager:
 
     def announce(self, participants: Sequence[int], attempts: Attempts, send: Callable[[int, object], None]) -> None:
         """Make the first participant serve if no node does; once its endpoint is open, send it to the other nodes."""
-        if self._server is None:
+        if self.server is None:
             self._number, self._tries, self._endpoint = self._number + 1, self._tries + 1, None
-            self._informed, self._server = {participants[0]}, participants[0]
-            self._attempt, self._restart_count = attempts.next_number, attempts.restart_count
-            send(self._server, self._join_record(self._server, participants))
+            self._informed, self.server = {participants[0]}, participants[0]
+            self._attempt, self._restarts_so_far = attempts.next_number, attempts.restarts_so_far
+            send(self.server, self._join_record(self.server, participants))
         elif self._endpoint:
             for index in participants:
                 if index not in self._informed:
@@ -65,12 +67,13 @@ class RendezvousManager:
             self._settings,
             token=self.token,
             node_index=index,
-            is_server=index == self._server,
+            is_server=index == self.server,
             # Only the server needs the indices: sent to thousands of nodes, they would be many megabytes in all.
-            participants=tuple(participants) if index == self._server else (),
-            departing=tuple(self.departing) if index == self._server else (),
+            participants=tuple(participants) if index == self.server else (),
+            departing=tuple(self.departing) if index == self.server else (),
+            spares=self._count_spares(),
             attempt=self._attempt,
-            restart_count=self._restart_count,
+            restarts_so_far=self._restarts_so_far,
         )
         if self._endpoint:
             config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)
@@ -78,17 +81,18 @@ class RendezvousManager:
 
     def on_endpoint_open(self, index: int, event: EndpointOpen) -> None:
         """Node ``index`` has opened an endpoint; it counts if that node serves the rendezvous."""
-        if index == self._server and event.token == self.token:
+        if index == self.server and event.token == self.token:
             self._endpoint = event
 
-    def on_round_formed(self) -> None:
-        """A round has been formed: the rendezvous works."""
-        self._tries = 0
+    def on_round_formed(self, attempt: int) -> None:
+        """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
+        if attempt >= self._attempt:
+            self._tries = 0
 
     def remove_node(self, index: int, participants: Sequence[int], send: Callable[[int, object], None]) -> None:
         """Node ``index`` is lost; ``participants`` are the remaining nodes."""
-        if self._server == index:
-            self._server = None
+        if self.server == index:
+            self.server = None
         self.set_departing({i: why for i, why in self.departing.items() if i != index}, participants, send)
 
     def set_departing(
@@ -96,19 +100,20 @@ class RendezvousManager:
     ) -> None:
         """These nodes leave after the present attempt; tells the coordinator, also what it may know already."""
         self.departing = departing
-        if self._server is not None:
-            send(self._server, SetParticipants(self.token, tuple(participants), tuple(departing)))
+        if self.server is not None:
+            told = AssignNodes(self.token, tuple(participants), tuple(departing), self._count_spares())
+            send(self.server, told)
 
-    def relocate(self, host: str, reason: str) -> None:
-        """``host`` has lost its connection to the rendezvous: the next ``announce`` starts another one.
+    def relocate(self, problem: str) -> None:
+        """A node has lost the rendezvous: the next ``announce`` starts another one. ``problem`` says what is wrong.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        self._server = None
+        self.server = None
         if self._tries >= _MAX_TRIES:
             raise LaunchError(
-                f"{host} cannot join the rendezvous: {reason}",
+                problem,
                 "Check that every node can reach every other at any port; "
                 "--local-addr and --interface select the network.",
                 RENDEZVOUS,

@@ -4,7 +4,7 @@ Runs in the user's process: that of the ``ddplaunch`` command, or any that calls
 state; it waits in ``Mailbox.get`` only. Must not import torch, nor paramiko unless agents are started over SSH.
 
 How to read it: ``Run.run`` is the loop, ``_on_event`` and ``_on_node_event`` are the table of events, then come the
-methods for each event in the order of a run's life: start, attempts, loss of nodes, end.
+methods for each event in the order of a run's life: start, attempts, end. The loss of nodes is in ``lost_nodes``.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_LOST, LaunchError, Level
+from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import control_socket, departure, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.given_up import GivenUp
+from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
+from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.launcher.run_files.log_collector import LogCollector
@@ -29,7 +31,6 @@ from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watches
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
     AgentFailed,
@@ -45,7 +46,7 @@ from ddplaunch.protocol.launcher_agent import (
     RunIdAgreed,
 )
 from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
-from ddplaunch.protocol.results import NodeLostRendezvous
+from ddplaunch.protocol.results import NeedsRendezvous, NodeSilent
 from ddplaunch.system import run_tags, signals
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
@@ -100,21 +101,23 @@ class Run:
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
         nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
         spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
-        self._nodes = Nodes(transport, spec, *nnodes, rendezvous, self._attempts, self._show)
-        self._connecting = ConnectionProgress(self._nodes, self._messages.progress)
+        self._nodes = Nodes(transport, spec)
+        self._participants = Participants(self._nodes, *nnodes, rendezvous, self._attempts, self._show)
+        self._connecting = ConnectionProgress(self._participants, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
         logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
-        self._logs = LogCollector(logs, self._nodes, self._messages, kind)
+        self._logs = LogCollector(logs, self._participants, self._messages, kind)
         self._shutdown = Shutdown(config, self._nodes, self._logs, self._messages)
-        on_event, on_lost = self._on_node_event, self._on_node_lost
-        self._given_up = GivenUp(config, self._nodes, self._shutdown, on_event, on_lost, self._show)
-        shown = (self._messages, self._events, lambda: self._folder)
-        services = (config, run_tag, self._nodes, self._pings, self._shutdown, *shown, mailbox.post)
-        self._watches = Watches(RunServices(*services))
+        state = (self._participants, self._attempts, self._shutdown, self._events)
+        self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
+        handlers = (self._lost_nodes, self._on_node_event)
+        self._given_up = GivenUp(config, self._participants, self._shutdown, *handlers, self._show)
+        parts = (self._nodes, self._participants, self._pings, self._shutdown, self._messages, self._events)
+        self._watches = Watches(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
         self._output = self._watches.on_output(self._output)
-        parts: tuple[Timed, ...] = (self._connecting, self._logs, self._shutdown, self._nodes)
-        self._timers = Timers(self._pings, (*parts, *self._watches.all), mailbox)
+        timed: tuple[Timed, ...] = (self._connecting, self._logs, self._shutdown, self._nodes)
+        self._timers = Timers(self._pings, (*timed, *self._watches.all), mailbox)
 
     # The loop.
 
@@ -149,15 +152,10 @@ class Run:
         except LaunchError as error:
             self._shutdown.fail(error)
 
-    @property
-    def _is_ending(self) -> bool:
-        """Whether no further attempt or node is started: the run is shut down, or its outcome is known."""
-        return self._shutdown.in_progress or self._attempts.outcome_is_known
-
     def _on_event(self, event: object) -> None:
         match event:
             case signals.SignalReceived(signum=signal.SIGTSTP):
-                departure.on_suspend(self._nodes)
+                departure.on_suspend(self._participants)
                 self._pings.suspend(time.monotonic())
             case signals.SignalReceived():
                 self._shutdown.on_signal(event)
@@ -178,7 +176,7 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._events.on_event(node.index, self._nodes.participants, event)
+        self._events.on_event(node.index, event)
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
@@ -188,14 +186,14 @@ class Run:
             case AgentConnected(facts=facts):
                 self._on_agent_connected(node, facts)
             case HostFailure():
-                self._nodes.exclude(node, event)
+                self._participants.exclude(node, event)
             case AgentReady(local_world_size=local_world_size):
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():
                 node.details = event
-            case EndpointOpen() if self._nodes.rendezvous:
-                self._nodes.rendezvous.on_endpoint_open(node.index, event)
-                self._nodes.on_changed()
+            case EndpointOpen() if self._participants.rendezvous:
+                self._participants.rendezvous.on_endpoint_open(node.index, event)
+                self._participants.on_changed()
             case RunIdAgreed(run_id=run_id):
                 self._on_run_id_agreed(run_id)
             case FirstRoundFormed(moved_to=names):
@@ -204,9 +202,10 @@ class Run:
                 self._on_attempt_started(node, event)
             case AttemptEnded(result=result, evidence=evidence):
                 self._on_attempt_ended(node, result, evidence)
-            case NodeLostRendezvous():
-                if not self._is_ending:
-                    self._nodes.relocate_rendezvous(node, event)
+            case NeedsRendezvous():
+                self._lost_nodes.on_needs_rendezvous(node, event)
+            case NodeSilent():
+                self._lost_nodes.on_node_silent(node, event)
             case AgentSignalled(signum=signum):
                 self._shutdown.on_signal(signals.SignalReceived(signum), node)
             case Pong():
@@ -219,7 +218,7 @@ class Run:
             case LogData() | LogsSent():
                 self._logs.on_record(node, event)
             case AgentFailed():
-                self._on_agent_failed(node, event)
+                self._lost_nodes.on_agent_failed(node, event)
             case ChannelClosed():
                 self._on_channel_closed(node)
 
@@ -229,7 +228,7 @@ class Run:
         """Start all nodes, unless a signal stops the run meanwhile; other events are handled afterwards, in order."""
         waiting: list[object] = []
         with self._errors_stop_the_run():
-            for _ in self._nodes.start():
+            for _ in self._participants.start():
                 while (event := self._mailbox.get(0.0)) is not None:
                     if isinstance(event, signals.SignalReceived):
                         self._on_event(event)
@@ -238,7 +237,7 @@ class Run:
                 if self._shutdown.in_progress:
                     break
             else:
-                self._nodes.on_changed()
+                self._participants.on_changed()
         for event in waiting:
             with self._errors_stop_the_run():
                 self._on_event(event)
@@ -246,7 +245,7 @@ class Run:
     def _on_agent_connected(self, node: Node, facts: NodeFacts) -> None:
         self._nodes.on_agent_connected(node, facts)
         self._pings.watch(node, time.monotonic(), setup.SLOW_START_S)
-        self._nodes.on_changed()
+        self._participants.on_changed()
 
     def _on_agent_ready(self, node: Node, local_world_size: int) -> None:
         node.workers = local_world_size
@@ -277,28 +276,27 @@ class Run:
     # Attempts.
 
     def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
-        is_first, completed = self._attempts.on_started(node.index, event.attempt, self._nodes.participants)
+        is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
         self._report_attempts(completed)
-        if self._nodes.rendezvous:
-            self._nodes.rendezvous.on_round_formed()
+        if self._participants.rendezvous:
+            self._participants.rendezvous.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
-        was_ending = self._is_ending
-        result = result if was_ending else departure.decided(node, result, self._nodes)
+        was_ending = self._lost_nodes.run_is_ending
         if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
-            node.handle.kill()
-            self._on_node_lost(node, f"the agent on {node.host} reports more than {self._config.max_restarts} restarts")
+            reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"
+            self._lost_nodes.give_up(node, reason)
             return
-        self._report_attempts(self._attempts.on_ended(node.index, result, self._nodes.participants, evidence))
+        self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            departure.leave(node, result, self._nodes, self._shutdown, self._show)
+            departure.leave(node, result, self._participants, self._show)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
             self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
 
-    # The end of a node. Only these methods decide how the loss of a node affects the run.
+    # The end of a node.
 
     def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
         """All workers of the node have ended. The node's logs may follow, then the channel closes."""
@@ -311,59 +309,18 @@ class Run:
         if node.state in (NodeState.ENDING, NodeState.SENDING_LOGS):
             node.state = NodeState.DONE
             self._on_node_done(node)
-        elif returncode is None:
-            self._on_node_lost(node, f"the connection to {node.host} has ended")
         else:
-            hint = first_failure.KILLED_HINT if returncode == -signal.SIGKILL else ""
-            self._on_node_lost(node, f"the agent on {node.host} {first_failure.ended(returncode)}", hint)
+            self._lost_nodes.on_channel_closed(node, returncode)
 
     def _on_node_unresponsive(self, node: Node) -> None:
-        """The machine is frozen or disconnected. Called by the pings."""
-        node.handle.kill()
-        if node.state is NodeState.SENDING_LOGS:  # All its records for the outcome have arrived; ChannelClosed follows.
-            self._pings.unwatch(node)
-        else:
-            self._on_node_lost(node, f"{node.host} has not answered for {self._pings.lost_after_s:g} s")
+        self._lost_nodes.on_unresponsive(node)
 
     def _on_node_done(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
-        is_needed = node.index in self._nodes.participants
-        if self._nodes.rendezvous and is_needed and not self._shutdown.in_progress:
+        is_needed = node.index in self._participants.indices
+        if self._participants.rendezvous and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
-
-    def _on_node_lost(self, node: Node, reason: str, hint: str = "") -> None:
-        """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
-        self._nodes.sweep(node)
-        node.lost_reason = "" if self._is_ending else reason
-        self._events.of_node("node_lost", node.index, reason)
-        if node.index in self._nodes.participants:
-            with self._errors_stop_the_run():
-                self._continue_without(node, reason, hint)
-        self._report_attempts(self._attempts.remove_node(node.index))
-
-    def _continue_without(self, node: Node, reason: str, hint: str) -> None:
-        if not self._is_ending and self._nodes.can_continue_without(node):
-            self._show(f"{reason}; the job goes on", Level.ALWAYS)
-            self._nodes.replace(node)
-            return
-        self._nodes.remove(node)
-        if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
-            self._show(reason, Level.VERBOSE)
-        elif self._nodes.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
-            self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
-        else:
-            raise LaunchError(reason, hint, NODE_LOST)
-
-    def _on_agent_failed(self, node: Node, event: AgentFailed) -> None:
-        is_needed = node.index in self._nodes.participants and not self._attempts.outcome_is_known
-        if self._nodes.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
-            self._show(event.message, Level.NORMAL)
-        elif self._nodes.can_continue_without(node) and not self._is_ending:
-            self._nodes.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
-            self._report_attempts(self._attempts.remove_node(node.index))
-        else:
-            self._shutdown.fail(LaunchError(event.message, event.hint, event.exit_code))
 
     # The end of the run.
 
@@ -389,9 +346,9 @@ class Run:
         result = self._watches.on_agents_ended(result)
         failure = outcome.with_leftovers(error, result) if lost else error
         self._events.ended(result, failure)
-        self._messages.run_ended(result, failure)
+        self._messages.run_ended(result, failure, self._watches.report_lines(result))
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
-        self._watches.on_run_ended(RunEnd(result, error, self._nodes.lost_reasons, is_interrupted))
+        self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, is_interrupted))
         self._messages.close()
         if failure:
             raise failure

@@ -18,12 +18,14 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
-    from ddplaunch.launcher.control_socket import ControlRequest, Request
+    from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.pings import Pings
     from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
+    from ddplaunch.protocol.control import Request
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
@@ -38,6 +40,7 @@ class RunServices(NamedTuple):
         config: the settings of the run.
         run_tag: that of the run.
         nodes: the nodes whose agents this launcher starts.
+        participants: those that take part, and their spares.
         pings: those to agents on other machines; a watch may have another node pinged.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
@@ -49,6 +52,7 @@ class RunServices(NamedTuple):
     config: LaunchConfig
     run_tag: str
     nodes: Nodes
+    participants: Participants
     pings: Pings
     shutdown: Shutdown
     messages: UserMessages
@@ -125,6 +129,10 @@ class Watch:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
         return result
 
+    def report_lines(self, result: RunResult) -> Sequence[str]:
+        """Lines for the end of report.txt, which only a failed run has."""
+        return ()
+
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown. Begin what follows; only the user can interrupt it."""
 
@@ -158,7 +166,7 @@ class Watches:
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._run.nodes.participants, event)
+            watch.on_event(index, self._run.participants.indices, event)
 
     def on_posted(self, event: object) -> None:
         """An event that a watch's thread has posted."""
@@ -200,6 +208,10 @@ class Watches:
         for watch in self.all:
             result = watch.on_agents_ended(result)
         return result
+
+    def report_lines(self, result: RunResult) -> list[str]:
+        """The lines of all watches for the end of report.txt."""
+        return [line for watch in self.all for line in watch.report_lines(result)]
 
     def on_run_ended(self, end: RunEnd) -> None:
         """The result has been shown: do what follows, and wait for it."""

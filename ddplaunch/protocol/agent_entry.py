@@ -1,7 +1,8 @@
 """Names and text that start a process of ddplaunch and identify an agent, and the folder of the package.
 
 Used by launcher and agent. The launcher starts an agent by the name of its module, which it must not import; ``--ps``
-finds agents by these names in their command lines. Must not import another module of ddplaunch: it is loaded first.
+finds agents and keepers by what is in their command lines. Must not import another module of ddplaunch: it is loaded
+first.
 """
 
 from __future__ import annotations
@@ -13,6 +14,9 @@ AGENT_MODULE = "ddplaunch.agent.main"
 
 START_VARIABLE = "DDPLAUNCH_START"
 """The variable with the Python text that starts an agent on another machine; its name is in the command line."""
+
+KEEPER_COMMAND = ("ddplaunch", "keeper")
+"""Begin of a keeper's command line in ps."""
 
 PACKAGE_ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 """The folder that contains the package."""

@@ -6,11 +6,9 @@ encodes it, and gets one answer. No behaviour belongs here.
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from ddplaunch.features.hangs.records import EXAMINATION_S
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import OneLine, at_most
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.field_types import OneLine
 
 SOCKET = "control.sock"
 """Name of the socket in the run folder."""
@@ -18,47 +16,26 @@ SOCKET = "control.sock"
 MAX_REQUEST_BYTES = 4096
 MAX_ANSWER_BYTES = 4 << 20
 
-ANSWER_S = 2 * EXAMINATION_S + 5
-"""Seconds from a request to its answer, at most: an examination that goes on ends first."""
-
-MAX_LINES = 1000
-
-_Lines = Annotated[tuple[OneLine, ...], at_most(MAX_LINES)]
+ANSWER_S = 45.0
+"""Seconds from a request to its answer, at most: a feature may ask all nodes, and another request may be before it."""
 
 
-@dataclass(frozen=True)
-class ExamineRun:
-    """Client to launcher: find out what the workers do now; answered by RunExamined or RequestRefused.
+class Request(wire.Nested):
+    """Base of the requests. ``run_tag``: the run that the client means; a process may be the launcher of several."""
 
-    ``run_tag``: the run that the client means; a process may be the launcher of several.
-    """
-
-    run_tag: OneLine
+    run_tag: str
+    direction = "TO_LAUNCHER"
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunExamined:
-    """Launcher to client, in answer to ExamineRun.
+class Answer(wire.Nested):
+    """Base of the answers to requests of features."""
 
-    Attributes:
-        sentences: what the job does; who waits for whom.
-        lines: what each rank does and where it is, equal ranks together.
-        path: hang.txt with all stacks, on the launcher's machine; empty if it could not be written.
-        all_nodes_at: where only the launcher's own node was examined: the host whose launcher can examine all nodes.
-    """
-
-    sentences: _Lines
-    lines: _Lines = ()
-    path: OneLine = ""
-    all_nodes_at: OneLine = ""
+    direction = "FROM_LAUNCHER"
 
 
 @dataclass(frozen=True)
-class StopRun:
-    """Client to launcher: stop the run, as SIGTERM does; answered by RunStops or RequestRefused.
-
-    ``run_tag``: as for ExamineRun.
-    """
+class StopRun(Request):
+    """Client to launcher: stop the run, as SIGTERM does; answered by RunStops or RequestRefused."""
 
     run_tag: OneLine
 
@@ -69,11 +46,8 @@ class RunStops:
 
 
 @dataclass(frozen=True)
-class LeaveTerminal:
-    """Client to launcher: use the terminal no more; answered by TerminalLeft or RequestRefused.
-
-    ``run_tag``: as for ExamineRun.
-    """
+class LeaveTerminal(Request):
+    """Client to launcher: use the terminal no more; answered by TerminalLeft or RequestRefused."""
 
     run_tag: OneLine
 
@@ -90,5 +64,6 @@ class RequestRefused:
     reason: OneLine
 
 
-TO_LAUNCHER = (ExamineRun, StopRun, LeaveTerminal)
-FROM_LAUNCHER = (RunExamined, RunStops, TerminalLeft, RequestRefused)
+TO_LAUNCHER = (StopRun, LeaveTerminal)
+FROM_LAUNCHER = (RunStops, TerminalLeft, RequestRefused)
+"""Besides those of features, ``features.records("TO_LAUNCHER")`` and ``features.records("FROM_LAUNCHER")``."""

@@ -26,10 +26,11 @@ from ddplaunch.protocol.field_types import (
     at_most,
 )
 from ddplaunch.protocol.results import (
+    AssignNodes,
     AttemptResult,
+    NeedsRendezvous,
     NodeDeparts,
-    NodeLostRendezvous,
-    SetParticipants,
+    NodeSilent,
     StreamName,
     Workers,
 )
@@ -99,12 +100,20 @@ class Order(wire.Nested):
     attempt: int
     direction = "TO_AGENT"
 
+    def for_own_node(self, endpoint: str) -> Order | None:
+        """In place of this order, where another node serves the rendezvous: an order for the launcher's own node.
+
+        None: the order goes to all nodes. ``endpoint`` is that of the rendezvous.
+        """
+        return None
+
 
 @dataclass(frozen=True)
 class OrderToNodes:
-    """Launcher to agent, and on to the coordinator, where each node has its own launcher: ``order`` is for all nodes.
+    """Launcher to agent, on to the coordinator, and on to all agents: ``order`` is for all nodes of its attempt.
 
-    Sent by the launcher that receives the ReportOfNode records; any launcher sends it for a requested examination.
+    Where each node has its own launcher. Sent by the launcher that receives the ReportOfNode records; another launcher
+    sends only orders that become those for its own node.
     """
 
     order: Order
@@ -282,7 +291,7 @@ TO_AGENT = (
     SweepRun,
     Ping,
     JoinRendezvous,
-    SetParticipants,
+    AssignNodes,
     NodeDeparts,
     StopWorkers,
     PassSignal,
@@ -295,7 +304,8 @@ FROM_AGENT = (
     EndpointOpen,
     AttemptStarted,
     AttemptEnded,
-    NodeLostRendezvous,
+    NeedsRendezvous,
+    NodeSilent,
     Output,
     Pong,
     Notice,

@@ -6,15 +6,14 @@ The tuples at the end list the records that each reader accepts. No behaviour be
 
 from __future__ import annotations
 
+from dataclasses import field
 from typing import Literal
 
 from ddplaunch.config import RendezvousConfig
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
-from ddplaunch.features.slow_ranks.records import SampleCollectives
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
-from ddplaunch.protocol.results import NodeLostRendezvous, Round, SetParticipants, WorkerExit, Workers
+from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round, RoundEnd, RoundVerdict, Workers
 
 # Node to coordinator.
 
@@ -28,7 +27,7 @@ class NodeJoined:
         attempt: the lowest round number that this node has not used in any rendezvous.
         departs: why the node should take part only if it is needed, as SLURM takes it out of service; empty if it does
             not. Only where each node has its own launcher.
-        restart_count: restarts that this node knows of. The launcher may not when another node begins to serve: the
+        restarts_so_far: those that this node knows of. The launcher may not when another node begins to serve: the
             verdict that a lost node has sent is still on its way.
     """
 
@@ -38,7 +37,7 @@ class NodeJoined:
     server_address: OneLine = ""
     attempt: Count = 0
     departs: OneLine = ""
-    restart_count: Count = 0
+    restarts_so_far: Count = 0
 
 
 @dataclass(frozen=True)
@@ -66,29 +65,19 @@ class NodeStops:
 
 
 @dataclass(frozen=True)
-class WorkersEnded:
+class WorkersEnded(RoundEnd):
     """Node to coordinator, after every round: all workers of the node have ended.
 
+    ``outcome`` is that of this node alone, and ``node_leaves`` is about this node.
+
     Attributes:
-        failed: a worker failed (ddplaunch had not stopped it), or the node could not run its workers.
         stopped: somebody stopped this node; the run ends.
-        cause: this node's first failure of a worker; None if none failed.
-        reason: why the node was stopped, if it knows more than that its launcher ordered it, or which processes of it
-            cannot be killed.
         has_unkillable: processes of the node cannot be killed: they may hold its GPUs, so the run ends.
-        leaves: why no further attempt may use the node, as ``restart_policy.reason_to_leave``; empty if one may.
-        hung: the node's workers were stopped because the job hung.
     """
 
-    node_index: Count
-    attempt: Count
-    failed: bool = False
+    node_index: Count = field(kw_only=True)
     stopped: bool = False
-    cause: WorkerExit | None = None
-    reason: OneLine = ""
     has_unkillable: bool = False
-    leaves: OneLine = ""
-    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -160,6 +149,7 @@ class RoundFormed:
 
     Attributes:
         shares_host: another node of the round has a host of the same name.
+        max_restarts: limit of the whole run: that of the node that serves the rendezvous.
         joined_time_s: the wall clock of the coordinator's node when this node's NodeJoined had arrived; 0: not told,
             because a launcher compares the clocks of all nodes.
         time_s: that clock when this record was sent.
@@ -167,6 +157,7 @@ class RoundFormed:
 
     round: Round
     shares_host: bool = False
+    max_restarts: Limitless = 0
     joined_time_s: Seconds = 0.0
     time_s: Seconds = 0.0
 
@@ -176,30 +167,6 @@ class StopRound:
     """Coordinator to the running nodes: stop the workers of round ``attempt``: a node failed, left or joined."""
 
     attempt: Count
-
-
-@dataclass(frozen=True)
-class RoundVerdict:
-    """Coordinator to every node, once all have stopped: the verdict on a round.
-
-    Attributes:
-        attempt_follows: another round follows.
-        stopped: somebody stopped a node, and no worker failed.
-        reason: why the round ended if no worker failed, or why there is no restart after a failure.
-        cause: the first failure of a worker on any node; None if none failed.
-        leaves: the round failed on a node that no further attempt may use, for this reason; no restart is counted. Or
-            no round was formed: the run needs a node that was refused.
-        hung: workers of a node were stopped because the job hung.
-    """
-
-    attempt: Count
-    attempt_follows: bool
-    failed: bool
-    stopped: bool = False
-    reason: OneLine = ""
-    cause: WorkerExit | None = None
-    leaves: OneLine = ""
-    hung: bool = False
 
 
 @dataclass(frozen=True)
@@ -219,7 +186,7 @@ class MemberSpec:
             ``is_server`` is not None. ``node_index`` None requests the next free index.
         node_id: text that no other node has.
         run_id: of this node's launcher; that of the node that serves the rendezvous becomes the run id of all nodes.
-        max_restarts: limit of the whole run.
+        max_restarts: of this node's launcher; on the node that serves the rendezvous that of the whole run.
         launcher_assigns_rendezvous: one launcher leads all nodes: it has assigned the endpoint and the node indices.
     """
 
@@ -296,10 +263,11 @@ FROM_NODE = (
     WorkersEnded,
     NodeLeft,
     NodeRefused,
-    SetParticipants,
     ReportToServer,
-    OrderToNodes,
 )
+FROM_SERVER = (AssignNodes, OrderToNodes)
+"""What only the agent of the node that serves the rendezvous may say to the coordinator: it never passes the store."""
+
 TO_NODE = (
     WaitingNodes,
     NoFreePlace,
@@ -309,9 +277,7 @@ TO_NODE = (
     RoundVerdict,
     AllNodesLeft,
     ReportOfNode,
-    ExamineWorkers,
-    SampleCollectives,
-    AbortHungAttempt,
+    OrderToNodes,
 )
 FROM_MEMBER = (
     MemberReady,
@@ -319,6 +285,6 @@ FROM_MEMBER = (
     NodeTurnedAway,
     RecordsRejected,
     RendezvousLost,
-    NodeLostRendezvous,
+    NodeSilent,
     *TO_NODE,
 )

@@ -24,6 +24,9 @@ Outcome = Literal["succeeded", "failed", "stopped"]
 Workers = Annotated[int, between(0, MAX_SLOTS_PER_HOST)]
 """A number of workers of one node."""
 
+NEVER_RESTARTED = "not restarted: --max-restarts is 0"
+"""The decision after a failure where the user wants no restarts: known to the user, and not shown."""
+
 _MAX_SENTENCES = 100
 
 
@@ -33,7 +36,7 @@ class Round:
 
     Attributes:
         attempt: number of the round.
-        restart_count: earlier rounds that failed; a round after a node joined or left is no restart.
+        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
         first_rank: rank of this node's first worker.
         has_store: the node of rank 0 serves the workers' store; otherwise the only worker does, if it needs one.
     """
@@ -51,31 +54,41 @@ class Round:
 
 
 @dataclass(frozen=True)
-class SetParticipants:
-    """Launcher to coordinator: the nodes that take part from now on, in rank order; all others are lost.
+class AssignNodes:
+    """Launcher to coordinator, at every change: all nodes of the rounds from now on. Others are lost or were replaced.
 
     Attributes:
         token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        departing: those that leave after the present round if another one follows: that is formed only after further
-            SetParticipants, in which none of them departs.
+        participants: the nodes, in rank order.
+        departing: those that leave after the present round if another one follows: none is formed before a further
+            AssignNodes, in which none of them departs.
+        spares: number of hosts with which the launcher can replace participants.
     """
 
     token: str
     participants: tuple[Count, ...]
     departing: tuple[Count, ...] = ()
+    spares: Count = 0
 
 
 @dataclass(frozen=True)
-class NodeLostRendezvous:
-    """Agent to launcher: this node lost the rendezvous ``token``, stops its workers and waits for JoinRendezvous.
-
-    Or from the node that serves it, whose member counts heartbeats: the node ``silent`` has lost the rendezvous. The
-    launcher may have removed that node already.
-    """
+class NeedsRendezvous:
+    """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
 
     token: str
     reason: str
-    silent: Count | None = None
+
+
+@dataclass(frozen=True)
+class NodeSilent:
+    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
+
+    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
+    """
+
+    token: str
+    node_index: Count
+    silent_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -141,43 +154,63 @@ class WorkerExit:
 
 
 @dataclass(frozen=True)
-class AttemptResult:
-    """The end of one attempt, on one node or on all.
+class RoundEnd:
+    """How an attempt has ended, on one node or on all.
 
     Attributes:
-        exits: how the workers ended, by rank; the record of an agent has only those of its node.
-        attempt_follows: another attempt follows.
-        reason: why the attempt ended, if no worker's failure ended it, or why no restart follows; empty otherwise.
-        cause: first failure of the job, possibly on another node; None if ``exits`` has all failures.
-        hung: the attempt was ended because no worker wrote output for ``timeouts.hang_timeout_s``.
-        lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
-            the first failure.
-        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
-        collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
-        node_leaves: the attempt failed on a node that is not used again, for this reason; empty otherwise. The attempt
-            that follows is no restart.
-        world_size: number of the workers of all nodes; ``exits`` has fewer if a node was lost, or has its own launcher.
+        attempt: number of the round.
+        reason: why it ended, if no worker's failure ended it; empty otherwise.
+        cause: the first failure of a worker, possibly on another node; None if none failed. In an AttemptResult also
+            None if ``exits`` has all failures.
+        hung: workers were stopped because no worker of the job wrote output for ``timeouts.hang_timeout_s``.
+        node_leaves: why no further attempt may use a node; empty otherwise.
     """
 
     attempt: Count
     outcome: Outcome
+    reason: str = field(default="", kw_only=True)
+    cause: WorkerExit | None = field(default=None, kw_only=True)
+    hung: bool = field(default=False, kw_only=True)
+    node_leaves: OneLine = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class RoundVerdict(RoundEnd):
+    """Coordinator to every node, once all have stopped: how the round ended for all nodes, and what follows it.
+
+    ``node_leaves`` is set if the round failed on a node that is not used again: the attempt that follows is no restart.
+    Or no round was formed, because the run needs a node that was refused.
+
+    Attributes:
+        attempt_follows: another attempt follows.
+        restart_follows: that attempt counts as a restart.
+        decision: what follows, and why no restart follows after a failure; for the user.
+    """
+
+    attempt_follows: bool = field(default=False, kw_only=True)
+    restart_follows: bool = field(default=False, kw_only=True)
+    decision: OneLine = field(default="", kw_only=True)
+
+
+@dataclass(frozen=True)
+class AttemptResult(RoundVerdict):
+    """The end of one attempt, on one node or on all, with the verdict.
+
+    Attributes:
+        exits: how the workers ended, by rank; the record of an agent has only those of its node.
+        lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
+            the first failure.
+        restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
+        collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
+        world_size: number of the workers of all nodes; ``exits`` has fewer if a node was lost, or has its own launcher.
+    """
+
     exits: Annotated[tuple[WorkerExit, ...], at_most(MAX_SLOTS_PER_HOST)]
     duration_s: Seconds
-    attempt_follows: bool = False
-    reason: str = ""
-    cause: WorkerExit | None = None
-    hung: bool = False
     lost_rendezvous: bool = False
     restart_count: Count = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
-    node_leaves: OneLine = ""
     world_size: Count = 0
-
-    @property
-    def restart_follows(self) -> bool:
-        """Whether a restart follows because the attempt failed, not because nodes joined or left."""
-        failed = self.outcome == "failed" or self.cause is not None
-        return self.attempt_follows and failed and not self.node_leaves
 
 
 @dataclass(frozen=True)

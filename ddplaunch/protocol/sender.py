@@ -8,6 +8,8 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
+from ddplaunch.protocol.launcher_agent import ReportOfNode
+
 
 class OfRanks:
     """Base of the records in which a node names ranks: all of them must be its own. A list names none of them twice."""
@@ -24,8 +26,10 @@ def of_host(host: str, record: Any) -> Any:
     """``record`` of a node on ``host``, which names no other host as its own. What names none is returned as it is.
 
     A record with a ``host`` is replaced, or the records in its fields that have one. ``AttemptResult.cause`` stays: the
-    first failure of a job may be on another node.
+    first failure of a job may be on another node. A ReportOfNode is of another node, and the coordinator knows whose.
     """
+    if isinstance(record, ReportOfNode):
+        return record
     if hasattr(record, "host"):
         return record if record.host == host else replace(record, host=host)
     if isinstance(record, tuple):

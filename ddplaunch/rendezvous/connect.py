@@ -46,7 +46,7 @@ _Found = tuple["TCPStore", str, int]
 _AddressInfo = tuple[socket.AddressFamily, socket.SocketKind, Any]
 
 
-class Refused(Exception):
+class JoinRefused(Exception):
     """The rendezvous does not accept this node. The message is the reason; ``hint`` says what the user can do."""
 
     def __init__(self, reason: str, hint: str = "Give each run a different --rdzv-id.") -> None:
@@ -207,7 +207,7 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
         The signer of all records of the rendezvous; ``agreed_id`` takes the run id from its nonce.
 
     Raises:
-        Refused: another run uses the endpoint, or the nodes have different secrets.
+        JoinRefused: another run uses the endpoint, or the nodes have different secrets.
         RuntimeError: the store does not answer, or does not hold the rendezvous that the launcher assigned.
     """
     open_key, signer = _open_key(spec), Signer(spec.rendezvous.secret)
@@ -219,11 +219,11 @@ def enter(spec: MemberSpec, store: TCPStore) -> Signer:
         if spec.launcher_assigns_rendezvous:  # Nobody else knows the endpoint: the node that serves it is slow or lost.
             raise RuntimeError(f"the node that serves the rendezvous has not opened it within {_OPEN_KEY_S:g} s")
         _leave_note(spec, store, "run_id")
-        raise Refused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
+        raise JoinRefused("another run uses this endpoint: no rendezvous with this --rdzv-id was found there")
     value = store.get(open_key)
     try:
         return _verified(spec, signer, value)
-    except Refused:
+    except JoinRefused:
         _leave_note(spec, store, "secret")
         raise
 
@@ -254,7 +254,7 @@ def _verified(spec: MemberSpec, signer: Signer, value: bytes) -> Signer:
     reason = f"the node that serves the rendezvous has {f'another {SECRET}' if is_signed else f'no {SECRET}'}"
     if not signer.has_secret:
         reason = f"the rendezvous accepts only nodes with its {SECRET}, and this node has none"
-    raise Refused(reason, f"Set {SECRET} to the same text on every node, or on none.")
+    raise JoinRefused(reason, f"Set {SECRET} to the same text on every node, or on none.")
 
 
 def agreed_id(signer: Signer) -> tuple[str, str]:

@@ -23,6 +23,7 @@ from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.rendezvous import (
     FROM_NODE,
+    FROM_SERVER,
     TO_NODE,
     MemberReady,
     MemberSpec,
@@ -32,9 +33,9 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RoundFormed,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NodeSilent
 from ddplaunch.rendezvous.connect import (
-    Refused,
+    JoinRefused,
     agreed_id,
     beat_key,
     claim_node_index,
@@ -45,7 +46,8 @@ from ddplaunch.rendezvous.connect import (
     lost_key,
     read_note,
 )
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.restart_policy import Restarts
 from ddplaunch.system import signals
 
 if TYPE_CHECKING:
@@ -93,7 +95,7 @@ def serve(channel_fd: int, listen_fd: int) -> None:
         store, address, port = connect(spec, listen_fd, send)
         signer = enter(spec, store)
         index, rank_holder = claim_node_index(spec, store)
-    except Refused as error:
+    except JoinRefused as error:
         send(RendezvousLost(str(error), refused_hint=error.hint))
         return
     except (RuntimeError, wire.ProtocolError) as error:
@@ -132,11 +134,11 @@ class Member:
                 self._index,
                 settings.min_nodes,
                 settings.max_nodes,
-                spec.max_restarts,
+                Restarts(spec.max_restarts, settings.restarts_so_far),
                 settings.participants,
                 settings.attempt,
-                settings.restart_count,
                 settings.departing,
+                settings.spares,
             )
         self._last_call = _NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
@@ -199,7 +201,7 @@ class Member:
             self._heartbeats.pop(record.node_index, None)
             if not self._launcher_assigns_rendezvous:
                 self._store.set(self._lost_key(record.node_index), "1")
-        elif isinstance(record, SetParticipants):  # Missing heartbeats of removed nodes are not a loss.
+        elif isinstance(record, AssignNodes):  # Missing heartbeats of removed nodes are not a loss.
             for index in set(coordinator.assigned) - set(record.participants):
                 self._heartbeats.pop(index, None)
         self._send_to_nodes([self._with_times(sent) for sent in coordinator.receive(record)])
@@ -247,8 +249,7 @@ class Member:
                 self._coordinate(NodeLeft(index))
                 # A launcher that still has a connection to the node would wait for it for ever.
                 if self._launcher_assigns_rendezvous:
-                    reason = f"it sent no heartbeat for {self._lost_after_s:g} s"
-                    self._send_to_agent(NodeLostRendezvous(self._token, reason, index))
+                    self._send_to_agent(NodeSilent(self._token, index, self._lost_after_s))
 
     def _close_gap(self, now: float) -> None:
         """Give up a record of the inbox whose number was taken, and that is not written for ``_lost_after_s``.
@@ -317,8 +318,9 @@ class Member:
         self._send_to_agent(RendezvousLost(f"the node that serves the rendezvous has not answered for {hung_s:g} s"))
 
     def _read_agent(self) -> None:
-        while (received := wire.read_record(self._reader, FROM_NODE)) is not None:
-            self._mailbox.post((self._send_to_coordinator, received[0]))
+        while (received := wire.read_record(self._reader, (*FROM_NODE, *FROM_SERVER))) is not None:
+            handle = self._coordinate if isinstance(received[0], FROM_SERVER) else self._send_to_coordinator
+            self._mailbox.post((handle, received[0]))
 
     def _read_box(self, box: str, allowed: tuple[type, ...], handle: Callable[[Any], None]) -> None:
         store, number = self._store.clone(), 0  # type: ignore[attr-defined]

@@ -12,7 +12,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.text import plural
 
 _FILES_PER_WORKER = 6
-"""Two pipes, two log files, the file of its Python stacks, the connection of the examiner."""
+"""Two pipes, two log files, the file of its Python stacks, a connection to the socket for workers."""
 
 _OWN_FILES = 32
 """The control channel, the forkserver's socket, /proc during a sweep, and files opened for a moment."""

@@ -11,14 +11,13 @@ import os
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs import tcp_bytes
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system import procfs
+from ddplaunch.system import procfs, tcp_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from ddplaunch.features.hangs.tcp_bytes import Connection
+    from ddplaunch.system.tcp_bytes import Connection
 
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _CPU_FIELDS = slice(11, 15)

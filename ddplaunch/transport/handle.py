@@ -282,6 +282,4 @@ def node_tag(run_tag: str, hosts: tuple[str, ...], index: int) -> str:
 
 def _rare_records() -> tuple[type, ...]:
     """What features send, and agents without workers: a short run does not load it."""
-    from ddplaunch.protocol import queries
-
-    return *features.records("FROM_AGENT"), *queries.FROM_AGENT
+    return *features.records("FROM_AGENT"), *features.records("FROM_AGENT", "queries")

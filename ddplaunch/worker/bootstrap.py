@@ -22,7 +22,6 @@ from functools import partial
 from importlib.machinery import SourceFileLoader
 from typing import TYPE_CHECKING, Literal, NoReturn
 
-from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.protocol import stack_dump
 from ddplaunch.protocol.agent_entry import TEXT_FD, is_own_module
 from ddplaunch.system import linux
@@ -55,7 +54,6 @@ after_script: Callable[[], None] | None = None
 _prepared: Callable[[], Callable[[], object]] | None = None
 _error_file, _pid = "", 0
 _parts: tuple[parts.WorkerPart, ...] = ()
-_keep_record: Callable[[BaseException, str], None] | None = None
 
 
 def prepare(
@@ -78,7 +76,7 @@ def prepare(
         signal.signal(signal.SIGINT, signal.SIG_DFL)  # No code could handle a KeyboardInterrupt yet.
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         faulthandler.enable()
-    _prepare_examination(os.environ.pop(stack_dump.VARIABLE, ""), os.environ.pop(examination.SOCKET_VARIABLE, ""))
+    _register_stack_dump(os.environ.pop(stack_dump.VARIABLE, ""))
     _parts = parts.load(os.environ)
     _prepared = _PREPARE[how](argv)
     linux.set_command_line(sys.orig_argv, os.environ)
@@ -143,20 +141,8 @@ class _Finished:
 caught, finished = _Caught(), _Finished()
 
 
-def _prepare_examination(stacks_file: str, socket_name: str) -> None:
-    """Prepare the answers to the agent's questions, in case that the job stands still; either may be empty."""
-    global _keep_record
-    if stacks_file:
-        _register_stack_dump(stacks_file)
-    if socket_name:
-        from ddplaunch.features.hangs import worker as responder
-
-        responder.prepare(socket_name)
-        _keep_record = responder.keep_record
-
-
 def _register_stack_dump(stacks_file: str) -> None:
-    """Write the stacks of all threads to a file of the agent when the agent sends the signal."""
+    """Write the stacks of all threads to a file of the agent when the agent sends the signal. Empty: there is none."""
     with contextlib.suppress(OSError, ValueError, AttributeError, RuntimeError):
         fd = os.open(stacks_file, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
         faulthandler.register(stack_dump.SIGNUM, _with_high_number(fd), all_threads=True)
@@ -179,8 +165,6 @@ def _exit_with(error: BaseException, error_file: str) -> NoReturn:
     error.__traceback__ = _script_traceback(error)
     if not isinstance(error, KeyboardInterrupt):
         write_error_file(error, error_file)
-        if _keep_record:
-            _keep_record(error, os.path.dirname(error_file))
         for part in _parts:
             part.on_error(error, os.path.dirname(error_file))
     try:

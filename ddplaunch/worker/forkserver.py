@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ddplaunch import features
-from ddplaunch.features.hangs import worker as responder
 from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
@@ -89,7 +88,6 @@ def _prepare(sock: socket.socket, spec: ForkserverSpec) -> bool:
                 answer(sock, ImportFailed(module, preload.describe(error), hidden_by))
                 return False
         deque(features.loaded("worker"), maxlen=0)  # For all workers at once.
-    responder.watch(sys.modules.get("torch.distributed.distributed_c10d"))
     late_import.choose_modules()
     answer(sock, ForkserverReady(reason_not_to_fork(threads)))
     return True

@@ -195,14 +195,14 @@ def job(arguments: Sequence[str], stdin: int) -> Iterator[Job]:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Measured:
     title: str
     is_right: bool
     late_s: float | None
     text: str
 
 
-def hang(each: Hang) -> Verdict:
+def hang(each: Hang) -> Measured:
     with tempfile.TemporaryDirectory() as name, PREPARED[each.needs](Path(name)) as (path, stdin):
         arguments = (*NODES[each.nodes], "--hang-report", f"{LIMIT_S:.0f}", "--log-dir", f"{name}/logs")
         with job((*arguments, str(PROGRAMS / "hangs.py"), each.kind, *filter(None, [path])), stdin) as running:
@@ -214,7 +214,7 @@ def hang(each: Hang) -> Verdict:
                 began = time.monotonic()
             reports = running.wait_for("seems to hang|some ranks compute")
             if not reports:
-                return Verdict(each.title or each.kind, False, None, shown(running))
+                return Measured(each.title or each.kind, False, None, shown(running))
             running.wait_for("rank", len(running.lines) + 5, 1.0)
             found = json.loads(next(Path(name, "logs").rglob("hang.json")).read_text())
             return judged(each, found, reports[0][0] - began - LIMIT_S)
@@ -224,11 +224,11 @@ def shown(running: Job) -> str:
     return " / ".join(text for _, text in running.lines[-8:])
 
 
-def judged(each: Hang, found: dict[str, object], late_s: float) -> Verdict:
+def judged(each: Hang, found: dict[str, object], late_s: float) -> Measured:
     sentences = "; ".join(found["sentences"])  # type: ignore[arg-type]
     is_right = set(found["culprits"]) in each.ranks and found["job_state"] == each.state  # type: ignore[arg-type]
     text = f"{found['job_state']}, ranks {found['culprits']}: {sentences}"
-    return Verdict(each.title or each.kind, is_right and each.text in sentences, late_s, text)
+    return Measured(each.title or each.kind, is_right and each.text in sentences, late_s, text)
 
 
 # Healthy silences.
@@ -259,7 +259,7 @@ class Silence:
         return f"{self.kind}, {self.nodes}, {self.options}"
 
 
-def silence(each: Silence) -> Verdict:
+def silence(each: Silence) -> Measured:
     """Right if the job ends with 0 and was never called stuck; one report that ranks compute is no error."""
     keys, stdin = keyboard(each)
     with tempfile.TemporaryDirectory() as folder:
@@ -274,7 +274,7 @@ def silence(each: Silence) -> Verdict:
     reports = [text for _, text in running.lines if ALARM.search(text)]
     busy = sum("some ranks compute" in text for _, text in running.lines)
     is_right = code == 0 and len(reports) == (each.kind == INTENDED) and busy <= 1
-    return Verdict(each.title, is_right, None, "reported as busy" if is_right and busy else wrong(running, is_right))
+    return Measured(each.title, is_right, None, "reported as busy" if is_right and busy else wrong(running, is_right))
 
 
 def wrong(running: Job, is_right: bool) -> str:
@@ -309,29 +309,29 @@ def act(each: Silence, running: Job, keys: int) -> None:
 # The tables.
 
 
-def guarded(measure: Callable[[Any], Verdict]) -> Callable[[Any], Verdict]:
-    def run(each: Any) -> Verdict:
+def guarded(measure: Callable[[Any], Measured]) -> Callable[[Any], Measured]:
+    def run(each: Any) -> Measured:
         try:
             return measure(each)
         except Exception as error:
-            return Verdict(each.title or each.kind, False, None, repr(error))
+            return Measured(each.title or each.kind, False, None, repr(error))
 
     return run
 
 
-def print_rows(measure: Callable[[Any], Verdict], rows: Sequence[Any]) -> None:
-    verdicts = []
+def print_rows(measure: Callable[[Any], Measured], rows: Sequence[Any]) -> None:
+    measured = []
     print("| job | right | after the limit | found |\n|---|---|---|---|")
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        for verdict in pool.map(guarded(measure), rows):
-            verdicts.append(verdict)
-            late = "-" if verdict.late_s is None else f"{verdict.late_s:.1f} s"
-            print(f"| {verdict.title} | {'yes' if verdict.is_right else 'NO'} | {late} | {verdict.text} |", flush=True)
-    late_s = [verdict.late_s for verdict in verdicts if verdict.late_s is not None]
+        for each in pool.map(guarded(measure), rows):
+            measured.append(each)
+            late = "-" if each.late_s is None else f"{each.late_s:.1f} s"
+            print(f"| {each.title} | {'yes' if each.is_right else 'NO'} | {late} | {each.text} |", flush=True)
+    late_s = [each.late_s for each in measured if each.late_s is not None]
     times = (
         f"; after the limit: median {statistics.median(late_s):.1f} s, at most {max(late_s):.1f} s" if late_s else ""
     )
-    print(f"\n{sum(verdict.is_right for verdict in verdicts)} of {len(verdicts)} right{times}")
+    print(f"\n{sum(each.is_right for each in measured)} of {len(measured)} right{times}")
 
 
 def main() -> None:

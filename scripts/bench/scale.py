@@ -50,7 +50,8 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.restart_policy import Restarts
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode
 
@@ -276,7 +277,7 @@ class CoordinatorCost:
 
 def coordinator_cost(count: int) -> CoordinatorCost:
     """All nodes join, one worker fails, all nodes leave."""
-    coordinator = Coordinator(0, count, count, 0, tuple(range(count)))
+    coordinator = Coordinator(0, count, count, Restarts(0), tuple(range(count)))
     sent: list[int] = []
 
     def receive(message: object) -> Sequence[Outgoing]:
@@ -292,7 +293,7 @@ def coordinator_cost(count: int) -> CoordinatorCost:
     receive(NodeStops(FAILING_NODE, 0))
     for node in range(count):
         cause = worker_exit(node, 2) if node == FAILING_NODE else None
-        receive(WorkersEnded(node, 0, failed=bool(cause), cause=cause))
+        receive(WorkersEnded(0, "failed" if cause else "stopped", cause=cause, node_index=node))
     for node in range(1, count):
         receive(NodeLeft(node))
     round_s = time.process_time() - joined_s

@@ -26,7 +26,7 @@ def script(tmp_path: Path) -> Path:
     return path
 
 
-def test_launch_returns_the_verdict(script: Path, tmp_path: Path):
+def test_launch_returns_the_result(script: Path, tmp_path: Path):
     """torchrun: launcher_api_test 1."""
     result = python(
         """

@@ -10,7 +10,7 @@ from tests.process.test_departure import HARDWARE, Job
 from tests.support.runs import run
 
 
-def test_a_verdict_hardware_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
+def test_a_hardware_fault_is_remembered_until_it_is_forgotten(tmp_path: Path) -> None:
     job = Job(tmp_path)
     done = run(*job.arguments(0), env={**job.environ, "SLURM_JOB_ID": "7"})
     assert done.returncode == HARDWARE, done.err

@@ -97,6 +97,18 @@ def test_two_nodes_with_different_worker_counts_are_one_world(port: int, script:
     ]
 
 
+def test_the_restarts_of_the_node_that_serves_count(port: int):
+    static = ("--nnodes", "2", "--master-addr", "127.0.0.1", "--master-port", str(port))
+    ends = (PROGRAMS / "exit_with.py", "0=code:3,code:0", "1=wait,code:0")
+    nodes = [start(*static, "--node-rank", str(rank), "--max-restarts", str(1 - rank), *ends) for rank in (0, 1)]
+    first, second = (each.finish() for each in nodes)
+    assert (first.returncode, second.returncode) == (0, 0), first.err
+    assert re.search(r"warning: --max-restarts is 0 on \S+, and 1 on the node that serves .*: 1 counts", second.err)
+    assert "warning" not in first.err
+    assert "attempt 1 of 1" in second.out
+    assert all("restart 1 of 1" in done.err for done in (first, second))
+
+
 @pytest.mark.torch
 def test_a_rank_that_dies_restarts_the_workers_of_all_nodes_with_one_count(port: int, script: Path):
     """torchrun: test_run 2; launcher_api_test 3; agent_api_test 2; local_elastic_agent_test 7; rendezvous 14.

@@ -59,7 +59,7 @@ def run_copy(folder: Path, *arguments: str | Path, code: str = "") -> subprocess
     )
 
 
-STILL_NEEDED = {"hangs", "slow_ranks", "health", "come_back", "ps"}
+STILL_NEEDED = {"come_back", "ps"}
 """The core imports them, see SEAMS in tests/unit/test_architecture.py."""
 
 REMOVABLE = [each.name for each in FEATURES if each.name not in STILL_NEEDED]

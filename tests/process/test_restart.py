@@ -103,8 +103,8 @@ GIVEN_UP = (
 def assert_given_up(finished: Finished, attempts: int) -> None:
     assert finished.returncode == 1, finished.err
     assert len(finished.report["attempts"]) == attempts
-    notes = [attempt["reason"] for attempt in finished.report["attempts"]]
-    assert notes[:-1] == [""] * (attempts - 1)
+    notes = [attempt["decision"] for attempt in finished.report["attempts"]]
+    assert notes[:-1] == [f"restart {number} of {MANY[1]}" for number in range(1, attempts)]
     assert re.fullmatch(GIVEN_UP, notes[-1])
     assert finished.err.count(f"\n{notes[-1]}\n") == 1
     assert len(re.findall(rf"; restart \d of {MANY[1]}\n", finished.err)) == attempts - 1
@@ -121,7 +121,13 @@ def test_a_job_that_fails_alike_three_times_in_a_row_is_not_started_again() -> N
 def test_as_few_as_two_restarts_are_used_whatever_the_failure_is() -> None:
     finished = run("--start-method", "spawn", "--max-restarts", "2", EXIT_WITH, "0=raise:a,raise:a,raise:a")
     assert len(finished.report["attempts"]) == 3
+    assert "\nnot restarted: 2 of 2 restarts used\n" in finished.err
+
+
+def test_who_wants_no_restarts_hears_nothing_of_them() -> None:
+    finished = run("--start-method", "spawn", EXIT_WITH, "0=code:3")
     assert "not restarted" not in finished.err
+    assert finished.report["attempts"][0]["decision"] == "not restarted: --max-restarts is 0"
 
 
 def test_nodes_that_fail_alike_all_give_up_whichever_is_the_first(tmp_path: Path) -> None:

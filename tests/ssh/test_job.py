@@ -1,4 +1,4 @@
-"""One command starts all nodes over SSH; they run one gloo job, and one verdict comes back."""
+"""One command starts all nodes over SSH; they run one gloo job, and one outcome comes back."""
 
 from __future__ import annotations
 

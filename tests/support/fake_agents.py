@@ -2,6 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.launcher.attempts import Attempts
+from ddplaunch.launcher.nodes import Nodes
+from ddplaunch.launcher.participants import Participants
 from ddplaunch.protocol.results import AttemptResult
 
 
@@ -50,3 +56,17 @@ class FakeTransport:
 def unexplained(result: AttemptResult, _evidence: object) -> AttemptResult:
     """For ``Attempts``: nothing is added to a result."""
     return result
+
+
+def participants_of(
+    nnodes: tuple[int, int],
+    *hosts: str,
+    rendezvous: RendezvousConfig | None = None,
+    attempts: Attempts | None = None,
+    show: Callable[[str, int], None] = lambda *_: None,
+) -> Participants:
+    """A run on these hosts, spares included, whose first agents are started and not connected yet."""
+    nodes = Nodes(FakeTransport(*hosts), lambda *_: None)  # type: ignore[arg-type,return-value]
+    participants = Participants(nodes, *nnodes, rendezvous, attempts or Attempts(unexplained), show)
+    list(participants.start())
+    return participants

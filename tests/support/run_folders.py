@@ -108,6 +108,7 @@ def _report(hosts: list[str], spare: str, lost: float, end: float, outcome: str,
             "duration_s": second,
             "attempt_follows": False,
             "reason": "",
+            "decision": "not restarted: 1 of 1 restarts used" if outcome == "failed" else "",
             "restart_count": 0,
         },
     ]

@@ -10,11 +10,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.features.hangs import activity_watch, sampler
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
 from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     CollectiveCall,

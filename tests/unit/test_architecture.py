@@ -22,13 +22,14 @@ _BASE = {"errors", "late_dataclass", "text", "version"}
 _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "cluster", "protocol", "system"}
 MAY_IMPORT = {
-    "cli": {*_LAUNCHER_SIDE, "commands", "launcher"},
-    "commands": {*_LAUNCHER_SIDE, "launcher", "transport"},
-    "launcher": {*_LAUNCHER_SIDE, "transport"},
+    "cli": {*_LAUNCHER_SIDE, "launcher"},
+    "launcher": {*_LAUNCHER_SIDE, "rounds", "transport"},
     "launcher/display": {*_LAUNCHER_SIDE},
     "transport": {*_LAUNCHER_SIDE},
     "agent": {*_SHARED, "protocol", "system"},
-    "rendezvous": {*_SHARED, "protocol", "system", "cluster"},
+    "agent/rendezvous": {*_SHARED, "protocol", "rounds", "system"},
+    "rendezvous": {*_SHARED, "protocol", "rounds", "system"},
+    "rounds": {*_BASE, "protocol", "cluster"},
     "worker": {*_SHARED, "protocol", "system"},
     "protocol": {*_SHARED, "cluster"},
     "system": {*_BASE, "config"},
@@ -42,27 +43,10 @@ MAY_IMPORT = {
     "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
-    "features": {*_LAUNCHER_SIDE, "commands", "launcher", "transport", "agent", "worker", "cli"},
+    "features": {*_LAUNCHER_SIDE, "launcher", "transport", "agent", "worker", "cli"},
 }
 
 SEAMS = {
-    "agent.agent -> hangs.examiner",
-    "agent.events -> hangs.records",
-    "agent.events -> hangs.sampler",
-    "agent.events -> slow_ranks.records",
-    "agent.main -> check.node_check",
-    "agent.main -> ps.run_finder",
-    "agent.parts -> hangs.examiner",
-    "agent.parts -> health.gpus_of_job",
-    "agent.rendezvous.multi_node -> hangs.records",
-    "agent.rendezvous.multi_node -> health.hardware_report",
-    "agent.rendezvous.multi_node -> health.records",
-    "agent.rendezvous.multi_node -> slow_ranks.records",
-    "agent.rendezvous.single_node -> health.records",
-    "agent.workers.placement -> hangs.nccl_ras",
-    "agent.workers.placement -> hangs.node_evidence",
-    "agent.workers.placement -> hangs.records",
-    "agent.workers.placement -> hangs.worker_records",
     "cli.main -> check.check",
     "cli.main -> come_back.coming_back",
     "cli.main -> come_back.detached",
@@ -73,22 +57,8 @@ SEAMS = {
     "cli.main -> plan.page",
     "cli.main -> plan.plan",
     "cli.main -> ps.ps",
-    "cli.main -> requeue.slurm_requeue",
     "cli.pages -> page.command",
     "cli.pages -> page.serve",
-    "commands.run_queries -> ps.ps_page",
-    "launcher.display.messages -> slow_ranks.slow_ranks",
-    "launcher.launch -> health.node_memory",
-    "launcher.launch -> metrics.metrics_file",
-    "launcher.run_files.run_events -> hangs.records",
-    "protocol.control -> hangs.records",
-    "protocol.queries -> health.records",
-    "protocol.rendezvous -> hangs.records",
-    "protocol.rendezvous -> slow_ranks.records",
-    "system.process_activity -> hangs.tcp_bytes",
-    "worker.bootstrap -> hangs.worker",
-    "worker.bootstrap -> hangs.worker_records",
-    "worker.forkserver -> hangs.worker",
 }
 """Where the core still imports a feature. The list only gets shorter."""
 
@@ -173,7 +143,7 @@ def test_the_core_imports_no_feature() -> None:
 
 def test_a_module_of_a_feature_belongs_to_one_process() -> None:
     """What runs in the launcher imports nothing that runs in an agent or a worker, and the other way round."""
-    of_launcher, of_agent = {"cli", "launcher", "commands", "transport"}, {"agent"}
+    of_launcher, of_agent = {"cli", "launcher", "transport"}, {"agent"}
     for file in FILES:
         if file.parts[0] == "features":
             reached = {top(room(MODULES[name])) for name in reached_from(dotted(file))}
@@ -276,12 +246,12 @@ def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     core = ("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     loaded = modules_loaded_by(*core, *(f"ddplaunch.features.{part}" for part in parts))
     assert "ddplaunch.features.hangs.launcher" in loaded
-    on_use = "ddplaunch.protocol.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
+    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.failure_evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
-    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording", "call_times"}
+    pure = {"explanation", "findings", "flight_record", "gpus", "groups", "network", "waits", "wording"}
     assert not of_hangs & pure
 
 

@@ -13,6 +13,9 @@ def exit_(rank: int, returncode: int = 0) -> WorkerExit:
     return WorkerExit(rank, 0, f"node{rank}", 1, returncode, stopped=False, time_s=0.0, duration_s=1.0)
 
 
+RESTARTS = {"outcome": "failed", "attempt_follows": True, "restart_follows": True}
+
+
 def result(number: int, rank: int, **fields: object) -> AttemptResult:
     given = {"attempt": number, "outcome": "succeeded", "exits": (exit_(rank),), "duration_s": 1.0}
     return AttemptResult(**{**given, **fields})  # type: ignore[arg-type]
@@ -30,11 +33,11 @@ def test_one_result_of_all_nodes_in_the_order_of_ranks():
 
 def test_a_failure_on_one_node_is_the_attempts():
     attempts = Attempts(unexplained)
-    failed = result(0, rank=1, outcome="failed", attempt_follows=True, cause=exit_(1, 7))
+    failed = result(0, rank=1, **RESTARTS, cause=exit_(1, 7))
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True, reason="told to"), [0, 1])
     [whole] = attempts.on_ended(1, failed, [0, 1])
     assert (whole.outcome, whole.attempt_follows, whole.cause, whole.reason) == ("failed", True, exit_(1, 7), "told to")
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 1
 
 
 def test_what_the_nodes_have_sent_with_their_results_explains_the_whole():
@@ -83,19 +86,19 @@ def test_a_node_in_the_next_attempt_has_nothing_left_to_report_of_the_last():
 def test_a_round_that_ended_because_a_node_joined_is_no_restart():
     attempts = Attempts(unexplained)
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0])
-    assert attempts.restart_count == 0
-    attempts.on_ended(0, result(1, rank=0, outcome="failed", attempt_follows=True), [0])
+    assert attempts.restarts_so_far == 0
+    attempts.on_ended(0, result(1, rank=0, **RESTARTS), [0])
     attempts.on_ended(0, result(2, rank=0, outcome="failed"), [0])
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 1
 
 
 def test_a_restart_counts_whichever_node_tells_of_it_first():
-    """Only one node may tell the cause, and those that were told to stop have not failed."""
+    """The others may have lost the rendezvous before they heard of it."""
     attempts = Attempts(unexplained)
     attempts.on_ended(0, result(0, rank=0, outcome="stopped", attempt_follows=True), [0, 1, 2])
-    assert attempts.restart_count == 0
-    attempts.on_ended(1, result(0, rank=1, outcome="failed", attempt_follows=True), [0, 1, 2])
-    assert attempts.restart_count == 1
+    assert attempts.restarts_so_far == 0
+    attempts.on_ended(1, result(0, rank=1, **RESTARTS), [0, 1, 2])
+    assert attempts.restarts_so_far == 1
 
 
 def test_at_the_end_what_is_known_counts():
@@ -134,4 +137,4 @@ def test_the_verdict_holds_for_a_node_too_that_lost_the_rendezvous_before_it_hea
     (ended,) = attempts.ended
     assert (ended.outcome, ended.attempt_follows, ended.reason) == ("failed", False, "")
     assert ended.cause == exit_(0, 7)
-    assert attempts.restart_count == 0
+    assert attempts.restarts_so_far == 0

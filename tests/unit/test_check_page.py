@@ -12,10 +12,7 @@ from ddplaunch import text
 from ddplaunch.agent import torch_files
 from ddplaunch.features.check import page
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.health.records import NodeHardware, NodeHealth
-from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpus import Gpu, HealthFinding
-from ddplaunch.protocol.queries import (
+from ddplaunch.features.check.queries import (
     ConnectResults,
     ConnectToNodes,
     GetTime,
@@ -25,6 +22,9 @@ from ddplaunch.protocol.queries import (
     NodeReport,
     NodeTime,
 )
+from ddplaunch.features.health.records import NodeHardware, NodeHealth
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.gpus import Gpu, HealthFinding
 from ddplaunch.protocol.specs import Program
 from ddplaunch.system.gpus import devices
 

@@ -12,16 +12,14 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.hangs.records import ExamineRun, RunExamined
 from ddplaunch.launcher import control_socket
 from ddplaunch.launcher.control_socket import ControlRequest, ControlSocket
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
-    FROM_LAUNCHER,
     MAX_REQUEST_BYTES,
     SOCKET,
-    ExamineRun,
     RequestRefused,
-    RunExamined,
 )
 from ddplaunch.system import linux
 from tests.support.processes import wait_until
@@ -65,7 +63,7 @@ def read(client: socket.socket) -> object:
     """The answer; None if the connection was closed."""
     with client.makefile("rb") as stream, contextlib.suppress(ConnectionError):
         line = stream.readline()
-        return wire.decode(line, FROM_LAUNCHER) if line else None
+        return wire.decode(line, (RequestRefused, RunExamined)) if line else None
     return None
 
 

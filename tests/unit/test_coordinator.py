@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -19,16 +20,32 @@ from ddplaunch.protocol.rendezvous import (
     NoFreePlace,
     ReportToServer,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WaitingNodes,
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import SetParticipants, WorkerError, WorkerExit
-from ddplaunch.rendezvous.coordinator import Coordinator, Outgoing
+from ddplaunch.protocol.results import NEVER_RESTARTED, AssignNodes, RoundVerdict, WorkerError, WorkerExit
+from ddplaunch.rounds.coordinator import Coordinator, Outgoing
+from ddplaunch.rounds.restart_policy import Restarts
 
 TOKEN = "job7"
+SUCCEEDED = RoundVerdict(0, "succeeded", decision="all workers have succeeded")
+LEFT = "not restarted: processes of the attempt cannot be killed"
+STOPPED = "not restarted: the run is being stopped"
+
+
+def coordinate(
+    server: int, least: int, most: int, restarts: int, assigned: tuple[int, ...] = (), **given: Any
+) -> Coordinator:
+    return Coordinator(server, least, most, Restarts(restarts), assigned, **given)
+
+
+def end(
+    index: int, attempt: int, failed: bool = False, stopped: bool = False, leaves: str = "", **told: object
+) -> WorkersEnded:
+    outcome = "failed" if failed else "stopped" if stopped else "succeeded"
+    return WorkersEnded(attempt, outcome, node_index=index, stopped=stopped, node_leaves=leaves, **told)  # type: ignore[arg-type]
 
 
 def join(index: int, size: int = 2) -> NodeJoined:
@@ -57,24 +74,24 @@ def ended(coordinator: Coordinator, *ends: WorkersEnded) -> list[Outgoing]:
 
 
 def test_ranks_are_in_node_order_whatever_the_order_of_arrival():
-    rounds = records(started(Coordinator(0, 3, 3, 0), 2, 0, 1), RoundFormed)
+    rounds = records(started(coordinate(0, 3, 3, 0), 2, 0, 1), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 1: 1, 2: 2}
     assert {formed.round.master_port for formed in rounds.values()} == {1234}
 
 
 def test_restarts_that_a_node_has_seen_are_counted_by_the_next_coordinator_too():
     """The launcher names their number, and may not have read yet what the lost one had decided last."""
-    coordinator = Coordinator(0, 2, 2, 1, assigned=(0, 1))
-    for node in (join(0), replace(join(1), attempt=1, restart_count=1)):
+    coordinator = coordinate(0, 2, 2, 1, assigned=(0, 1))
+    for node in (join(0), replace(join(1), attempt=1, restarts_so_far=1)):
         coordinator.receive(node)
     rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "10.0.0.1", 1234)), RoundFormed)
     assert {(formed.round.attempt, formed.round.restart_count) for formed in rounds.values()} == {(1, 1)}
-    over = records(ended(coordinator, WorkersEnded(0, 1, True), WorkersEnded(1, 1)), RoundVerdict)
+    over = records(ended(coordinator, end(0, 1, True), end(1, 1)), RoundVerdict)
     assert not any(verdict.attempt_follows for verdict in over.values())
 
 
 def test_a_node_is_told_whether_it_shares_its_host():
-    coordinator = Coordinator(0, 3, 3, 0)
+    coordinator = coordinate(0, 3, 3, 0)
     sent = [
         message
         for index, host in enumerate(("gpu1", "gpu2", "gpu1"))
@@ -86,7 +103,7 @@ def test_a_node_is_told_whether_it_shares_its_host():
 
 
 def test_who_waits_hears_who_else_does():
-    coordinator = Coordinator(0, 4, 4, 0)
+    coordinator = coordinate(0, 4, 4, 0)
     assert coordinator.waiting_nodes() == []
     for index in (2, 0, 1):
         assert coordinator.receive(join(index)) == []
@@ -99,7 +116,7 @@ def test_only_the_node_that_serves_tells_one_launcher_of_all_the_cause():
     coordinator = with_launcher(5, 2)
     started(coordinator, 5, 2)
     cause = replace(exit_(0), host="host2")
-    over = records(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0, failed=True, cause=cause)), RoundVerdict)
+    over = records(ended(coordinator, end(5, 0), end(2, 0, failed=True, cause=cause)), RoundVerdict)
     assert {index: verdict.cause for index, verdict in over.items()} == {5: cause, 2: None}
 
 
@@ -111,7 +128,7 @@ def test_what_a_node_is_told_does_not_grow_with_the_others():
 
 def test_different_worker_counts_give_contiguous_ranks():
     """torchrun: agent_api_test 8."""
-    coordinator, sizes = Coordinator(0, 5, 5, 0), (4, 1, 2, 3, 5)
+    coordinator, sizes = coordinate(0, 5, 5, 0), (4, 1, 2, 3, 5)
     for index, size in enumerate(sizes):
         coordinator.receive(join(index, size))
     rounds = records(coordinator.receive(WorkersStoreListens(0, 0, "a", 1)), RoundFormed)
@@ -121,70 +138,68 @@ def test_different_worker_counts_give_contiguous_ranks():
 
 def test_all_succeed_and_the_serving_node_stays_until_the_others_have_heard():
     """torchrun: test_run 14; local_elastic_agent_test 17."""
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
-    assert ended(coordinator, WorkersEnded(0, 0)) == []
-    assert ended(coordinator, WorkersEnded(1, 0)) == [
-        Outgoing(i, RoundVerdict(0, attempt_follows=False, failed=False)) for i in (0, 1)
-    ]
+    assert ended(coordinator, end(0, 0)) == []
+    assert ended(coordinator, end(1, 0)) == [Outgoing(i, SUCCEEDED) for i in (0, 1)]
     assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
 
 def test_a_failure_stops_every_node_at_once_and_ends_the_run():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert set(records(coordinator.receive(NodeStops(1, 0)), StopRound)) == {0, 1}
     cause = replace(exit_(2), host="host1")
-    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
-    assert over == {i: RoundVerdict(0, attempt_follows=False, failed=True, cause=cause) for i in (0, 1)}
+    over = records(ended(coordinator, end(0, 0), end(1, 0, failed=True, cause=cause)), RoundVerdict)
+    assert over == {i: RoundVerdict(0, "failed", cause=cause, decision=NEVER_RESTARTED) for i in (0, 1)}
 
 
 def test_all_nodes_learn_that_the_job_hung_also_one_whose_worker_failed_before_it_could_be_stopped():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
-    reports = WorkersEnded(0, 0, failed=True, hung=True), WorkersEnded(1, 0, failed=True, cause=exit_(1))
+    reports = end(0, 0, failed=True, hung=True), end(1, 0, failed=True, cause=exit_(1))
     assert all(record.hung for record in records(ended(coordinator, *reports), RoundVerdict).values())
 
 
 def test_a_failure_with_restarts_left_starts_another_round_with_one_count_for_all():
-    coordinator = Coordinator(0, 2, 2, 1)
+    coordinator = coordinate(0, 2, 2, 1)
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0)), RoundVerdict)
+    over = records(ended(coordinator, end(0, 0, failed=True), end(1, 0)), RoundVerdict)
     assert all(record.attempt_follows for record in over.values())
     rounds = records(started(coordinator, 1, 0), RoundFormed)
     assert {(r.round.attempt, r.round.restart_count) for r in rounds.values()} == {(1, 1)}
-    over = records(ended(coordinator, WorkersEnded(0, 1, failed=True), WorkersEnded(1, 1)), RoundVerdict)
+    over = records(ended(coordinator, end(0, 1, failed=True), end(1, 1)), RoundVerdict)
     assert not any(record.attempt_follows for record in over.values())
 
 
 @pytest.mark.parametrize("nodes", [(2, 2), (1, 2)])
 def test_no_attempt_follows_where_processes_cannot_be_killed(nodes: tuple[int, int]):
     """They may hold GPUs and memory, as on a single node."""
-    coordinator = Coordinator(0, *nodes, 5)
+    coordinator = coordinate(0, *nodes, 5)
     started(coordinator, 0, 1)
-    left = WorkersEnded(1, 0, failed=True, reason="pids 7 on gpu2 cannot be killed", has_unkillable=True)
-    over = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=exit_(0)), left), RoundVerdict)
-    verdict = RoundVerdict(0, attempt_follows=False, failed=True, reason=left.reason, cause=exit_(0))
+    left = end(1, 0, failed=True, reason="pids 7 on gpu2 cannot be killed", has_unkillable=True)
+    over = records(ended(coordinator, end(0, 0, failed=True, cause=exit_(0)), left), RoundVerdict)
+    verdict = RoundVerdict(0, "failed", reason=left.reason, cause=exit_(0), decision=LEFT)
     assert over == {0: verdict, 1: verdict}
 
 
 def test_a_node_speaks_for_its_own_host():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
     said = WorkerActivity(0, quiet_s=1.0, host="host0")
     (sent,) = coordinator.receive(ReportToServer(1, said))
     assert sent == Outgoing(0, ReportOfNode(1, (0, 1), replace(said, host="host1")))
     lie = replace(exit_(1), host="host0")
-    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=lie)), RoundVerdict)
+    over = records(ended(coordinator, end(0, 0), end(1, 0, failed=True, cause=lie)), RoundVerdict)
     assert {record.cause.host for record in over.values() if record.cause} == {"host1"}
 
 
 def test_a_failure_that_a_restart_cannot_help_is_not_tried_again():
-    coordinator, cause = Coordinator(0, 2, 2, 5), exit_(1, "SyntaxError: invalid syntax")
+    coordinator, cause = coordinate(0, 2, 2, 5), exit_(1, "SyntaxError: invalid syntax")
     started(coordinator, 0, 1)
-    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0, failed=True, cause=cause)), RoundVerdict)
+    over = records(ended(coordinator, end(0, 0), end(1, 0, failed=True, cause=cause)), RoundVerdict)
     assert not any(record.attempt_follows for record in over.values())
-    assert {record.reason for record in over.values()} == {"not restarted: the script cannot be parsed"}
+    assert {record.decision for record in over.values()} == {"not restarted: the script cannot be parsed"}
 
 
 def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None) -> RoundVerdict:
@@ -197,8 +212,8 @@ def fail_in_turn(coordinator: Coordinator, *nodes: int, lost: int | None = None)
         coordinator.receive(NodeStops(node, attempt))
         lost_peer = replace(exit_(1 - node, "RuntimeError: Connection closed by peer [10.0.0.1]"), time_s=-1.0)
         ends = (
-            WorkersEnded(node, attempt, failed=True, cause=failing(node)),
-            WorkersEnded(1 - node, attempt, True, cause=lost_peer),
+            end(node, attempt, failed=True, cause=failing(node)),
+            end(1 - node, attempt, True, cause=lost_peer),
         )
         over = records(ended(coordinator, *ends), RoundVerdict)[node]
     return over
@@ -212,20 +227,20 @@ def failing(rank: int) -> WorkerExit:
 
 def test_the_same_error_ends_the_run_whichever_node_comes_to_it_first():
     """resilience 3.2 #22."""
-    coordinator = Coordinator(0, 2, 2, 9)
+    coordinator = coordinate(0, 2, 2, 9)
     assert fail_in_turn(coordinator, 0, 1).attempt_follows
     over = fail_in_turn(coordinator, 1)
-    assert (over.attempt_follows, over.failed, over.cause) == (False, True, failing(1))
-    assert over.reason.startswith("not restarted again: 3 attempts in a row ended by the same exception")
+    assert (over.attempt_follows, over.outcome, over.cause) == (False, "failed", failing(1))
+    assert over.decision.startswith("not restarted again: 3 attempts in a row ended by the same exception")
 
 
 def test_the_last_of_all_restarts_is_not_said_to_be_given_up():
-    over = fail_in_turn(Coordinator(0, 2, 2, 2), 0, 0, 0)
-    assert (over.attempt_follows, over.reason) == (False, "")
+    over = fail_in_turn(coordinate(0, 2, 2, 2), 0, 0, 0)
+    assert (over.attempt_follows, over.decision) == (False, "not restarted: 2 of 2 restarts used")
 
 
 def test_a_round_that_lost_a_node_is_none_of_those_that_ended_alike():
-    coordinator = Coordinator(0, 1, 2, 9)
+    coordinator = coordinate(0, 1, 2, 9)
     assert fail_in_turn(coordinator, 0, 0).attempt_follows
     assert fail_in_turn(coordinator, 0, lost=0).attempt_follows
     assert fail_in_turn(coordinator, 0, 0).attempt_follows
@@ -233,36 +248,36 @@ def test_a_round_that_lost_a_node_is_none_of_those_that_ended_alike():
 
 
 def test_the_cause_is_what_came_first_unless_it_only_lost_its_peer():
-    coordinator = Coordinator(0, 3, 3, 0)
+    coordinator = coordinate(0, 3, 3, 0)
     started(coordinator, 0, 1, 2)
     for index in (2, 0, 1):
         coordinator.receive(NodeStops(index, 0))
     ends = [
-        WorkersEnded(1, 0, failed=True, cause=exit_(1)),
-        WorkersEnded(0, 0, failed=True, cause=exit_(0)),
-        WorkersEnded(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
+        end(1, 0, failed=True, cause=exit_(1)),
+        end(0, 0, failed=True, cause=exit_(0)),
+        end(2, 0, failed=True, cause=exit_(2, "RuntimeError: Connection closed by peer [10.0.0.1]")),
     ]
     over = records(ended(coordinator, *ends), RoundVerdict)
     assert over[0].cause.rank == 0
 
 
 def test_a_lost_node_ends_a_run_of_fixed_size_and_is_named():
-    coordinator = Coordinator(0, 2, 2, 3)
+    coordinator = coordinate(0, 2, 2, 3)
     started(coordinator, 0, 1)
     assert set(records(coordinator.receive(NodeLeft(1)), StopRound)) == {0}
-    sent = ended(coordinator, WorkersEnded(0, 0))
-    assert records(sent, RoundVerdict)[0] == RoundVerdict(
-        0, attempt_follows=False, failed=True, reason="host1 (node 1) is lost"
-    )
+    sent = ended(coordinator, end(0, 0))
+    decision = "not restarted: 1 other node is left, and 2 are needed"
+    over = RoundVerdict(0, "failed", reason="host1 (node 1) is lost", decision=decision)
+    assert records(sent, RoundVerdict)[0] == over
     assert Outgoing(0, AllNodesLeft()) in sent
 
 
 def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
     """torchrun: agent_api_test 7."""
-    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator = coordinate(0, 1, 2, 0)
     started(coordinator, 0, 1)
     coordinator.receive(NodeLeft(1))
-    assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
+    assert records(ended(coordinator, end(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
     assert coordinator.has_enough
     coordinator.last_call_expired()
@@ -271,21 +286,21 @@ def test_a_lost_node_starts_a_smaller_round_that_costs_no_restart():
 
 
 def test_a_replacement_takes_the_lost_nodes_rank_and_the_others_keep_theirs():
-    coordinator = Coordinator(0, 2, 3, 0)
+    coordinator = coordinate(0, 2, 3, 0)
     started(coordinator, 0, 1, 2)
     coordinator.receive(NodeLeft(1))
-    ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0))
+    ended(coordinator, end(0, 0), end(2, 0))
     rounds = records(started(coordinator, 2, 0, 7), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 7: 1, 2: 2}
 
 
 def test_a_node_that_comes_later_starts_a_larger_round():
-    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator = coordinate(0, 1, 2, 0)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
     coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(1)), StopRound)) == {0}
-    assert records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0].attempt_follows
+    assert records(ended(coordinator, end(0, 0)), RoundVerdict)[0].attempt_follows
     coordinator.receive(join(0))
     rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {formed.round.world_size for formed in rounds.values()} == {4}
@@ -293,19 +308,19 @@ def test_a_node_that_comes_later_starts_a_larger_round():
 
 @pytest.mark.parametrize(("message", "failed"), [("RuntimeError: Connection reset by peer", False), ("no", True)])
 def test_a_worker_that_loses_peers_stopped_for_a_node_that_comes_has_not_failed(message: str, failed: bool):
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     for index in (0, 1):
         coordinator.receive(join(index))
     coordinator.last_call_expired()
     coordinator.receive(WorkersStoreListens(0, 0, "a", 1))
     assert set(records(coordinator.receive(join(2)), StopRound)) == {0, 1}
-    ends = WorkersEnded(0, 0, failed=True, cause=exit_(0, message)), WorkersEnded(1, 0)
+    ends = end(0, 0, failed=True, cause=exit_(0, message)), end(1, 0)
     verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
-    assert (verdict.failed, verdict.attempt_follows) == (failed, not failed)
+    assert (verdict.outcome, verdict.attempt_follows) == ("failed" if failed else "stopped", not failed)
 
 
 def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     coordinator.receive(join(0))
     assert records(coordinator.last_call_expired(), ListenForWorkersStore)
     coordinator.receive(join(1))
@@ -318,7 +333,7 @@ def test_a_node_that_comes_before_the_round_has_begun_is_part_of_it():
 
 
 def test_it_may_go_again_before_that():
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
     coordinator.receive(join(1))
@@ -330,73 +345,71 @@ def test_it_may_go_again_before_that():
 
 
 def test_a_node_for_which_there_is_no_place_waits_until_one_is_lost():
-    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator = coordinate(0, 1, 2, 0)
     started(coordinator, 0, 1)
     assert coordinator.receive(join(2)) == [Outgoing(2, NoFreePlace(("host0", "host1")))]
     coordinator.receive(NodeLeft(1))
-    ended(coordinator, WorkersEnded(0, 0))
+    ended(coordinator, end(0, 0))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore)
     rounds = records(coordinator.receive(WorkersStoreListens(0, 1, "a", 1)), RoundFormed)
     assert {index: formed.round.node_rank for index, formed in rounds.items()} == {0: 0, 2: 1}
 
 
 def test_it_takes_no_place_from_one_that_comes_again_a_little_later():
-    coordinator = Coordinator(0, 1, 2, 1)
+    coordinator = coordinate(0, 1, 2, 1)
     started(coordinator, 0, 1)
     coordinator.receive(join(2))
-    ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0))
+    ended(coordinator, end(0, 0, failed=True), end(1, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(1)), ListenForWorkersStore)
     assert coordinator.participants == [0, 1]
 
 
 def test_one_that_waits_for_a_place_to_the_end_hears_the_verdict():
-    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator = coordinate(0, 1, 2, 0)
     started(coordinator, 0, 1)
     coordinator.receive(join(2))
-    sent = ended(coordinator, WorkersEnded(0, 0), WorkersEnded(1, 0))
-    assert sent == [Outgoing(i, RoundVerdict(0, attempt_follows=False, failed=False)) for i in (0, 1, 2)]
+    sent = ended(coordinator, end(0, 0), end(1, 0))
+    assert sent == [Outgoing(i, SUCCEEDED) for i in (0, 1, 2)]
     assert coordinator.receive(NodeLeft(2)) == []
     assert coordinator.receive(NodeLeft(1)) == [Outgoing(0, AllNodesLeft())]
 
 
 def test_a_node_that_was_told_to_stop_ends_the_run_for_all():
-    coordinator = Coordinator(0, 1, 2, 3)
+    coordinator = coordinate(0, 1, 2, 3)
     started(coordinator, 0, 1)
-    assert records(coordinator.receive(WorkersEnded(1, 0, stopped=True)), StopRound)
-    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0]
-    assert (over.attempt_follows, over.stopped, over.reason) == (False, True, "host1 was stopped")
+    assert records(coordinator.receive(end(1, 0, stopped=True)), StopRound)
+    over = records(ended(coordinator, end(0, 0)), RoundVerdict)[0]
+    assert (over.attempt_follows, over.outcome, over.reason) == (False, "stopped", "host1 was stopped")
 
 
 def test_all_nodes_get_the_reason_that_the_stopped_node_knows():
-    coordinator = Coordinator(0, 1, 2, 3)
+    coordinator = coordinate(0, 1, 2, 3)
     started(coordinator, 0, 1)
-    coordinator.receive(WorkersEnded(1, 0, stopped=True, reason="another process sent SIGTERM"))
-    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict).values()
+    coordinator.receive(end(1, 0, stopped=True, reason="another process sent SIGTERM"))
+    over = records(ended(coordinator, end(0, 0)), RoundVerdict).values()
     assert {verdict.reason for verdict in over} == {"another process sent SIGTERM"}
 
 
 def test_who_misses_the_workers_of_a_stopped_node_is_not_blamed():
-    coordinator = Coordinator(0, 2, 2, 3)
+    coordinator = coordinate(0, 2, 2, 3)
     started(coordinator, 0, 1)
     coordinator.receive(NodeStops(0, 0))
-    missing = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
-    over = records(ended(coordinator, missing, WorkersEnded(1, 0, stopped=True)), RoundVerdict)[0]
-    assert over == RoundVerdict(0, attempt_follows=False, failed=False, stopped=True, reason="host1 was stopped")
+    missing = end(0, 0, failed=True, cause=exit_(0, "RuntimeError: Connection closed by peer [10.0.0.1]"))
+    over = records(ended(coordinator, missing, end(1, 0, stopped=True)), RoundVerdict)[0]
+    assert over == RoundVerdict(0, "stopped", reason="host1 was stopped", decision=STOPPED)
 
 
 def test_a_failure_stays_one_though_somebody_stops_the_run_then():
-    coordinator = Coordinator(0, 2, 2, 3)
+    coordinator = coordinate(0, 2, 2, 3)
     started(coordinator, 0, 1)
     cause = exit_(0, "ValueError: no")
-    over = records(
-        ended(coordinator, WorkersEnded(0, 0, failed=True, cause=cause), WorkersEnded(1, 0, stopped=True)), RoundVerdict
-    )[0]
-    assert (over.attempt_follows, over.failed, over.stopped, over.cause) == (False, True, False, cause)
+    over = records(ended(coordinator, end(0, 0, failed=True, cause=cause), end(1, 0, stopped=True)), RoundVerdict)[0]
+    assert (over.attempt_follows, over.outcome, over.cause, over.decision) == (False, "failed", cause, STOPPED)
 
 
 def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others():
-    coordinator = Coordinator(1, 2, 2, 0)
+    coordinator = coordinate(1, 2, 2, 0)
     coordinator.receive(join(0))
     coordinator.receive(join(1))
     coordinator.receive(NodeLeft(0))
@@ -405,20 +418,20 @@ def test_a_first_node_that_is_lost_before_it_listens_does_not_hold_up_the_others
 
 
 def test_late_messages_of_an_earlier_round_change_nothing():
-    coordinator = Coordinator(0, 2, 2, 1)
+    coordinator = coordinate(0, 2, 2, 1)
     started(coordinator, 0, 1)
-    ended(coordinator, WorkersEnded(0, 0, failed=True), WorkersEnded(1, 0))
+    ended(coordinator, end(0, 0, failed=True), end(1, 0))
     started(coordinator, 0, 1)
     assert coordinator.receive(NodeStops(1, 0)) == []
-    assert coordinator.receive(WorkersEnded(1, 0, failed=True)) == []
+    assert coordinator.receive(end(1, 0, failed=True)) == []
     assert coordinator.receive(WorkersStoreListens(0, 0, "old", 1)) == []
 
 
 def test_a_node_that_comes_after_the_end_is_told_so():
     """torchrun: rendezvous 16."""
-    coordinator = Coordinator(0, 1, 1, 0)
+    coordinator = coordinate(0, 1, 1, 0)
     started(coordinator, 0)
-    ended(coordinator, WorkersEnded(0, 0))
+    ended(coordinator, end(0, 0))
     (sent,) = coordinator.receive(join(5))
     assert "had ended" in sent.record.reason
 
@@ -427,7 +440,7 @@ def test_a_node_that_comes_after_the_end_is_told_so():
 
 
 def with_launcher(*participants: int) -> Coordinator:
-    return Coordinator(participants[0], 1, 9, 0, tuple(participants))
+    return coordinate(participants[0], 1, 9, 0, tuple(participants))
 
 
 def test_a_round_forms_when_all_that_are_expected_have_come_in_the_order_of_their_seats():
@@ -451,9 +464,9 @@ def test_the_store_listens_where_most_nodes_have_reached_the_first():
 def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
     coordinator = with_launcher(0, 1, 2)
     started(coordinator, 0, 1, 2)
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
-    over = records(ended(coordinator, WorkersEnded(0, 0), WorkersEnded(2, 0)), RoundVerdict)
-    assert {(verdict.attempt_follows, verdict.failed) for verdict in over.values()} == {(True, False)}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0, 2))), StopRound).keys() == {0, 2}
+    over = records(ended(coordinator, end(0, 0), end(2, 0)), RoundVerdict)
+    assert {(verdict.attempt_follows, verdict.restart_follows) for verdict in over.values()} == {(True, False)}
     sent = [*coordinator.receive(join(2)), *coordinator.receive(join(0))]
     assert records(sent, ListenForWorkersStore)
 
@@ -461,8 +474,8 @@ def test_a_node_that_is_expected_no_more_ends_the_round_and_the_others_go_on():
 def test_its_spare_is_waited_for_and_takes_its_seat():
     coordinator = with_launcher(0, 1)
     started(coordinator, 0, 1)
-    coordinator.receive(SetParticipants(TOKEN, (0, 7)))
-    ended(coordinator, WorkersEnded(0, 0))
+    coordinator.receive(AssignNodes(TOKEN, (0, 7)))
+    ended(coordinator, end(0, 0))
     assert not records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert records(coordinator.receive(join(7)), ListenForWorkersStore)
     assert coordinator.participants == [0, 7]
@@ -473,17 +486,17 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     started(coordinator, 0, 1)
     coordinator.receive(NodeStops(0, 0))
     cause = exit_(0, "RuntimeError: Connection closed by peer")
-    coordinator.receive(WorkersEnded(0, 0, failed=True, cause=cause))
-    over = records(coordinator.receive(SetParticipants(TOKEN, (0,))), RoundVerdict)
+    coordinator.receive(end(0, 0, failed=True, cause=cause))
+    over = records(coordinator.receive(AssignNodes(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
-    assert not over[0].failed
+    assert not over[0].restart_follows
 
 
 def test_a_node_that_is_lost_before_the_round_has_begun_is_replaced_too():
     coordinator = with_launcher(0, 1)
     coordinator.receive(join(1))
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     sent = coordinator.receive(join(2))
     assert records(sent, ListenForWorkersStore)
     assert records(coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1)), RoundFormed).keys() == {0, 2}
@@ -493,7 +506,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
     coordinator = with_launcher(1, 0)
     coordinator.receive(join(1))
     assert records(coordinator.receive(join(0)), ListenForWorkersStore).keys() == {1}
-    assert records(coordinator.receive(SetParticipants(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
+    assert records(coordinator.receive(AssignNodes(TOKEN, (0,))), ListenForWorkersStore).keys() == {0}
     assert coordinator.receive(WorkersStoreListens(1, 0, "of the lost node", 1)) == []
     [sent] = coordinator.receive(WorkersStoreListens(0, 0, "of the first", 1))
     assert isinstance(sent.record, RoundFormed)
@@ -503,7 +516,7 @@ def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():
 def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
     coordinator = with_launcher(0, 1, 2)
     coordinator.receive(join(0))
-    coordinator.receive(SetParticipants(TOKEN, (0, 2)))
+    coordinator.receive(AssignNodes(TOKEN, (0, 2)))
     assert coordinator.receive(join(1)) == []
     assert coordinator.waiting_nodes()[0].record == WaitingNodes("host0", 1, 1)
     assert records(coordinator.receive(join(2)), ListenForWorkersStore)
@@ -511,7 +524,7 @@ def test_a_node_that_joins_after_it_was_given_up_is_not_counted():
 
 
 def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again():
-    coordinator = Coordinator(0, 2, 2, 0, assigned=(0, 1), attempt=1)
+    coordinator = coordinate(0, 2, 2, 0, assigned=(0, 1), attempt=1)
     coordinator.receive(join(0))
     [sent] = coordinator.receive(replace(join(1), attempt=3))
     assert sent == Outgoing(0, ListenForWorkersStore(3, ""))
@@ -520,22 +533,22 @@ def test_a_number_that_a_node_has_had_at_an_earlier_rendezvous_is_not_used_again
 
 
 def test_a_host_is_lost_whatever_it_is_called():
-    coordinator = Coordinator(0, 2, 2, 3)
+    coordinator = coordinate(0, 2, 2, 3)
     started(coordinator, 0, 1)
     coordinator.receive(NodeLeft(1))
-    over = records(ended(coordinator, WorkersEnded(0, 0)), RoundVerdict)[0]
-    named = Coordinator(0, 2, 2, 3)
+    over = records(ended(coordinator, end(0, 0)), RoundVerdict)[0]
+    named = coordinate(0, 2, 2, 3)
     for index, host in ((0, "a"), (1, "joins")):
         named.receive(NodeJoined(index, host, 2))
     named.receive(WorkersStoreListens(0, 0, "a", 1))
     named.receive(NodeLeft(1))
-    same = records(ended(named, WorkersEnded(0, 0)), RoundVerdict)[0]
-    assert (same.attempt_follows, same.failed) == (over.attempt_follows, over.failed) == (False, True)
+    same = records(ended(named, end(0, 0)), RoundVerdict)[0]
+    assert (same.attempt_follows, same.outcome) == (over.attempt_follows, over.outcome) == (False, "failed")
 
 
 def test_a_node_that_is_assigned_twice_takes_part_once():
-    coordinator = Coordinator(0, 1, 2, 0)
-    coordinator.receive(SetParticipants(TOKEN, (0, 0)))
+    coordinator = coordinate(0, 1, 2, 0)
+    coordinator.receive(AssignNodes(TOKEN, (0, 0)))
     rounds = records(started(coordinator, 0), RoundFormed)
     assert {index: formed.round.world_size for index, formed in rounds.items()} == {0: 2}
 
@@ -546,7 +559,7 @@ XID = "host1 is not used again: Xid 79, GPU 3 has fallen off the bus"
 
 
 def broken(index: int, attempt: int = 0) -> WorkersEnded:
-    return WorkersEnded(index, attempt, failed=True, cause=replace(exit_(index), hardware="Xid 79"), leaves=XID)
+    return end(index, attempt, failed=True, cause=replace(exit_(index), hardware="Xid 79"), leaves=XID)
 
 
 def verdicts(sent: list[Outgoing]) -> dict[int, RoundVerdict]:
@@ -554,17 +567,13 @@ def verdicts(sent: list[Outgoing]) -> dict[int, RoundVerdict]:
 
 
 def test_a_node_whose_hardware_failed_leaves_and_the_others_go_on_without_a_restart():
-    coordinator = Coordinator(0, 2, 3, 0)
+    coordinator = coordinate(0, 2, 3, 0)
     started(coordinator, 0, 1, 2)
     lost_peer = exit_(0, "RuntimeError: Connection closed by peer")
-    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0, failed=True, cause=lost_peer), WorkersEnded(2, 0)))
-    assert {index: (verdict.attempt_follows, verdict.failed) for index, verdict in told.items()} == {
-        0: (True, False),
-        1: (False, True),
-        2: (True, False),
-    }
-    assert told[1].reason == f"{XID}; the other nodes go on"
-    assert told[0].leaves == told[0].reason == XID
+    told = verdicts(ended(coordinator, broken(1), end(0, 0, failed=True, cause=lost_peer), end(2, 0)))
+    assert {index: verdict.attempt_follows for index, verdict in told.items()} == {0: True, 1: False, 2: True}
+    assert told[1].decision == f"not restarted: {XID}; the other nodes go on"
+    assert (told[0].node_leaves, told[0].restart_follows) == (XID, False)
     assert told[0].cause
     assert told[0].cause.hardware == "Xid 79", "not the peer that it took along"
     coordinator.receive(NodeLeft(1))
@@ -578,18 +587,18 @@ def test_a_node_whose_hardware_failed_leaves_and_the_others_go_on_without_a_rest
 
 
 def test_a_spare_that_waits_takes_its_place_at_once():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert records(coordinator.receive(join(2)), NoFreePlace)
-    assert verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))[0].attempt_follows
+    assert verdicts(ended(coordinator, broken(1), end(0, 0)))[0].attempt_follows
     assert records(coordinator.receive(join(0)), ListenForWorkersStore)
     assert coordinator.participants == [0, 2]
 
 
 def test_a_host_that_has_left_cannot_come_back():
-    coordinator = Coordinator(0, 1, 2, 0)
+    coordinator = coordinate(0, 1, 2, 0)
     started(coordinator, 0, 1)
-    ended(coordinator, broken(1), WorkersEnded(0, 0))
+    ended(coordinator, broken(1), end(0, 0))
     again = verdicts(coordinator.receive(NodeJoined(5, "host1", 2)))
     assert {index: verdict.reason for index, verdict in again.items()} == {5: "this run does not use host1 any more"}
     assert not coordinator.receive(join(0))
@@ -598,91 +607,104 @@ def test_a_host_that_has_left_cannot_come_back():
 
 def test_all_nodes_of_its_host_leave_with_it():
     """Where a scheduler starts a ddplaunch for every worker."""
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     for index, host in enumerate(("host0", "host1", "host1")):
         coordinator.receive(NodeJoined(index, host, 1))
     coordinator.receive(WorkersStoreListens(0, 0, "10.0.0.1", 1))
-    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0), WorkersEnded(2, 0)))
+    told = verdicts(ended(coordinator, broken(1), end(0, 0), end(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, False]
 
 
 def test_the_run_ends_if_too_few_nodes_are_left_and_says_which_one_is_broken():
-    coordinator = Coordinator(0, 2, 2, 5)
+    coordinator = coordinate(0, 2, 2, 5)
     started(coordinator, 0, 1)
-    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))
-    assert {(verdict.attempt_follows, verdict.failed) for verdict in told.values()} == {(False, True)}
-    assert told[0].reason == f"not restarted: {XID}; 1 other node is left, and 2 are needed"
+    told = verdicts(ended(coordinator, broken(1), end(0, 0)))
+    assert {(verdict.attempt_follows, verdict.outcome) for verdict in told.values()} == {(False, "failed")}
+    assert told[0].decision == f"not restarted: {XID}; 1 other node is left, and 2 are needed"
 
 
 def test_the_run_ends_with_the_node_that_serves_the_rendezvous():
-    coordinator = Coordinator(1, 1, 2, 5)
+    coordinator = coordinate(1, 1, 2, 5)
     started(coordinator, 0, 1)
-    told = verdicts(ended(coordinator, broken(1), WorkersEnded(0, 0)))
-    assert told[0].reason == f"not restarted: {XID}, and this node serves the rendezvous"
+    told = verdicts(ended(coordinator, broken(1), end(0, 0)))
+    assert told[0].decision == f"not restarted: {XID}, and this node serves the rendezvous"
     assert not told[0].attempt_follows
 
 
 def test_a_failure_elsewhere_that_came_by_itself_is_a_restart_and_the_node_leaves_all_the_same():
-    coordinator = Coordinator(0, 1, 3, 1)
+    coordinator = coordinate(0, 1, 3, 1)
     started(coordinator, 0, 1, 2)
-    asks = WorkersEnded(1, 0, leaves=XID)
-    told = verdicts(ended(coordinator, asks, WorkersEnded(0, 0), WorkersEnded(2, 0, failed=True, cause=exit_(2))))
+    asks = end(1, 0, leaves=XID)
+    told = verdicts(ended(coordinator, asks, end(0, 0), end(2, 0, failed=True, cause=exit_(2))))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
-    assert (told[0].failed, told[0].leaves) == (True, "")
-    assert coordinator.restart_count == 1
+    assert (told[0].decision, told[0].node_leaves) == ("restart 1 of 1", "")
+    assert coordinator.restarts.count == 1
 
 
 def test_a_fault_of_the_hardware_explains_the_failures_of_other_nodes():
     """A rank that waits for the broken one in a collective ends by a time limit of torch."""
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     started(coordinator, 0, 1, 2)
-    late = WorkersEnded(0, 0, failed=True, cause=exit_(0, "RuntimeError: Watchdog caught collective timeout"))
-    told = verdicts(ended(coordinator, late, broken(1), WorkersEnded(2, 0)))
+    late = end(0, 0, failed=True, cause=exit_(0, "RuntimeError: Watchdog caught collective timeout"))
+    told = verdicts(ended(coordinator, late, broken(1), end(2, 0)))
     assert [told[index].attempt_follows for index in (0, 1, 2)] == [True, False, True]
-    assert coordinator.restart_count == 0
+    assert coordinator.restarts.count == 0
 
 
 def test_a_wish_of_a_node_without_a_failure_changes_nothing():
-    coordinator = Coordinator(0, 1, 2, 1)
+    coordinator = coordinate(0, 1, 2, 1)
     started(coordinator, 0, 1)
-    told = verdicts(ended(coordinator, WorkersEnded(1, 0, leaves=XID), WorkersEnded(0, 0)))
-    assert told[0] == RoundVerdict(0, attempt_follows=False, failed=False)
+    told = verdicts(ended(coordinator, end(1, 0, leaves=XID), end(0, 0)))
+    assert told[0] == SUCCEEDED
 
 
 def test_one_launcher_of_all_nodes_takes_the_node_out_before_a_round_is_formed():
     coordinator = with_launcher(5, 2)
     started(coordinator, 5, 2)
-    hardware = replace(broken(2), leaves="host2 is not used again: Xid 79")
-    told = verdicts(ended(coordinator, hardware, WorkersEnded(5, 0)))
+    hardware = replace(broken(2), node_leaves="host2 is not used again: Xid 79")
+    told = verdicts(ended(coordinator, hardware, end(5, 0)))
     assert all(verdict.attempt_follows for verdict in told.values()), "the launcher decides"
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "no round has the broken node"
     coordinator.receive(join(7))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7))), ListenForWorkersStore)
+
+
+@pytest.mark.parametrize("spares", [0, 1])
+def test_one_launcher_of_all_nodes_says_how_many_it_can_replace(spares: int):
+    coordinator = coordinate(5, 2, 2, 0, (5, 2))
+    started(coordinator, 5, 2)
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), spares=spares))
+    hardware = replace(broken(2), node_leaves="host2 is not used again: Xid 79")
+    told = verdicts(ended(coordinator, hardware, end(5, 0)))
+    assert {verdict.attempt_follows for verdict in told.values()} == {bool(spares)}
+    assert all("1 other node is left, and 2 are needed" in verdict.decision for verdict in told.values()) == (
+        not spares
+    )
 
 
 # What scripts ask for.
 
 
 def test_a_rank_that_gives_up_ends_the_run_whoever_has_failed_before_it():
-    coordinator = Coordinator(0, 2, 2, 5)
+    coordinator = coordinate(0, 2, 2, 5)
     started(coordinator, 0, 1)
     coordinator.receive(NodeStops(0, 0))
     asked = replace(exit_(2, "RuntimeError: Connection closed by peer"), host="host1", give_up="no data")
-    ends = (WorkersEnded(0, 0, failed=True, cause=exit_(0)), WorkersEnded(1, 0, failed=True, cause=asked))
+    ends = (end(0, 0, failed=True, cause=exit_(0)), end(1, 0, failed=True, cause=asked))
     verdict = records(ended(coordinator, *ends), RoundVerdict)[0]
     assert (verdict.attempt_follows, verdict.cause) == (False, asked)
-    assert verdict.reason == "not restarted: rank 2 on host1 gave up: no data"
+    assert verdict.decision == "not restarted: rank 2 on host1 gave up: no data"
 
 
 def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
     coordinator = with_launcher(0, 1)
-    coordinator.max_restarts = 5
+    coordinator.restarts.limit = 5
     started(coordinator, 0, 1)
     coordinator.receive(NodeLeft(1))
     asked = replace(exit_(0), give_up="no data")
-    verdict = records(ended(coordinator, WorkersEnded(0, 0, failed=True, cause=asked)), RoundVerdict)[0]
-    assert (verdict.attempt_follows, verdict.reason) == (False, "not restarted: rank 0 on host0 gave up: no data")
+    verdict = records(ended(coordinator, end(0, 0, failed=True, cause=asked)), RoundVerdict)[0]
+    assert (verdict.attempt_follows, verdict.decision) == (False, "not restarted: rank 0 on host0 gave up: no data")
 
 
 # Nodes that depart: the launcher of all nodes decides between two rounds.
@@ -690,69 +712,77 @@ def test_a_rank_that_gives_up_ends_the_run_also_when_a_node_is_lost():
 
 def test_after_a_round_with_a_departing_node_the_launcher_names_the_nodes_of_the_next():
     coordinator = with_launcher(5, 2)
-    coordinator.max_restarts = 1
+    coordinator.restarts.limit = 1
     started(coordinator, 5, 2)
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "the round goes on"
-    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "the round goes on"
+    ended(coordinator, end(5, 0, failed=True, cause=exit_(5)), end(2, 0))
     assert not coordinator.receive(join(5))
     assert not coordinator.receive(join(2)), "the launcher has not decided"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
     assert coordinator.participants == [5]
 
 
 def test_a_departing_node_that_is_needed_after_all_stays():
     coordinator = with_launcher(5, 2)
-    coordinator.max_restarts = 1
+    coordinator.restarts.limit = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
-    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
+    ended(coordinator, end(5, 0, failed=True, cause=exit_(5)), end(2, 0))
     coordinator.receive(join(5))
     coordinator.receive(join(2))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 2))), ListenForWorkersStore)
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 2))), ListenForWorkersStore)
     assert coordinator.participants == [5, 2]
 
 
 def test_a_decision_about_another_node_is_not_the_one_that_is_waited_for():
     coordinator = with_launcher(5, 2, 7)
-    coordinator.max_restarts = 1
+    coordinator.restarts.limit = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
-    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, end(5, 0, failed=True, cause=exit_(5)), end(2, 0), end(7, 0))
     for index in (5, 2):
         coordinator.receive(join(index))
-    assert not coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5,))), ListenForWorkersStore)
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,))), "node 7 is lost"
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
 
 
-def test_a_node_that_departs_after_the_round_is_not_waited_for():
+def test_no_round_has_a_node_about_which_the_launcher_has_not_decided():
     coordinator = with_launcher(5, 2, 7)
-    coordinator.max_restarts = 1
+    coordinator.restarts.limit = 1
     started(coordinator, 5, 2, 7)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2,)))
-    ended(coordinator, WorkersEnded(5, 0, failed=True, cause=exit_(5)), WorkersEnded(2, 0), WorkersEnded(7, 0))
-    coordinator.receive(SetParticipants(TOKEN, (5, 2, 7), departing=(2, 7)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2,)))
+    ended(coordinator, end(5, 0, failed=True, cause=exit_(5)), end(2, 0), end(7, 0))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2, 7), departing=(2, 7)))
     for index in (5, 2, 7):
         coordinator.receive(join(index))
-    assert records(coordinator.receive(SetParticipants(TOKEN, (5, 7), departing=(7,))), ListenForWorkersStore)
+    assert not coordinator.receive(AssignNodes(TOKEN, (5, 7), departing=(7,)))
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5, 7))), ListenForWorkersStore)
+
+
+def test_a_rendezvous_that_moves_while_a_node_departs_waits_for_the_decision_too():
+    coordinator = coordinate(5, 1, 9, 0, (5, 2), departing=(2,))
+    for index in (5, 2):
+        assert not coordinator.receive(join(index))
+    assert records(coordinator.receive(AssignNodes(TOKEN, (5,))), ListenForWorkersStore)
 
 
 def test_the_last_round_waits_for_nobody():
     coordinator = with_launcher(5, 2)
-    coordinator.max_restarts = 1
+    coordinator.restarts.limit = 1
     started(coordinator, 5, 2)
-    coordinator.receive(SetParticipants(TOKEN, (5, 2), departing=(2,)))
-    told = verdicts(ended(coordinator, WorkersEnded(5, 0), WorkersEnded(2, 0)))
+    coordinator.receive(AssignNodes(TOKEN, (5, 2), departing=(2,)))
+    told = verdicts(ended(coordinator, end(5, 0), end(2, 0)))
     assert not any(verdict.attempt_follows for verdict in told.values())
 
 
 # A node whose hardware is not sound takes no part.
 
 SICK = "the hardware is not sound: host1: a row is lost"
-OVER = RoundVerdict(0, attempt_follows=False, failed=True, reason=SICK, leaves=SICK)
+OVER = RoundVerdict(0, "failed", reason=SICK, node_leaves=SICK)
 
 
 def test_a_job_of_fixed_size_does_not_start_without_a_refused_node_and_all_are_told():
-    coordinator = Coordinator(0, 4, 4, 0)
+    coordinator = coordinate(0, 4, 4, 0)
     for index in (0, 2):
         coordinator.receive(join(index))
     assert coordinator.receive(NodeRefused(1, SICK)) == [Outgoing(0, OVER), Outgoing(2, OVER)]
@@ -762,13 +792,13 @@ def test_a_job_of_fixed_size_does_not_start_without_a_refused_node_and_all_are_t
 
 
 def test_the_node_that_serves_comes_after_the_refused_one():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     assert coordinator.receive(NodeRefused(1, SICK)) == []
     assert coordinator.receive(join(0)) == [Outgoing(0, OVER), Outgoing(0, AllNodesLeft())]
 
 
 def test_two_refused_nodes_are_not_waited_for():
-    coordinator = Coordinator(0, 3, 3, 0)
+    coordinator = coordinate(0, 3, 3, 0)
     coordinator.receive(join(0))
     assert coordinator.receive(NodeRefused(1, SICK)) == [Outgoing(0, OVER)]
     assert coordinator.receive(NodeRefused(2, "another")) == [Outgoing(0, AllNodesLeft())]
@@ -776,13 +806,13 @@ def test_two_refused_nodes_are_not_waited_for():
 
 @pytest.mark.parametrize(("refused", "is_over"), [(1, False), (0, True)])
 def test_an_elastic_job_needs_only_the_node_that_serves(refused: int, is_over: bool):
-    coordinator = Coordinator(0, 1, 3, 0)
+    coordinator = coordinate(0, 1, 3, 0)
     coordinator.receive(join(2))
     assert bool(coordinator.receive(NodeRefused(refused, SICK))) == is_over
 
 
 def test_a_refused_node_that_is_not_needed_any_more_changes_nothing():
-    coordinator = Coordinator(0, 2, 2, 0)
+    coordinator = coordinate(0, 2, 2, 0)
     started(coordinator, 0, 1)
     assert coordinator.receive(NodeRefused(2, SICK)) == []
     assert records(coordinator.receive(NodeStops(1, 0)), StopRound)
@@ -797,11 +827,11 @@ def departing(index: int) -> NodeJoined:
 
 def failed_round(coordinator: Coordinator) -> None:
     """The first of its nodes fails; all may go on."""
-    ended(coordinator, *(WorkersEnded(i, coordinator.attempt, failed=i == 0) for i in coordinator.participants))
+    ended(coordinator, *(end(i, coordinator.attempt, failed=i == 0) for i in coordinator.participants))
 
 
 def test_a_node_that_departs_is_left_at_the_next_round_and_told():
-    coordinator = Coordinator(0, 1, 2, 5)
+    coordinator = coordinate(0, 1, 2, 5)
     started(coordinator, 0, 1)
     failed_round(coordinator)
     assert coordinator.receive(departing(1)) == []
@@ -814,7 +844,7 @@ def test_a_node_that_departs_is_left_at_the_next_round_and_told():
 
 
 def test_a_spare_takes_its_place_also_if_it_serves_the_rendezvous():
-    coordinator = Coordinator(0, 2, 2, 5)
+    coordinator = coordinate(0, 2, 2, 5)
     started(coordinator, 0, 1)
     assert records(coordinator.receive(join(2)), NoFreePlace)
     failed_round(coordinator)
@@ -824,7 +854,7 @@ def test_a_spare_takes_its_place_also_if_it_serves_the_rendezvous():
 
 
 def test_it_takes_part_if_it_is_needed():
-    coordinator = Coordinator(0, 2, 2, 5)
+    coordinator = coordinate(0, 2, 2, 5)
     started(coordinator, 0, 1)
     failed_round(coordinator)
     coordinator.receive(departing(1))
@@ -833,7 +863,7 @@ def test_it_takes_part_if_it_is_needed():
 
 
 def test_a_node_that_departs_does_not_stop_a_round_to_take_part():
-    coordinator = Coordinator(0, 1, 2, 5)
+    coordinator = coordinate(0, 1, 2, 5)
     coordinator.receive(join(0))
     coordinator.last_call_expired()
     coordinator.receive(WorkersStoreListens(0, 0, "a", 1))

@@ -12,10 +12,12 @@ from contextlib import contextmanager
 
 import pytest
 
+from ddplaunch.agent.workers.worker_socket import WorkerSocket
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.hangs.examiner import Examiner
 
 OWN = os.getpid()
+sockets: dict[Examiner, WorkerSocket] = {}
 
 
 def packed(facts: bytes, record: bytes) -> bytes:
@@ -29,15 +31,17 @@ def connected(examiner: Examiner) -> Iterator[socket.socket]:
         worker.settimeout(10)
         accepted = threading.Event()
         examiner.on_accepted = accepted.set
-        worker.connect(f"\0{examiner.name}")
+        worker.connect(f"\0{sockets[examiner].open()}")
         assert accepted.wait(10)
         yield worker
 
 
 @pytest.fixture
 def examiner() -> Iterator[Examiner]:
-    found = Examiner(is_needed=True)
+    found = Examiner()
+    sockets[found] = WorkerSocket(found.take)
     yield found
+    sockets.pop(found).close()
     found.close()
 
 
@@ -104,12 +108,6 @@ def test_an_answer_that_is_too_long_ends_the_connection(examiner: Examiner) -> N
     assert not examiner.is_connected(OWN)
 
 
-def test_no_socket_is_opened_where_no_worker_can_answer() -> None:
-    examiner = Examiner(is_needed=False)
-    assert examiner.name == ""
-    assert examiner.ask([OWN], examination.STATUS) == {}
-
-
 def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monkeypatch: pytest.MonkeyPatch) -> None:
     accept, errors = socket.socket.accept, [OSError(errno.EMFILE, "too many open files")]
 
@@ -118,7 +116,16 @@ def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monke
             raise errors.pop()
         return accept(listener)
 
-    monkeypatch.setattr("ddplaunch.features.hangs.examiner._PAUSE_S", 0.0)
+    monkeypatch.setattr("ddplaunch.agent.workers.worker_socket._PAUSE_S", 0.0)
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with connected(examiner), connected(examiner):  # The thread was in the real accept for the first.
         assert not errors
+
+
+def test_a_connection_that_nobody_takes_is_closed(examiner: Examiner) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as debugger:
+        debugger.settimeout(10)
+        debugger.bind(b"\0ddplaunch.test." + os.urandom(8).hex().encode())
+        debugger.connect(f"\0{sockets[examiner].open()}")
+        assert debugger.recv(1) == b""
+    assert not examiner.is_connected(OWN)

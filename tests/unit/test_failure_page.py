@@ -12,7 +12,7 @@ import pytest
 
 from ddplaunch.launcher.display import event_log, failure_page, report_files
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import NEVER_RESTARTED, AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
@@ -219,6 +219,17 @@ def test_an_attempt_without_a_culprit_tells_its_trouble() -> None:
     assert " failed: " not in text
     assert "\nthe workers' store on node0 was killed by SIGKILL\n" in text
     assert failure_page.page(failed(attempts=(), run_dir=None)).count("\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("decision", "is_shown"),
+    [("not restarted: 3 of 3 restarts used", True), (NEVER_RESTARTED, False), ("", False)],
+)
+def test_the_page_says_why_no_restart_follows_if_there_could_have_been_one(decision: str, is_shown: bool) -> None:
+    exits = (ended(0, 7),)
+    text = failure_page.page(failed(*exits, attempts=(AttemptResult(0, "failed", exits, 1.0, decision=decision),)))
+    assert (f"\n\n{decision}\n\n" in text) == is_shown
+    assert ("restart" in text) == is_shown
 
 
 def test_without_files_no_file_is_named() -> None:

@@ -18,6 +18,7 @@ from ddplaunch.features.debug.records import SessionOpened
 from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence, RanksAtFailure, WorkerActivity, WorkersExamined
 from ddplaunch.features.health.node_history import NodeEvent
+from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
 from ddplaunch.protocol.field_types import Limit
@@ -149,18 +150,20 @@ def of(host: str) -> list[object]:
         WorkersExamined(0, 0, (evidence,), NodeEvidence(host=host)),
         WorkersExamined(0, 0, (evidence,)),
         CollectivesSampled(0, 0, host),
+        HardwareOfNode(attempt=0, host=host, hardware=NodeHardware()),
         SessionOpened(0, 0, 0, host, "here"),
         AttemptEnded(AttemptResult(0, "failed", (exit_on(host),), 1.0, cause=first), (RanksAtFailure(0, (evidence,)),)),
     ]
 
 
-@pytest.mark.parametrize(("said", "known"), [*zip(of("others"), of("gpu1"), strict=True)], ids=range(7))
+@pytest.mark.parametrize(("said", "known"), [*zip(of("others"), of("gpu1"), strict=True)], ids=range(8))
 def test_a_node_speaks_for_its_own_host(said: object, known: object) -> None:
     assert of_host("gpu1", said) == known
 
 
 def test_what_names_no_host_stays_as_it_is() -> None:
-    for record in (Pong(), FaultInjected(0, happened=True), object()):
+    of_another = ReportOfNode(1, (0, 1), WorkerActivity(0, host="gpu2"))
+    for record in (Pong(), FaultInjected(0, happened=True), of_another, object()):
         assert of_host("gpu1", record) is record
 
 
@@ -172,4 +175,4 @@ def test_no_record_of_an_agent_names_its_host_unnoticed() -> None:
     }
     # The launcher writes the host of a HealthFinding itself.
     seen = {Output, WorkerActivity, RankEvidence, NodeEvidence, CollectivesSampled, SessionOpened, WorkerExit}
-    assert named == {*seen, HealthFinding}
+    assert named == {*seen, HardwareOfNode, HealthFinding}

@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from ddplaunch.agent import parts
-from ddplaunch.agent.events import HealthEvent
+from ddplaunch.agent import gpus_of_job, parts
 from ddplaunch.agent.workers.placement import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import gpus_of_job
 from ddplaunch.features.health.agent import HealthPart
-from ddplaunch.features.health.records import NodeHealth
+from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.protocol.gpus import GpuReading, GpusRead
+from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.gpus import devices
 from tests.support.configs import rendezvous_config
 
 LOST = GpuReading(index=0, uuid="GPU-0", error="GPU is lost")
+_COUNTS = ("attempt", "restart_count", "node_rank", "nnodes", "first_rank", "local_world_size", "world_size")
 PLACEMENT = Placement(1, "CUDA_VISIBLE_DEVICES", (("0",),), None, {})
 
 
@@ -40,24 +41,27 @@ class Node:
             rendezvous=rendezvous_config(),
         )
         self.is_stopping = False
-        gpus = parts.gpus_of_job(spec, self.sent.append, self.sent.append)
+        gpus = parts.gpus_of_job(spec, self.sent.append)
         assert gpus
         gpus.placement = PLACEMENT
         node: Any = SimpleNamespace(
             spec=spec,
             gpus=gpus,
-            rendezvous=SimpleNamespace(refuse=self.told.append, describe=lambda _: None),
+            rendezvous=SimpleNamespace(refuse=self.told.append, clock_ahead_s=(59.0, 61.0)),
+            report=self.sent.append,
             outbox=SimpleNamespace(send=self.sent.append),
             post=self.sent.append,
             wait=self._wait,
             is_stopping=lambda: self.is_stopping,
         )
-        self.part = HealthPart(node)
+        self.gpus, self.part = gpus, HealthPart(node)
         self._answers = answers
 
     def _wait(self, done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if self._answers:
-            self.part.on_event(HealthEvent(GpusRead(gpus=self._answers)))
+            read = GpusRead(gpus=self._answers)
+            self.gpus.on_read(read)
+            self.part.on_event(read)
         self.waits.append(done())
         assert deadline() - time.monotonic() < 4
         return done()
@@ -83,3 +87,16 @@ def test_a_refused_node_tells_the_others_before_it_ends() -> None:
     assert raised.value.exit_code == HARDWARE
     assert node.told == [raised.value.message]
     assert isinstance(node.sent[-1], NodeHealth)
+
+
+def test_what_a_node_has_is_told_to_the_launcher_that_watches_the_job_once() -> None:
+    node, round_ = (
+        Node(answers=(replace(LOST, error=""),)),
+        Round(**dict.fromkeys(_COUNTS, 0), master_addr="10.0.0.1", master_port=1),
+    )
+    assert node.part.may_take_part()
+    for _ in range(2):
+        node.part.on_attempt(SimpleNamespace(), round_)  # type: ignore[arg-type]
+    (told,) = (record for record in node.sent if isinstance(record, HardwareOfNode))
+    assert (told.host, told.attempt, told.clock_ahead_s) == ("gpu3", 0, 59.0)
+    assert [gpu.uuid for gpu in told.hardware.gpus] == ["GPU-0"]

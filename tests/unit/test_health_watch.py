@@ -9,13 +9,11 @@ from types import SimpleNamespace
 from ddplaunch.errors import HARDWARE, LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
 from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
-from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.protocol.gpus import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
 from ddplaunch.protocol.results import RunResult
 from tests.support.configs import rendezvous_config
-from tests.support.fake_agents import FakeTransport, unexplained
+from tests.support.fake_agents import participants_of
 
 ROW = HealthFinding(
     rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2"
@@ -29,24 +27,23 @@ class Job:
     def __init__(self, nnodes: tuple[int, int], *hosts: str, policy: str = "refuse") -> None:
         self.said: list[str] = []
         show = lambda text, _level: self.said.append(text)  # noqa: E731
-        transport, attempts = FakeTransport(*hosts), Attempts(unexplained)
-        self.nodes = Nodes(transport, lambda *_: None, *nnodes, rendezvous_config(), attempts, show)
-        list(self.nodes.start())
+        self.participants = participants_of(nnodes, *hosts, rendezvous=rendezvous_config(), show=show)
+        self.nodes = self.participants.nodes
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node)
-        self.nodes.on_changed()
+        self.participants.on_changed()
         self.errors: list[LaunchError] = []
         self.noted: list[tuple[str, int, str]] = []
         shutdown = SimpleNamespace(in_progress=False, fail=self.errors.append)
         config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
-        self.watch = HealthWatch(config, self.nodes, shutdown, show, self._note)  # type: ignore[arg-type]
+        self.watch = HealthWatch(config, self.participants, shutdown, show, self._note)  # type: ignore[arg-type]
 
     def _note(self, event: str, index: int, text: str, **facts: object) -> None:
         self.noted.append((event, index, text))
 
     def report(self, index: int, *findings: HealthFinding, **values: int) -> None:
         health = NodeHealth(findings=findings, hardware=NodeHardware(**values))
-        self.watch.on_event(index, self.nodes.participants, health)
+        self.watch.on_event(index, self.participants.indices, health)
 
     def findings(self) -> tuple[HealthFinding, ...]:
         return self.watch.on_agents_ended(RunResult("job7", 0, "succeeded", 1.0)).health
@@ -67,10 +64,10 @@ def test_a_spare_replaces_a_refused_node_once_all_have_reported() -> None:
     job = Job((2, 2), "a", "b", "c")
     job.report(1, ROW)
     job.decide()
-    assert job.nodes.participants == [0, 1]
+    assert job.participants.indices == [0, 1]
     job.report(0)
     job.decide()
-    assert job.nodes.participants == [0, 2]
+    assert job.participants.indices == [0, 2]
     assert isinstance(job.nodes.all[1].handle.sent[-1], StopWorkers)  # type: ignore[attr-defined]
     assert job.said == [f"not used: b: {LINE}", "c replaces b"]
     assert [(found.host, found.rule, found.gpu) for found in job.findings()] == [("b", "row-remap-failed", 2)]
@@ -80,7 +77,7 @@ def test_without_a_spare_the_job_starts_with_fewer_nodes_or_not_at_all() -> None
     job = Job((1, 2), "a", "b")
     job.report(1, ROW)
     job.decide(after_s=60)
-    assert (job.nodes.participants, job.errors) == ([0], [])
+    assert (job.participants.indices, job.errors) == ([0], [])
 
 
 def test_a_job_that_does_not_start_names_all_refused_nodes() -> None:
@@ -104,23 +101,23 @@ def test_a_spare_that_is_refused_later_is_replaced_too() -> None:
     job.nodes.on_agent_connected(job.nodes.all[2])
     job.report(2, ROW)
     job.decide()
-    assert job.nodes.participants == [0]
+    assert job.participants.indices == [0]
 
 
 def test_a_refused_node_that_is_lost_before_the_decision_is_replaced_once() -> None:
     job = Job((1, 3), "a", "b", "c")
     job.report(1, ROW)
     job.nodes.sweep(job.nodes.all[1])
-    job.nodes.replace(job.nodes.all[1])
+    job.participants.continue_without(job.nodes.all[1])
     job.decide(after_s=60)
-    assert (job.nodes.participants, job.errors) == ([0, 2], [])
+    assert (job.participants.indices, job.errors) == ([0, 2], [])
 
 
 def test_with_warn_a_refused_node_is_only_shown() -> None:
     job = Job((2, 2), "a", "b", policy="warn")
     job.report(1, ROW)
     job.decide(after_s=60)
-    assert (job.said, job.nodes.participants) == ([f"b: {LINE}"], [0, 1])
+    assert (job.said, job.participants.indices) == ([f"b: {LINE}"], [0, 1])
 
 
 def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
@@ -140,7 +137,7 @@ def test_differences_are_shown_once_and_a_node_that_comes_later_is_compared_too(
     job.report(2, cpus=2)
     assert job.said == ["the nodes differ in CPUs: 4 on c, 8 on a,b"]
     for lost, spare, cpus in ((2, 3, 8), (1, 4, 16)):
-        job.nodes.replace(job.nodes.all[lost])
+        job.participants.continue_without(job.nodes.all[lost])
         job.report(spare, cpus=cpus)
     assert job.said[1:] == [
         "d replaces c",

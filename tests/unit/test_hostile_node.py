@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import INTERNAL, LaunchError
 from ddplaunch.features.faults.records import FaultInjected
@@ -21,7 +22,7 @@ from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol import queries, wire
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import (
     FROM_OWN_AGENT,
     AgentEnded,
@@ -44,7 +45,7 @@ from tests.support.configs import launch_config
 from tests.support.spoken_agents import Answer, Mutator, SpokenHandle, SpokenTransport, honest
 
 HOSTS = ("node0", "node1")
-RARE = (*usage.FROM_AGENT, *queries.FROM_AGENT)
+RARE = (*usage.FROM_AGENT, *features.records("FROM_AGENT", "queries"))
 
 
 class Session:

@@ -10,15 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.nodes import Nodes, NodeState
+from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.run_files import log_collector, log_writer
 from ddplaunch.launcher.run_files.log_collector import LogCollector
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
 from ddplaunch.system.files import free_space
 from ddplaunch.transport.handle import LogData
 from ddplaunch.transport.remote_start import NodeFacts
-from tests.support.fake_agents import FakeTransport, unexplained
+from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
 
 OUT = "attempt_0/0/stdout.log"
@@ -45,16 +44,13 @@ class Run:
         self.folder = folder
         self.said: list[tuple[str, int]] = []
         self.progress = Progress()
-        self.nodes = Nodes(
-            FakeTransport(*hosts), lambda *_: None, 1, len(hosts), None, Attempts(unexplained), self.show
-        )
-        list(self.nodes.start())
-        self.nodes.on_changed()
+        self.participants = participants_of((1, len(hosts)), *hosts, show=self.show)
+        self.nodes = self.participants.nodes
         for node in self.nodes.all:
             self.nodes.on_agent_connected(node, NodeFacts())
             node.handle.sent.clear()
             node.state, node.unkillable_pids = NodeState.ENDING, ()
-        self.collected = LogCollector(folder, self.nodes, self)
+        self.collected = LogCollector(folder, self.participants, self)
 
     def show(self, text: str, level: int) -> None:
         self.said.append((text, level))
@@ -99,7 +95,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 def test_why_values_of_a_node_have_not_arrived(tmp_path: Path) -> None:
     run = Run(tmp_path, "gpu1", "gpu2", "gpu3", "gpu4")
-    run.collected = LogCollector(tmp_path, run.nodes, run, "return values")
+    run.collected = LogCollector(tmp_path, run.participants, run, "return values")
     run.find()
     for number in range(4):
         run.send(number, "attempt_0/0/return.pkl", b"value")
@@ -295,7 +291,7 @@ def test_who_sends_nothing_is_given_up_and_who_does_not_leave_is_killed(
 
 def test_without_a_folder_nothing_is_done_and_nothing_said(tmp_path: Path) -> None:
     run = Run(tmp_path, "gpu1")
-    run.collected = LogCollector(None, run.nodes, run)
+    run.collected = LogCollector(None, run.participants, run)
     run.find()
     assert run.sent_to(0) == []
     assert run.run_due() == float("inf")

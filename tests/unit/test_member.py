@@ -21,12 +21,11 @@ from ddplaunch.protocol.rendezvous import (
     RecordsRejected,
     RendezvousLost,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import NodeLostRendezvous, Round
+from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round, RoundVerdict
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
 from tests.support.configs import rendezvous_config
@@ -158,16 +157,16 @@ def test_a_stranger_does_not_end_the_run(make_nodes: Callable[..., list[Node]]):
     store.set(f"{PREFIX}/in/1", wire.encode(NodeJoined(0, "stranger", 8)).decode())  # Before a node draws the number.
     nodes = make_nodes(store)
     start_round(nodes)
-    post(store, WorkersEnded(1, 0, failed=True))
+    post(store, WorkersEnded(0, "failed", node_index=1))
     of_node_1 = store.values[f"{PREFIX}/in/1"]
     store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", of_node_1)  # A valid record, repeated.
     # The record before a node's number is counted only if it was read before the node replaced it.
     assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count >= 2)
     for node in nodes:
-        node.send(WorkersEnded(node.index, 0))
+        node.send(WorkersEnded(0, "succeeded", node_index=node.index))
     for node in nodes:
         verdict = node.wait_for(RoundVerdict)
-        assert (verdict.failed, verdict.stopped) == (False, False)
+        assert verdict.outcome == "succeeded"
         assert not any(isinstance(record, StopRound) for record in node.received)
 
 
@@ -175,10 +174,17 @@ def test_a_flood_is_reported_once_per_heartbeat(make_nodes: Callable[..., list[N
     store = MemoryStore()
     nodes = make_nodes(store)
     for _ in range(1000):
-        post(store, WorkersEnded(1, 0, failed=True))
+        post(store, WorkersEnded(0, "failed", node_index=1))
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert wait_until(lambda: nodes[0].wait_for(RecordsRejected).count == 1000)
     assert sum(isinstance(record, RecordsRejected) for record in nodes[0].received) <= 5
+
+
+def test_only_the_agent_of_the_node_that_serves_assigns_nodes(make_nodes: Callable[..., list[Node]]):
+    nodes = make_nodes(MemoryStore(), participants=(0, 7))
+    nodes[1].send(AssignNodes("job7", (1,)))
+    nodes[0].send(AssignNodes("job7", (0, 1)))
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
 
 
 def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvous(
@@ -190,8 +196,8 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
     first.send(NodeJoined(7, "given up", 1))
     first.send(NodeJoined(1, "node1", 1))
     second.close()
-    assert first.wait_for(NodeLostRendezvous) == NodeLostRendezvous("job7", "it sent no heartbeat for 1.5 s", 1)
-    assert len([record for record in first.received if isinstance(record, NodeLostRendezvous)]) == 1
+    assert first.wait_for(NodeSilent) == NodeSilent("job7", 1, 1.5)
+    assert len([record for record in first.received if isinstance(record, NodeSilent)]) == 1
     assert not any(isinstance(record, RendezvousLost) for record in first.received), "its own rendezvous works"
 
 

@@ -27,6 +27,7 @@ from ddplaunch.features.usage.records import (
 from ddplaunch.protocol.gpus import Gpu
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
+from tests.support.configs import launch_config
 from tests.support.usage import sample
 
 STARTED = UsageStarted(
@@ -112,8 +113,9 @@ class Watched:
         self.now, self.path = time.monotonic(), path
         monkeypatch.setattr(metrics_watch.time, "monotonic", lambda: self.now)
         self.shown: list[str] = []
-        nodes: Any = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")], participants=[1])
-        self.watch = MetricsWatch(path, lambda: "job7", nodes, lambda line, _: self.shown.append(line))
+        nodes = SimpleNamespace(all=[SimpleNamespace(host="gpu0"), SimpleNamespace(host="gpu1")])
+        participants: Any = SimpleNamespace(nodes=nodes, indices=[1])
+        self.watch = MetricsWatch(path, lambda: "job7", participants, lambda line, _: self.shown.append(line))
 
     def go_on(self) -> None:
         """Until the file has been written, or could not be."""
@@ -131,7 +133,9 @@ def test_the_file_follows_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     watched.go_on()
     assert watched.found()["ddplaunch_run_state"][0] == ({**RUN, "state": "starting"}, 1)
     started = AttemptStarted(attempt=0, world_size=16, pids=(5,), node_rank=1, nnodes=2, first_rank=8)
-    result = AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=1.0, attempt_follows=True)
+    result = AttemptResult(
+        attempt=0, outcome="failed", exits=(), duration_s=1.0, attempt_follows=True, restart_follows=True
+    )
     for event in (started, STARTED, UsageSampled(0, (sample(),)), AttemptEnded(result), AttemptEnded(result)):
         watched.watch.on_event(1, (1,), event)
     watched.go_on()
@@ -174,11 +178,15 @@ def test_a_slow_disk_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def checked(path: Path) -> None:
+    metrics_file.prepare(launch_config(script="x.py", metrics_file=str(path)))
+
+
 @pytest.mark.parametrize("name", ["none/run.prom", ".", "pipe"])
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path, name: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(OptionError) as refused:
-        metrics_file.check(tmp_path / name)
+        checked(tmp_path / name)
     assert refused.value.exit_code == USAGE
     assert [path.name for path in tmp_path.iterdir()] == ["pipe"]
 
@@ -189,7 +197,7 @@ def test_a_link_in_place_of_the_part_is_not_followed(tmp_path: Path, monkeypatch
     mine.write_text("precious")
     monkeypatch.setattr(os, "urandom", bytes)
     link.symlink_to(mine)
-    for use in (metrics_file.check, lambda path: metrics_file.write(path, "x")):
+    for use in (checked, lambda path: metrics_file.write(path, "x")):
         with pytest.raises((OSError, OptionError), match="exists"):
             use(tmp_path / "run.prom")
         assert mine.read_text() == "precious"

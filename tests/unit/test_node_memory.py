@@ -52,7 +52,7 @@ def notices(config: LaunchConfig) -> list[str]:
 def test_a_host_whose_hardware_failed_is_the_last_spare_of_later_runs() -> None:
     said = remember(result_of("gpu2", "run1", hardware=FALLEN))
     assert said == ["later runs use gpu2 last, for 7 days; once repaired: ddplaunch --forget 'gpu2'"]
-    config = node_memory.prefer(config_of("gpu[1-4]", 2))
+    config = node_memory.prepare(config_of("gpu[1-4]", 2))
     assert [host.name for host in config.hosts] == ["gpu1", "gpu3", "gpu4", "gpu2"]
     today = time.strftime("%Y-%m-%d")
     (notice,) = notices(config)
@@ -65,7 +65,7 @@ def test_a_host_whose_hardware_failed_is_the_last_spare_of_later_runs() -> None:
 def test_it_is_used_where_there_are_too_few_others_and_that_is_said() -> None:
     remember(result_of("gpu1", "run1", hardware=FALLEN))
     remember(result_of("gpu2", "run1", hardware=FALLEN))
-    config = node_memory.prefer(config_of("gpu[1-3]", 2))
+    config = node_memory.prepare(config_of("gpu[1-3]", 2))
     assert [host.name for host in config.hosts] == ["gpu3", "gpu1", "gpu2"]
     (notice,) = notices(config)
     assert "gpu1 is used although earlier runs had faults there, for lack of other hosts, gpu2 is used last" in notice
@@ -75,9 +75,9 @@ def test_it_is_used_where_there_are_too_few_others_and_that_is_said() -> None:
 def test_a_failure_without_a_cause_counts_from_the_second_run_on() -> None:
     assert remember(result_of("gpu1", "run1")) == remember(result_of("gpu1", "run1")) == []
     config = config_of("gpu[1-2]", 1)
-    assert node_memory.prefer(config) is config
+    assert node_memory.prepare(config) is config
     assert remember(result_of("gpu1", "run2"))
-    config = node_memory.prefer(config)
+    config = node_memory.prepare(config)
     assert config.hosts[0].name == "gpu2"
     assert "gpu1: failed in 2 runs without a known cause, last: rank 3 was killed by SIGKILL, 20" in notices(config)[0]
 
@@ -115,19 +115,19 @@ def test_a_run_on_one_machine_notes_only_hardware_and_a_dry_run_nothing(path: Pa
 def test_a_dry_run_and_a_run_without_hosts_read_nothing(path: Path) -> None:
     remember(result_of("gpu1", "run1", hardware=FALLEN))
     for config in (launch_config(script="x.py"), replace(config_of("gpu[1-2]", 1), dry_run=True)):
-        assert node_memory.prefer(config) is config
+        assert node_memory.prepare(config) is config
 
 
 @pytest.mark.parametrize("content", ["{", '{"schema": 1, "nodes": 7}'])
 def test_a_damaged_file_stops_no_run_and_is_told_with_v(path: Path, content: str) -> None:
     path.parent.mkdir(parents=True)
     path.write_text(content)
-    config = node_memory.prefer(config_of("gpu[1-2]", 1))
+    config = node_memory.prepare(config_of("gpu[1-2]", 1))
     assert notices(config) == [f"{path} is damaged, and not used; it is nodes.json.damaged now"]
     assert config.notices[0].min_verbosity == Level.VERBOSE
     assert [host.name for host in config.hosts] == ["gpu1", "gpu2"]
     assert path.with_name("nodes.json.damaged").read_text() == content
-    assert notices(node_memory.prefer(config_of("gpu[1-2]", 1))) == []
+    assert notices(node_memory.prepare(config_of("gpu[1-2]", 1))) == []
 
 
 def test_entries_that_are_none_are_passed_over(path: Path) -> None:
@@ -150,7 +150,7 @@ def test_a_folder_that_takes_no_file_changes_nothing_but_a_message(path: Path) -
         lambda _text, level: levels.append(level),
     )
     assert levels == [Level.VERBOSE]
-    assert "cannot be read: Not a directory" in notices(node_memory.prefer(config_of("gpu[1-2]", 1)))[0]
+    assert "cannot be read: Not a directory" in notices(node_memory.prepare(config_of("gpu[1-2]", 1)))[0]
     with pytest.raises(LaunchError, match=r"nodes\.json cannot be written"):
         node_memory.forget(None, lambda _: None)
 
@@ -227,5 +227,5 @@ def test_in_a_job_of_slurm_the_administrators_command_is_shown_for_nodes_of_this
 
 def test_hosts_keep_their_slots() -> None:
     remember(result_of("gpu1", "run1", hardware=FALLEN))
-    config = node_memory.prefer(config_of("gpu1:slots=4,gpu2:slots=2", 1))
+    config = node_memory.prepare(config_of("gpu1:slots=4,gpu2:slots=2", 1))
     assert config.hosts == (Host("gpu2", slots=2), Host("gpu1", slots=4))

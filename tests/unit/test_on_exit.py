@@ -38,7 +38,7 @@ def test_an_error_of_ddplaunch_is_the_reason():
 
 def test_the_rank_that_failed_first_is_named():
     first = WorkerExit(3, 1, "gpu2", 100, 7, stopped=False, time_s=0.0, duration_s=1.0)
-    restarted = AttemptResult(0, "failed", (), 60.0, attempt_follows=True)
+    restarted = AttemptResult(0, "failed", (), 60.0, attempt_follows=True, restart_follows=True)
     found = on_exit.variables(replace(FAILED, first_failure=first, attempts=(restarted, *FAILED.attempts)), None)
     assert [found[f"DDPLAUNCH_{name}"] for name in ("FAILED_RANK", "FAILED_HOST", "RESTARTS")] == ["3", "gpu2", "1"]
     assert on_exit.variables(FAILED, None)["DDPLAUNCH_FAILED_RANK"] == ""

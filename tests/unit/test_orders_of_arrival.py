@@ -17,9 +17,10 @@ from ddplaunch.config import RendezvousConfig
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import JoinRendezvous
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import AssignNodes
 from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.rendezvous.coordinator import Coordinator
+from ddplaunch.rounds.coordinator import Coordinator
+from ddplaunch.rounds.restart_policy import Restarts
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import unexplained
 
@@ -45,14 +46,14 @@ class FakeClient:
 
     def connect(self, _spec: AgentSpec, callbacks: AgentCallbacks) -> None:
         config = self.config
-        self.coordinator = Coordinator(0, 1, 4, 0, config.participants, departing=config.departing)
+        self.coordinator = Coordinator(0, 1, 4, Restarts(0), config.participants, departing=config.departing)
         callbacks.start_member([])
 
     def join_deadline(self) -> float:
         return float("inf")
 
     def send(self, record: object) -> None:
-        assert isinstance(record, SetParticipants)
+        assert isinstance(record, AssignNodes)
         assert record.token == self.config.token, "a coordinator gets what concerns its own rendezvous"
         assert self.coordinator, "there is a process that reads it"
         self.coordinator.receive(record)
@@ -82,7 +83,7 @@ class Launcher:
         self._announce()
 
     def move(self) -> None:
-        self.manager.relocate("node0", "its member has ended")
+        self.manager.relocate("its member has ended")
         self._announce()
 
     def drain(self) -> None:
@@ -149,10 +150,10 @@ def test_what_concerns_a_rendezvous_that_was_left_is_dropped(monkeypatch: pytest
     monkeypatch.setattr(multi_node, "RendezvousClient", FakeClient)
     launcher = Launcher()
     launcher.move()
-    client = agent_after([*launcher.sent, SetParticipants("run#1", (0,))], 0, 0)
+    client = agent_after([*launcher.sent, AssignNodes("run#1", (0,))], 0, 0)
     assert client.coordinator.assigned == (0, 1, 2, 3)
     waiting = MultiNodeRendezvous(SPEC, 1, SimpleNamespace())  # type: ignore[arg-type]
     waiting.handle_event(JoinRendezvous(replace(CONFIG, token="run#2", participants=(0, 1))))
-    waiting.handle_event(SetParticipants("run#1", (0,)))
+    waiting.handle_event(AssignNodes("run#1", (0,)))
     assert waiting._next_config
     assert waiting._next_config.participants == (0, 1)

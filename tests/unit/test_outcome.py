@@ -1,4 +1,4 @@
-"""One verdict and one exit code, from what the nodes and the user have said."""
+"""One outcome and one exit code, from what the nodes and the user have said."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ from ddplaunch.features.page.make import make
 from ddplaunch.features.page.reading import block, line
 from ddplaunch.features.page.story import story
 from ddplaunch.features.page.strip import strip, ticks
-from ddplaunch.features.page.where_time_went import Span, phases
+from ddplaunch.features.page.where_time_went import Span, time_uses
 from tests.support import run_folders
 
 NOW = run_folders.START + 4000
@@ -73,7 +73,7 @@ def page(folder: Path) -> Parsed:
 # What it says.
 
 
-def test_the_head_has_verdict_cause_and_command(page: Parsed):
+def test_the_head_has_outcome_cause_and_command(page: Parsed):
     for words in (
         "failed exit code 1",
         "rank 3 on gpu1 failed: KeyError: 'lr' (train.py:33)",
@@ -83,6 +83,10 @@ def test_the_head_has_verdict_cause_and_command(page: Parsed):
         "torch 2.9.0",
     ):
         assert words in page.words
+
+
+def test_it_says_why_no_restart_followed(page: Parsed):
+    assert "not restarted: 1 of 1 restarts used" in page.words
 
 
 def test_a_mark_leads_to_its_text(page: Parsed):
@@ -108,7 +112,7 @@ def test_the_bars_of_ranks_end_as_they_did(folder: Path):
 
 def test_where_the_time_went():
     whole, attempts = Span(0, 100), [Span(30, 60), Span(70, 95)]
-    found = phases(whole, 10, 15.0, attempts, [Span(40, 45), Span(58, 64)])
+    found = time_uses(whole, 10, 15.0, attempts, [Span(40, 45), Span(58, 64)])
     assert {each.name: each.length_s for each in found} == {
         "connect": 10,
         "import": 15,
@@ -122,7 +126,7 @@ def test_where_the_time_went():
 
 
 def test_a_run_that_never_started_a_worker_was_all_start():
-    assert [each.name for each in phases(Span(0, 10), 4.0, 0.0, [], [])] == ["connect", "rendezvous"]
+    assert [each.name for each in time_uses(Span(0, 10), 4.0, 0.0, [], [])] == ["connect", "rendezvous"]
 
 
 def test_ticks_are_round_and_few():
@@ -280,7 +284,7 @@ def test_control_sequences_are_taken_out_and_long_texts_are_cut():
 
 def test_an_empty_folder_has_a_page_that_says_what_is_missing(tmp_path: Path):
     words = Parsed(render.page(tmp_path, NOW)).words
-    assert "no verdict" in words
+    assert "no result" in words
     for name in ("run.json", "report.json", "events.jsonl"):
         assert f"{name} is missing" in words
 

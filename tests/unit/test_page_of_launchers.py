@@ -11,7 +11,7 @@ import pytest
 
 from ddplaunch.features.page import launchers
 from ddplaunch.features.page.make import whole_run
-from ddplaunch.features.page.render import verdict
+from ddplaunch.features.page.render import badge
 from ddplaunch.features.page.story import story
 
 NOW = 1100.0
@@ -54,7 +54,7 @@ def test_three_folders_are_one_run(tmp_path: Path):
     texts = [(moment.kind, moment.where) for moment in told.moments]
     assert texts.count(("restart", "")) == texts.count(("run started", "")) == 1
     assert ("signal", "gpu2") in texts
-    assert (verdict(files).word, files.report["first_failure"]["rank"]) == ("failed", 1)
+    assert (badge(files).word, files.report["first_failure"]["rank"]) == ("failed", 1)
     assert files.missing == []
 
 
@@ -90,6 +90,6 @@ def test_one_launcher_makes_the_page_of_all(tmp_path: Path, has_report: bool):
         assert whole_run(first) == tmp_path
         assert whole_run(second) is None
         files = launchers.read(tmp_path)
-        assert (verdict(files).word, files.is_live) == ("running", True)
+        assert (badge(files).word, files.is_live) == ("running", True)
     assert whole_run(second) == (tmp_path if has_report else None)  # The first has been killed.
     assert whole_run(tmp_path) is None

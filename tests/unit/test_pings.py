@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import ping_sender, pings
+from ddplaunch.launcher import pings
 from ddplaunch.launcher.nodes import Node, NodeState
-from ddplaunch.launcher.ping_sender import INTERVAL_S, PingSender
-from ddplaunch.launcher.pings import Pings
+from ddplaunch.launcher.pings import INTERVAL_S, Pings
 from ddplaunch.protocol.launcher_agent import Ping, Pong
 from tests.support.fake_agents import FakeHandle
 from tests.support.processes import wait_until
@@ -19,7 +18,7 @@ from tests.support.processes import wait_until
 
 @pytest.fixture(autouse=True)
 def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(PingSender, "_run", lambda _: None)
+    monkeypatch.setattr(pings._Sender, "_run", lambda _: None)
 
 
 class Watch:
@@ -71,10 +70,11 @@ def test_every_node_is_pinged_at_once_and_all_of_them_together_afterwards():
     assert [limits_s(node) for node in watch.nodes] == [[5.0] * 2] * 3
 
 
-def test_a_node_without_an_agent_and_one_that_is_not_watched_any_more_are_not_pinged():
-    watch = Watch(3)
+def test_a_node_without_an_agent_and_one_that_was_reported_are_not_pinged():
+    watch = Watch(2)
+    assert watch.beat(1, 6) == [watch.nodes[1]]
     watch.nodes[0].state = NodeState.DONE
-    watch.pings.unwatch(watch.nodes[1])
+    watch.pings.watch(watch.nodes[2], 6.0)
     watch.pings._sender.beat()
     assert [len(sent(node)) for node in watch.nodes] == [1, 1, 2]
 
@@ -153,7 +153,7 @@ def test_an_agent_that_is_not_pinged_gets_no_last_ping():
 
 def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
-    monkeypatch.setattr(ping_sender, "INTERVAL_S", 0.01)
+    monkeypatch.setattr(pings, "INTERVAL_S", 0.01)
     watch = Watch(3)
     wait_until(lambda: all(len(sent(node)) > 10 for node in watch.nodes))  # run_due is never called.
     watch.pings.close()

@@ -23,7 +23,7 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.launcher import ping_sender, setup
+from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.run import Run
@@ -169,7 +169,7 @@ def test_all_nodes_are_pinged_while_the_launcher_is_busy(
         return usual(*args, **keywords)
 
     monkeypatch.setattr(place, name, held_up)
-    monkeypatch.setattr(ping_sender, "INTERVAL_S", 0.05)
+    monkeypatch.setattr(pings, "INTERVAL_S", 0.05)
     monkeypatch.setattr(setup, "transport_for", lambda *_: script.cluster)
     config = launch_config(
         script="x.py", hosts=tuple(Host(f"node{n}") for n in range(NODES)), min_nodes=NODES, max_nodes=NODES,

@@ -10,16 +10,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import progress
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.launcher.display.progress import Progress
-from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
-from tests.support.fake_agents import FakeTransport, unexplained
+from tests.support.fake_agents import participants_of
 
 STALL_S = 10.0
 STYLE = Style("", "[${host}:${rank}] ", {"stdout": False, "stderr": False}, lambda _: "")
@@ -141,18 +139,9 @@ def test_quiet_is_quiet(terminal: Terminal, at_once: None) -> None:
 
 
 def test_those_who_are_still_connected_to_are_named(terminal: Terminal, at_once: None) -> None:
-    nodes = Nodes(
-        FakeTransport(*(f"gpu{n}" for n in range(1, 65))),
-        lambda *_: None,
-        64,
-        64,
-        None,
-        Attempts(unexplained),
-        lambda *_: None,
-    )
-    list(nodes.start())
-    nodes.on_changed()
-    connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
+    participants = participants_of((64, 64), *(f"gpu{n}" for n in range(1, 65)))
+    nodes = participants.nodes
+    connecting = ConnectionProgress(participants, Progress(terminal.console, is_quiet=False))
     for _ in range(2):
         connecting.run_due(0.0)
     assert terminal.shown() == b"ddplaunch: connecting: 0 of 64 nodes, waiting for gpu[1-64]"
@@ -175,10 +164,7 @@ def test_a_narrow_terminal_gets_what_fits(terminal: Terminal, at_once: None, mon
 
 
 def test_all_nodes_are_ready_once(terminal: Terminal) -> None:
-    nodes = Nodes(FakeTransport("a", "b"), lambda *_: None, 2, 2, None, Attempts(unexplained), lambda *_: None)
-    list(nodes.start())
-    nodes.on_changed()
-    connecting = ConnectionProgress(nodes, Progress(terminal.console, is_quiet=False))
+    connecting = ConnectionProgress(participants_of((2, 2), "a", "b"), Progress(terminal.console, is_quiet=False))
     assert connecting.on_agent_ready(1, 3) is None
     assert connecting.on_agent_ready(0, 2) == {"a": 2, "b": 3}
     assert connecting.on_agent_ready(0, 2) is None

@@ -7,13 +7,11 @@ import os
 
 import pytest
 
-from ddplaunch.commands import run_queries
 from ddplaunch.config import RemoteConfig
-from ddplaunch.features.hangs import launcher_query
-from ddplaunch.features.ps import ps
+from ddplaunch.features.ps import ask_launchers, ps, run_queries
+from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.transport.handle import Post
 from tests.support.fake_agents import FakeHandle
 
@@ -63,6 +61,6 @@ def test_a_launcher_whose_files_may_not_be_read_is_not_said_to_keep_none(monkeyp
         raise PermissionError(13, "Permission denied", path)
 
     with monkeypatch.context() as patched:
-        patched.setattr(launcher_query.os, "listdir", refuse)
-        why = launcher_query._without_socket(os.getpid())
+        patched.setattr(ask_launchers.os, "listdir", refuse)
+        why = ask_launchers._without_socket(os.getpid())
     assert why == f"its control socket cannot be found: /proc/{os.getpid()}/fd: Permission denied"

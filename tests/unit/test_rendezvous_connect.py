@@ -10,7 +10,7 @@ import pytest
 
 from ddplaunch.protocol.rendezvous import MemberSpec, NodeTurnedAway, RendezvousNotFound
 from ddplaunch.rendezvous import connect
-from ddplaunch.rendezvous.connect import Refused, agreed_id, claim_node_index, enter
+from ddplaunch.rendezvous.connect import JoinRefused, agreed_id, claim_node_index, enter
 from ddplaunch.rendezvous.signer import Signer
 from tests.support.configs import rendezvous_config
 from tests.support.memory_store import MemoryStore
@@ -50,7 +50,7 @@ def test_where_one_launcher_leads_the_run_a_slow_node_is_not_another_run():
 
 
 def test_at_an_endpoint_that_the_user_gave_it_is():
-    with pytest.raises(Refused, match="another run uses this endpoint"):
+    with pytest.raises(JoinRefused, match="another run uses this endpoint"):
         entered(BY_HAND, store_with("ddplaunch/job8/open"))
 
 
@@ -137,7 +137,7 @@ def test_every_rendezvous_has_other_signatures():
 def test_a_node_with_another_secret_is_told_so(of_server: str, of_node: str, reason: str):
     store = MemoryStore()
     entered(with_secret(BY_HAND, of_server, is_server=True), store)
-    with pytest.raises(Refused, match=f"^{reason}$") as raised:
+    with pytest.raises(JoinRefused, match=f"^{reason}$") as raised:
         entered(with_secret(BY_HAND, of_node), store)
     assert raised.value.hint == "Set DDPLAUNCH_SECRET to the same text on every node, or on none."
     with pytest.raises(RuntimeError, match="another process has changed the rendezvous"):
@@ -224,7 +224,7 @@ def test_the_node_that_serves_reads_who_was_turned_away_and_why(secret: str, tok
     entered(with_secret(BY_HAND, "s" * 16, is_server=True), store)
     assert connect.read_note(store) is None  # type: ignore[arg-type]
     spec = with_secret(replace(BY_HAND, node_id="gpu9\x1b x"), secret)
-    with pytest.raises(Refused):
+    with pytest.raises(JoinRefused):
         entered(replace(spec, rendezvous=replace(spec.rendezvous, token=token)), store)
     assert connect.read_note(store) == NodeTurnedAway(r"gpu9\x1b", differs)  # type: ignore[arg-type]
 

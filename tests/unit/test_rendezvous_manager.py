@@ -9,7 +9,7 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
-from ddplaunch.protocol.results import SetParticipants
+from ddplaunch.protocol.results import AssignNodes
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import unexplained
 
@@ -73,7 +73,7 @@ def test_a_node_that_is_lost_is_told_to_the_one_that_serves_and_its_spare_is_inv
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1, 2])
     place.remove_node(1, [0, 3, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#1", (0, 3, 2)))]
+    assert sent.take() == [(0, AssignNodes("run#1", (0, 3, 2)))]
     place.announce([0, 3, 2], Attempts(unexplained), sent)
     assert list(meetings(sent.take())) == [3]
 
@@ -92,7 +92,7 @@ def test_what_is_said_of_a_place_that_was_left_counts_no_more(sent: Sent):
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1])
     old = place.token
-    place.relocate("node1", "gone")
+    place.relocate("node1 has gone")
     place.announce([0, 1], Attempts(unexplained), sent)
     sent.take()
     place.on_endpoint_open(0, EndpointOpen(old, ("10.0.0.9",), 1))
@@ -104,12 +104,12 @@ def test_a_rendezvous_that_moves_knows_which_nodes_depart(sent: Sent):
     place = RendezvousManager(COMMON)
     opened(place, sent, [0, 1, 2])
     place.set_departing({2: "drained"}, [0, 1, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#1", (0, 1, 2), (2,)))]
-    place.relocate("node1", "gone")
+    assert sent.take() == [(0, AssignNodes("run#1", (0, 1, 2), (2,)))]
+    place.relocate("node1 has gone")
     told = opened(place, sent, [0, 1, 2])
     assert (told[0].departing, told[1].departing) == ((2,), ())
     place.remove_node(1, [0, 2], sent)
-    assert sent.take() == [(0, SetParticipants("run#2", (0, 2), (2,)))]
+    assert sent.take() == [(0, AssignNodes("run#2", (0, 2), (2,)))]
 
 
 def test_only_the_node_that_serves_says_where(sent: Sent):
@@ -124,10 +124,10 @@ def test_nodes_that_cannot_meet_are_not_invited_for_ever(sent: Sent):
     place = RendezvousManager(COMMON)
     for _ in range(4):
         opened(place, sent, [0, 1])
-        place.relocate("node1", "no route")
+        place.relocate("node1 has no route")
     opened(place, sent, [0, 1])
-    with pytest.raises(LaunchError, match="node1 cannot join the rendezvous: no route") as caught:
-        place.relocate("node1", "no route")
+    with pytest.raises(LaunchError, match="node1 has no route") as caught:
+        place.relocate("node1 has no route")
     assert caught.value.exit_code == 83
 
 
@@ -135,5 +135,17 @@ def test_places_between_which_the_nodes_have_met_are_not_counted(sent: Sent):
     place = RendezvousManager(COMMON)
     for _ in range(10):
         opened(place, sent, [0, 1])
-        place.on_round_formed()
-        place.relocate("node1", "gone")
+        place.on_round_formed(0)
+        place.relocate("node1 has gone")
+
+
+def test_a_round_of_an_earlier_rendezvous_is_not_one_of_the_present(sent: Sent):
+    place, attempts = RendezvousManager(COMMON), Attempts(unexplained)
+    attempts.on_started(0, 2, [0, 1])
+    for _ in range(4):
+        place.announce([0, 1], attempts, sent)
+        place.on_round_formed(2)
+        place.relocate("node1 has no route")
+    place.announce([0, 1], attempts, sent)
+    with pytest.raises(LaunchError, match="no route"):
+        place.relocate("node1 has no route")

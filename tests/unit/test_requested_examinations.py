@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.hangs.records import ExamineWorkers, RankEvidence, WorkersExamined
+from ddplaunch.features.hangs.examination import EXAMINATION_S
+from ddplaunch.features.hangs.records import ExamineRun, ExamineWorkers, RankEvidence, RunExamined, WorkersExamined
 from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
 from ddplaunch.launcher.control_socket import ControlRequest
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.control import FROM_LAUNCHER, ExamineRun, RequestRefused, RunExamined
+from ddplaunch.protocol.control import ANSWER_S, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OrderToNodes, ReportOfNode
 from ddplaunch.protocol.results import AttemptResult
 from ddplaunch.transport.handle import ChannelClosed
@@ -34,7 +35,7 @@ class Launcher:
 
     def ask(self) -> list[RunExamined | RequestRefused]:
         answers: list[RunExamined | RequestRefused] = []
-        take = lambda answer: answers.append(wire.decode(wire.encode(answer), FROM_LAUNCHER))  # noqa: E731
+        take = lambda answer: answers.append(wire.decode(wire.encode(answer), (RequestRefused, RunExamined)))  # noqa: E731
         self.examinations.on_request(ControlRequest(ExamineRun("job7"), take))
         self.examinations.run_due(0.0)
         return answers
@@ -164,3 +165,7 @@ def test_a_launcher_that_knows_only_its_node_says_where_to_ask(tmp_path: Path) -
     answers = launcher.ask()
     launcher.answer(0, (0,), *WAITING, all_nodes_at="node1:29400")
     assert answers[0].all_nodes_at == "node1:29400"
+
+
+def test_a_request_that_waits_for_another_examination_is_answered_in_time() -> None:
+    assert 2 * EXAMINATION_S < ANSWER_S

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent.events import WorkersSampled
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.features.hangs import activity_watch
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
 from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, NodeEvidence, WorkersExamined
 from ddplaunch.mailbox import Mailbox
@@ -39,9 +38,7 @@ class Agent:
         )
         routes = Routes(self.reported.append, self.sent_to_launcher.append, self.mailbox.post)
         timeouts = TimeoutConfig(hang_report_s=None)
-        self.watch = ActivityWatch(
-            timeouts, group, Examiner(is_needed=False), lambda _: NodeEvidence(host="node1"), routes
-        )
+        self.watch = ActivityWatch(timeouts, group, Examiner(), lambda _: NodeEvidence(host="node1"), routes)
         self.sampled = 0
 
     def _request(self, *, resume: bool) -> None:

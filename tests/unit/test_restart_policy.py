@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
-from ddplaunch.protocol.restart_policy import (
-    MAX_IDENTICAL_FAILURES,
-    reason_not_to_restart,
-    reason_to_end,
-    reason_to_leave,
-)
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.rounds.restart_policy import (
+    MAX_IDENTICAL_FAILURES,
+    Restarts,
+    reason_not_to_restart,
+    reason_to_leave,
+    too_few_nodes,
+)
 
 FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
 CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"
@@ -51,6 +53,20 @@ def test_whatever_else_fails_may_succeed_next_time() -> None:
 # The same error again and again.
 
 
+def after(*causes: WorkerExit | None, limit: int = 99) -> Restarts:
+    """After rounds that ended by these, each followed by a restart but the last."""
+    restarts = Restarts(limit, count=len(causes) - 1)
+    for cause in causes:
+        restarts.note(cause)
+    return restarts
+
+
+def test_the_limit_counts_more_than_whether_a_restart_could_help() -> None:
+    assert after(KILLED, KILLED, limit=2).why_none == ""
+    assert after(*[WRONG_KEY] * 3, limit=2).why_none == "not restarted: 2 of 2 restarts used"
+    assert after(KILLED, limit=0).why_none == "not restarted: --max-restarts is 0"
+
+
 def test_the_same_error_of_three_attempts_in_a_row_is_enough() -> None:
     """resilience 3.2 #22."""
     attempts = [ended("KeyError: 'x'", duration_s=duration_s) for duration_s in (0.51, 3.32, 0.04)]
@@ -59,7 +75,8 @@ def test_the_same_error_of_three_attempts_in_a_row_is_enough() -> None:
         "each within 3.4 s of its start"
     )
     assert reason_not_to_restart(attempts[1:]) == ""
-    assert reason_not_to_restart([KILLED, None, *attempts])
+    assert after(None, KILLED, *attempts).why_none
+    assert after(*attempts, KILLED).why_none == ""
 
 
 OWN = (
@@ -180,18 +197,21 @@ def test_a_node_is_left_for_its_hardware_or_for_a_wish_of_the_script() -> None:
     ],
 )
 def test_the_run_ends_if_too_few_nodes_are_left(remaining: int, needed: int, reason: str) -> None:
-    assert reason_to_end("gpu3 is broken", remaining, needed) == reason
+    assert too_few_nodes(remaining, needed, "gpu3 is broken") == reason
 
 
 @pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
 def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
     program = Program("script", "x.py", (), "python")
     spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True, max_restarts=3)
-    rendezvous = SingleNodeRendezvous(spec, 1, lambda: False)
-    result = rendezvous.finish_round(AttemptResult(0, "failed", (exit_,), 1.0))
+    callbacks = SimpleNamespace(is_stopping=lambda: False, has_unkillable=lambda: False)
+    rendezvous = SingleNodeRendezvous(spec, 1, callbacks)  # type: ignore[arg-type]
+    round_, listener = rendezvous.next_round()
+    listener.close()
+    result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0))
     assert result.attempt_follows == (not leaves)
     assert bool(result.node_leaves) == leaves
-    assert result.reason.endswith("; there is no other node") == leaves
+    assert result.decision.endswith("; there is no other node") == leaves
 
 
 # What the script has asked for.

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import Level
-from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher.display import event_file
 from ddplaunch.launcher.display.event_file import EventFile
-from ddplaunch.launcher.run_files.run_events import QUIET_S, RunEvents, _QuietTime
+from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.run_events import FIELDS, FILE, KINDS
@@ -33,7 +32,7 @@ class Log:
         self.events = RunEvents(folder, "job7", HOSTS.__getitem__)
 
     def on(self, index: int, event: object) -> None:
-        self.events.on_event(index, (0, 1), event)
+        self.events.on_event(index, event)
 
     def end(self, outcome: Any = "succeeded", exit_code: int = 0) -> list[dict[str, Any]]:
         self.events.ended(RunResult("job7", exit_code, outcome, 9.0), None)
@@ -111,33 +110,6 @@ def test_the_first_output_of_each_node_in_each_attempt(log: Log):
     first = [(line["attempt"], line["host"]) for line in log.end() if line["event"] == "first_output"]
     assert first == [(0, "gpu1"), (0, "gpu2"), (1, "gpu1")]
     assert shown == [b"x"] * 4
-
-
-def test_a_job_is_quiet_when_all_its_nodes_are():
-    quiet = _QuietTime()
-    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, QUIET_S + 5), 1000.0) is None
-    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S - 5), 1000.0) is None
-    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S + 5), 1010.0) == ("quiet", 945.0, 65.0)
-    assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S + 9), 1014.0) is None
-    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1020.0) == ("active", 1020.0, 75.0)
-    assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1021.0) is None
-
-
-def test_a_job_that_hangs_is_quiet_also_within_a_shorter_limit(log: Log):
-    log.on(0, AttemptStarted(3, 1, (11,), 0, 1, 0))
-    log.events.message("no report of a node yet", 0, "hang_reported")
-    log.on(0, WorkerActivity(3, 20.0))
-    log.events.message("nothing has moved", 0, "hang_reported")
-    log.events.message("nothing has moved", 0, "hang_aborted")
-    quiet = [line for line in log.end() if line["event"] == "quiet"]
-    assert [line["attempt"] for line in quiet] == [3]
-
-
-def test_what_is_quiet_at_its_end_is_not_quiet_any_more(log: Log):
-    for index in (0, 1):
-        log.on(index, WorkerActivity(0, QUIET_S + 5))
-    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=60.0)))
-    assert [line["event"] for line in log.end()] == ["run_started", "quiet", "active", "attempt_ended", "run_ended"]
 
 
 # The file.

@@ -10,10 +10,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import LaunchConfig, LaunchError, UsageError
-from ddplaunch.commands import run_queries
-from ddplaunch.commands.query import Queries
 from ddplaunch.errors import NO_REPORT
 from ddplaunch.features.come_back import attach, launcher_request, logs
+from ddplaunch.features.ps import run_queries
 from ddplaunch.features.usage import live
 from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.run_files import run_facts
@@ -21,6 +20,7 @@ from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import free_space, run_folder, run_folders
 from ddplaunch.system.files.run_folders import find
+from ddplaunch.transport.queries import Queries
 
 FIRST, SECOND = "20261120-193012-aa0001", "20261121-101500-bb0002"
 

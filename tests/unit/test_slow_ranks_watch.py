@@ -12,9 +12,9 @@ from unittest.mock import Mock
 import pytest
 
 from ddplaunch.config import LaunchConfig, TimeoutConfig
-from ddplaunch.features.hangs.call_times import pack, unpack
 from ddplaunch.features.hangs.records import CollectiveTimes
 from ddplaunch.features.slow_ranks import launcher as slow_ranks_watch
+from ddplaunch.features.slow_ranks.call_times import pack, unpack
 from ddplaunch.features.slow_ranks.launcher import SampleJudged, SlowRanksWatch
 from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
 from ddplaunch.features.slow_ranks.slow_reason import reason

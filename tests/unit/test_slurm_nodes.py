@@ -15,11 +15,9 @@ from ddplaunch.cluster.slurm_nodes import SOON_S, drain_command, leaving
 from ddplaunch.features.slurm_nodes import launcher as slurm_watch
 from ddplaunch.features.slurm_nodes.launcher import INTERVAL_S, SlurmAnswered, SlurmWatch
 from ddplaunch.launcher import scontrol
-from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from tests.support.configs import launch_config, rendezvous_config
-from tests.support.fake_agents import FakeTransport, unexplained
+from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
 
 NOW_S = 1_795_373_076.0
@@ -119,12 +117,11 @@ def fake_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def watch_of(posted: list[object], **config: object) -> SlurmWatch:
-    nodes = Nodes(
-        FakeTransport("a", "b"), lambda *_: None, 2, 2, rendezvous_config(), Attempts(unexplained), lambda *_: None
-    )
-    list(nodes.start())
+    participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
     settings = {"script": "x.py", "min_nodes": 2, "max_nodes": 2, "slurm_job": SlurmJob("7"), **config}
-    return SlurmWatch(launch_config(hosts=(Host("a"), Host("b")), **settings), nodes, posted.append, lambda *_: None)
+    return SlurmWatch(
+        launch_config(hosts=(Host("a"), Host("b")), **settings), participants, posted.append, lambda *_: None
+    )
 
 
 STARTED = AttemptStarted(0, (7,), 0, 0, 2, 2)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-from ddplaunch.features.hangs import tcp_bytes
-from ddplaunch.system import process_activity
+from ddplaunch.system import process_activity, tcp_bytes
 
 SENT = 300_000
 

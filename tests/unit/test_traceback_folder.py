@@ -117,3 +117,14 @@ def test_without_a_thread_for_the_timer_nothing_is_held_back(monkeypatch: pytest
     shown, half = Shown(), raised()[:40]
     shown.write(0, half)
     assert shown.pieces == [(0, half)]
+
+
+def test_the_beginning_of_a_traceback_stays_with_its_attempt() -> None:
+    """The rank of the next attempt may be on another node, whose output would be shown as this one's."""
+    shown: list[tuple[int, bytes]] = []
+    folder = TracebackFolder(lambda header, data: shown.append((header.attempt, data)), lambda _: None)
+    begin = raised()[:60]
+    for attempt, data in ((0, begin), (1, b"step 1\n")):
+        folder.output(Output("node1", 3, 3, "stderr", len(data), attempt=attempt), data)
+    folder.flush()
+    assert sorted(shown) == [(0, begin), (1, b"step 1\n")]

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ddplaunch import features
+from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.features.slow_ranks import records as collectives
 from ddplaunch.protocol import field_types, launcher_agent, rendezvous, wire
 from ddplaunch.protocol.field_types import Limit
@@ -32,7 +33,6 @@ from ddplaunch.protocol.launcher_agent import (
     RunIdAgreed,
     StopWorkers,
 )
-from ddplaunch.protocol.queries import RunOnHost, RunsFound
 from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import ProcessSpec

@@ -14,8 +14,7 @@ if TYPE_CHECKING:
 def choose(spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> Rendezvous:
     """The rendezvous for ``spec``, for a node of ``local_world_size`` workers."""
     if not spec.rendezvous and not spec.launcher_assigns_rendezvous:
-        restart_forbidden = lambda: callbacks.is_stopping() or callbacks.has_unkillable()  # noqa: E731
-        return SingleNodeRendezvous(spec, local_world_size, restart_forbidden)
+        return SingleNodeRendezvous(spec, local_world_size, callbacks)
     from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 
     return MultiNodeRendezvous(spec, local_world_size, callbacks)

@@ -1,7 +1,7 @@
 """Client of one rendezvous: starts this node's member process, exchanges records with it, resolves addresses.
 
 Runs in the agent, main thread only; a daemon thread posts the member's records, and its end, as FromMember events. Must
-not decide anything about rounds (see ``multi_node_rendezvous``).
+not decide anything about rounds (see ``multi_node``).
 """
 
 from __future__ import annotations
@@ -229,6 +229,13 @@ class RendezvousClient:
         return (
             f"warning: {self._host} and {rank_holder} have the same --node-rank, {self.config.node_index}: nodes with "
             "an equal one are numbered in the order of arrival, after the others"
+        )
+
+    def other_limit_message(self, own: int, limit: int) -> str:
+        """The message when the node that serves the rendezvous has another --max-restarts than this one."""
+        return (
+            f"warning: --max-restarts is {own} on {self._host}, and {limit} on the node that serves the rendezvous at "
+            f"{self.endpoint}: {limit} counts"
         )
 
     def turned_away_message(self, event: NodeTurnedAway) -> str:

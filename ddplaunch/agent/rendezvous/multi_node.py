@@ -13,13 +13,8 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.agent import node_folder
 from ddplaunch.agent.events import FromMember, LauncherLost
-from ddplaunch.agent.rendezvous import verdicts
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers
-from ddplaunch.features.health import hardware_report
-from ddplaunch.features.slow_ranks.records import SampleCollectives
-from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.launcher_agent import (
     AttemptEnded,
     EndpointOpen,
@@ -44,21 +39,19 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousNotFound,
     ReportToServer,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WaitingNodes,
-    WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import reason_to_leave
-from ddplaunch.protocol.results import NodeDeparts, NodeLostRendezvous, SetParticipants
+from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent, RoundVerdict
+from ddplaunch.rounds import node_result
+from ddplaunch.rounds.verdict import GOES_ON, STOPPED
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
     from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
-    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -85,21 +78,23 @@ class MultiNodeRendezvous:
         self._client: RendezvousClient | None = None
         self._listener: socket.socket | None = None
         self._round: Round | None = None
-        self._next_attempt = self._restart_count = 0
+        self._next_attempt = self._restarts_so_far = 0
+        self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
-        self._hardware = hardware_report.HardwareReport()
+        self._joined_time_s, self.clock_ahead_s = 0.0, (-_NEVER, _NEVER)
         self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
 
     @property
     def stop_reason(self) -> str | None:
-        if self._lost_reason is not None:
-            return self._lost_reason
+        if self._over_reason is not None:
+            return self._over_reason
         is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
         return "another node stopped the workers" if is_stopped else None
 
     @property
-    def _lost_reason(self) -> str | None:
+    def _over_reason(self) -> str | None:
+        """Why this node's rendezvous is over for it: it is lost, or the launcher has assigned another; None if not."""
         client = self._client
         if self._launcher_assigns_rendezvous and self._next_config and client:
             return "the rendezvous has moved"
@@ -108,8 +103,13 @@ class MultiNodeRendezvous:
         return f"the rendezvous at {client.endpoint} is lost: {client.lost_reason}"
 
     @property
-    def _is_lost(self) -> bool:
-        return self._lost_reason is not None
+    def _is_over(self) -> bool:
+        return self._over_reason is not None
+
+    @property
+    def _endpoint(self) -> str:
+        """Where the node that serves the rendezvous is, for the user."""
+        return (self._client.endpoint if self._client else "") or "the node that serves the rendezvous"
 
     @property
     def worker_environ(self) -> dict[str, str]:
@@ -119,7 +119,7 @@ class MultiNodeRendezvous:
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         while not self._callbacks.is_stopping():
-            if (client := self._client) and not self._is_lost:
+            if (client := self._client) and not self._is_over:
                 client.start_clock()
             else:
                 client = self._connect()
@@ -138,26 +138,23 @@ class MultiNodeRendezvous:
         return None
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
-        ready = self._client.ready if self._client else None
-        if self._launcher_assigns_rendezvous or self._is_complete or ready is None or self._round is None:
+        client, ready = self._client, self._client.ready if self._client else None
+        if self._launcher_assigns_rendezvous or self._is_complete or not (client and ready and self._round):
             return spec
         self._is_complete = True
         place = f"{spec.host}.{self._round.node_rank}"
         names = (place,) if self._shares_host else (spec.host, place)
         spec, moved_to = node_folder.moved(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
-        if report := self._hardware.of(self._round.attempt, spec.host):
-            self.report_activity(report)
-        return replace(spec, run_id=ready.run_id)
-
-    def describe(self, hardware: NodeHardware) -> None:
-        self._hardware.hardware = hardware
+        if self._max_restarts != spec.max_restarts:
+            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
+        return replace(spec, run_id=ready.run_id, max_restarts=self._max_restarts)
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
-        self._hardware.on_join()
+        self._joined_time_s = time.time()
         index, address = client.index or 0, client.server_address
-        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restart_count))
+        client.send(NodeJoined(index, host, size, address, self._next_attempt, self._departs, self._restarts_so_far))
 
     def _finish_as_spare(self, client: RendezvousClient, verdict: RoundVerdict) -> None:
         """Report the end of a run in which this spare has never taken part.
@@ -165,14 +162,14 @@ class MultiNodeRendezvous:
         Raises:
             LaunchError: this node is not a spare: the run had ended before this node joined, or does not start.
         """
-        if verdict.leaves:
+        if verdict.node_leaves:
             self._await_others(client)
             raise LaunchError(verdict.reason, _REFUSED_HINT, HARDWARE)
         if not client.is_spare:
             raise LaunchError(f"{client.endpoint}: {verdict.reason}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        self._callbacks.send(AttemptEnded(verdicts.result_of_spare(verdict)))
+        self._callbacks.send(AttemptEnded(node_result.of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -190,7 +187,7 @@ class MultiNodeRendezvous:
         """On the node that serves the rendezvous: stay until the others have heard that the job does not start."""
         if client.is_server:
             self._send_notice(f"telling the other nodes that the job does not start, for up to {_TELL_S:.0f} s")
-            is_over = lambda: self._all_left or self._is_lost or self._callbacks.is_stopping()  # noqa: E731
+            is_over = lambda: self._all_left or self._is_over or self._callbacks.is_stopping()  # noqa: E731
             self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
 
     def _connect(
@@ -226,11 +223,11 @@ class MultiNodeRendezvous:
         Raises:
             LaunchError: the deadline has passed, or the rendezvous is lost and the launcher assigns no other.
         """
-        is_in_time = self._callbacks.wait(lambda: done() or self._is_lost or self._callbacks.is_stopping(), deadline)
+        is_in_time = self._callbacks.wait(lambda: done() or self._is_over or self._callbacks.is_stopping(), deadline)
         client = self._client
-        if client is None or (self._launcher_assigns_rendezvous and self._is_lost):
+        if client is None or (self._launcher_assigns_rendezvous and self._is_over):
             return
-        if self._is_lost:
+        if self._is_over:
             raise LaunchError(*client.unreachable_error(), RENDEZVOUS)
         if not is_in_time:
             message, hint = client.too_few_error(launcher_starts_nodes=self._launcher_assigns_rendezvous)
@@ -241,25 +238,21 @@ class MultiNodeRendezvous:
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if self._client and self._client.has_left:
-            return replace(result, outcome="stopped", attempt_follows=True)
-        is_stopping, failed = self._callbacks.is_stopping(), result.outcome == "failed"
+            return replace(result, outcome="stopped", attempt_follows=True, decision=GOES_ON)
+        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
         if self._client:
-            index, cause = self._client.index or 0, first_failure.first_failure(result.exits)
-            has_unkillable = self._callbacks.has_unkillable()
-            reason = result.reason if is_stopping or has_unkillable else ""
-            leaves = reason_to_leave(result.exits)
-            facts = (cause, reason, has_unkillable, leaves, result.hung)
-            self._client.send(WorkersEnded(index, result.attempt, failed, is_stopping, *facts))
+            index = self._client.index or 0
+            self._client.send(node_result.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
-            lost_reason = None if is_stopping else self._lost_reason
-            if lost_reason is None:
-                return replace(result, reason=self.stop_reason or result.reason)
-            return verdicts.without_verdict(result, lost_reason, goes_on=self._launcher_assigns_rendezvous)
+            over_reason = None if is_stopping else self._over_reason
+            if over_reason is None:
+                return replace(result, reason=self.stop_reason or result.reason, decision=STOPPED)
+            return node_result.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
         if not verdict.attempt_follows:
             self._leave()
-        self._restart_count = result.restart_count + verdict.failed
-        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
+        self._restarts_so_far = result.restart_count + verdict.restart_follows
+        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
         """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
@@ -268,14 +261,14 @@ class MultiNodeRendezvous:
         deadline = _NEVER if succeeded else time.monotonic() + limit_s
         may_stop_early = succeeded or self._launcher_assigns_rendezvous
         self._callbacks.wait(
-            lambda: self._has_verdict_or_is_lost() or (may_stop_early and self._callbacks.is_stopping()), deadline
+            lambda: self._has_verdict_or_is_over() or (may_stop_early and self._callbacks.is_stopping()), deadline
         )
         if self._launcher_assigns_rendezvous and self._callbacks.is_stopping():  # The launcher stops all nodes.
-            self._callbacks.wait(self._has_verdict_or_is_lost, time.monotonic() + _CLOSE_S)
+            self._callbacks.wait(self._has_verdict_or_is_over, time.monotonic() + _CLOSE_S)
         return self._verdict
 
-    def _has_verdict_or_is_lost(self) -> bool:
-        return self._verdict is not None or self._is_lost
+    def _has_verdict_or_is_over(self) -> bool:
+        return self._verdict is not None or self._is_over
 
     def report_failure(self) -> None:
         if self._round and self._client and self._client.index is not None:
@@ -290,19 +283,19 @@ class MultiNodeRendezvous:
         client = self._client
         if client and client.rejected_count:
             self._callbacks.send(Notice(client.rejected_total()))
-        if client is None or client.index is None or self._is_lost:
+        if client is None or client.index is None or self._is_over:
             return
         if self._verdict is None and not client.has_left:
             client.leave()
         if client.has_left:  # A member that is killed while it writes leaves a gap among the coordinator's records.
             limit_s = _SERVER_LEAVES_S if client.is_server else _CLOSE_S
-            self._callbacks.wait(lambda: self._is_lost, time.monotonic() + limit_s)
+            self._callbacks.wait(lambda: self._is_over, time.monotonic() + limit_s)
 
     def _leave(self) -> None:
         """Leave the run; the node that serves the rendezvous stays until all other nodes have received the verdict."""
         client = self._client
         if client and client.is_server:
-            self._callbacks.wait(lambda: self._all_left or self._is_lost, time.monotonic() + _CLOSE_S)
+            self._callbacks.wait(lambda: self._all_left or self._is_over, time.monotonic() + _CLOSE_S)
         elif client:
             client.leave()
 
@@ -315,24 +308,24 @@ class MultiNodeRendezvous:
                 self._handle_record(self._client, record)
             case JoinRendezvous(rendezvous=config):
                 self._next_config = config
-            case OrderToNodes(order=ExamineWorkers(is_requested=True) as order) if not serves:
+            case OrderToNodes(order=order) if not serves and (own := order.for_own_node(self._endpoint)):
                 # The coordinator would send the answers to the launcher of the node that serves the rendezvous.
-                endpoint = self._client.endpoint if self._client else ""
-                self._callbacks.post(replace(order, all_nodes_at=endpoint or "the node that serves the rendezvous"))
+                self._callbacks.post(own)
             case NodeDeparts(reason=reason):
                 self._on_departs(reason)
-            case SetParticipants():
-                self._on_participants(event)
+            case AssignNodes():
+                self._on_assigned(event)
             case OrderToNodes() if self._client:
                 self._client.send(event)
             case LauncherLost() if self._client:  # A WorkersEnded with ``stopped`` would end the run on all nodes.
                 self._client.leave()
 
-    def _on_participants(self, event: SetParticipants) -> None:
+    def _on_assigned(self, event: AssignNodes) -> None:
         """Of the rendezvous that this node will join once its workers have ended, or of the present one, or of none."""
         config, client = self._next_config, self._client
         if config and config.token == event.token:
-            self._next_config = replace(config, participants=event.participants, departing=event.departing)
+            config = replace(config, participants=event.participants, departing=event.departing)
+            self._next_config = replace(config, spares=event.spares)
         elif client and client.config.token == event.token:
             client.send(event)
 
@@ -365,17 +358,19 @@ class MultiNodeRendezvous:
                 client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
             case RoundFormed(round=formed, shares_host=shares_host):
                 self._round, self._shares_host, client.is_spare = formed, shares_host, False
-                self._hardware.on_formed(record)
+                self._max_restarts = record.max_restarts
+                if record.time_s:
+                    self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):
                 self._stopped_attempt = attempt
             case RoundVerdict():
                 self._verdict = record
             case AllNodesLeft():
                 self._all_left = True
-            case ReportOfNode() | NodeLostRendezvous():
+            case ReportOfNode() | NodeSilent():
                 self._callbacks.send(record)
-            case ExamineWorkers() | SampleCollectives() | AbortHungAttempt():
-                self._callbacks.post(record)
+            case OrderToNodes(order=order):
+                self._callbacks.post(order)
             case NodeTurnedAway():
                 self._callbacks.send(Notice(client.turned_away_message(record)))
             case RecordsRejected(count=count):
@@ -388,7 +383,7 @@ class MultiNodeRendezvous:
         if client.lost_reason is None:
             client.lost_reason = event.reason
             if self._launcher_assigns_rendezvous and not client.has_left:
-                self._callbacks.send(NodeLostRendezvous(client.config.token, event.reason))
+                self._callbacks.send(NeedsRendezvous(client.config.token, event.reason))
         if event.refused_hint:
             raise LaunchError(f"{client.endpoint}: {event.reason}", event.refused_hint, RENDEZVOUS)
 

@@ -1,37 +1,42 @@
 """Interface between an agent and its rendezvous, and the rendezvous of a single node.
 
 A rendezvous opens one round per attempt and obtains the verdict of all nodes on it. Runs in the agent, main thread
-only. Must not start or stop workers, and must not import ``multi_node_rendezvous``, which only several nodes need.
+only. Must not start or stop workers, nor decide anything about rounds: the coordinator does.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.restart_policy import (
-    MAX_IDENTICAL_FAILURES,
-    reason_not_to_restart,
-    reason_to_end,
-    reason_to_leave,
-)
-from ddplaunch.protocol.results import Round
 from ddplaunch.system.network import listen
 
 if TYPE_CHECKING:
     import socket
 
-    from ddplaunch.features.health.records import NodeHardware
     from ddplaunch.protocol.launcher_agent import Report
-    from ddplaunch.protocol.results import AttemptResult, WorkerExit
+    from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
+    from ddplaunch.rounds.coordinator import Coordinator
+
+
+T = TypeVar("T")
 
 
 class Rendezvous(Protocol):
-    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``."""
+    """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``.
+
+    Attributes:
+        clock_ahead_s: this node's wall clock is ahead of that of the node that serves the rendezvous by so many seconds
+            at least, and at most. That node tells when, by its clock, this node's NodeJoined had arrived, and when it
+            sent the RoundFormed: so much is certain, however long the records were on their way.
+    """
+
+    clock_ahead_s: tuple[float, float]
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         """Wait for the next round. None at the end of the run.
@@ -43,9 +48,6 @@ class Rendezvous(Protocol):
             LaunchError: this node cannot join the other nodes.
         """
 
-    def describe(self, hardware: NodeHardware) -> None:
-        """What this node has, for the comparison with other nodes, if its launcher does not compare them."""
-
     def refuse(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
 
@@ -56,7 +58,7 @@ class Rendezvous(Protocol):
         """Report this node's ``result`` of the round and wait for the verdict.
 
         Returns:
-            ``result`` with the verdict's outcome, ``attempt_follows`` and cause, and its reason if ``result`` has none.
+            ``result`` with the verdict.
         """
 
     @property
@@ -82,7 +84,7 @@ class Rendezvous(Protocol):
 
 @dataclass(frozen=True)
 class AgentCallbacks:
-    """Functions of the agent for a rendezvous of several nodes.
+    """Functions of the agent for a rendezvous.
 
     Attributes:
         wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
@@ -103,40 +105,36 @@ class AgentCallbacks:
 
 
 class SingleNodeRendezvous:
-    """Rendezvous of a single node: a round opens at once, and this node decides on restarts."""
+    """Rendezvous of a single node: it has a coordinator for itself, without a store."""
 
     stop_reason = None
+    clock_ahead_s = (-math.inf, math.inf)
 
-    def __init__(self, spec: AgentSpec, local_world_size: int, restart_forbidden: Callable[[], bool]) -> None:
+    def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
         self._spec = spec
         self._local_world_size = local_world_size
-        self._restart_forbidden = restart_forbidden
-        self._attempt = -1
-        self._causes: tuple[WorkerExit | None, ...] = ()
+        self._callbacks = callbacks
+
+    @cached_property
+    def _coordinator(self) -> Coordinator:
+        from ddplaunch.rounds.coordinator import Coordinator  # Here the forkserver already starts.
+        from ddplaunch.rounds.restart_policy import Restarts
+
+        return Coordinator(server=0, min_nodes=1, max_nodes=1, restarts=Restarts(self._spec.max_restarts))
 
     def next_round(self) -> tuple[Round, socket.socket]:
         """As ``Rendezvous.next_round``. Raises a LaunchError if the store cannot listen at its address and port."""
-        self._attempt += 1
-        address = self._spec.master_addr or "127.0.0.1"
-        # A program that was started as one worker and starts others itself (mp.spawn) serves the store in its rank 0.
-        has_store = self._local_world_size > 1
-        # Bound here, so that no other process gets the port.
-        listener = listen(self._spec.host, address, self._spec.master_port or 0, only_reserve=not has_store)
-        round_ = Round(
-            attempt=self._attempt,
-            restart_count=self._attempt,
-            node_rank=0,
-            nnodes=1,
-            first_rank=0,
-            local_world_size=self._local_world_size,
-            world_size=self._local_world_size,
-            master_addr=address,
-            master_port=listener.getsockname()[1],
-            has_store=has_store,
-        )
-        return round_, listener
+        from ddplaunch.protocol.rendezvous import NodeJoined, RoundFormed, WorkersStoreListens
 
-    def describe(self, hardware: NodeHardware) -> None: ...
+        spec, size, attempt = self._spec, self._local_world_size, self._coordinator.attempt
+        address = spec.master_addr or "127.0.0.1"
+        # A program that was started as one worker and starts others itself (mp.spawn) serves the store in its rank 0.
+        has_store = size > 1
+        # Bound here, so that no other process gets the port.
+        listener = listen(spec.host, address, spec.master_port or 0, only_reserve=not has_store)
+        self._coordinator.receive(NodeJoined(0, spec.host, size))
+        listens = WorkersStoreListens(0, attempt, address, listener.getsockname()[1])
+        return replace(self._answer(RoundFormed, listens).round, has_store=has_store), listener
 
     def refuse(self, reason: str) -> None: ...
 
@@ -144,15 +142,17 @@ class SingleNodeRendezvous:
         return spec
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
-        self._causes = (*self._causes, first_failure.first_failure(result.exits))[-MAX_IDENTICAL_FAILURES:]
-        may_restart = result.outcome == "failed" and not self._restart_forbidden()
-        if may_restart and (leaves := reason_to_leave(result.exits)):
-            if not (why_not := reason_not_to_restart(self._causes)):
-                why_not, result = reason_to_end(leaves, remaining=0, needed=1), replace(result, node_leaves=leaves)
-            return replace(result, reason=result.reason or why_not)
-        may_restart = may_restart and result.attempt < self._spec.max_restarts
-        why_not = reason_not_to_restart(self._causes) if may_restart else ""
-        return replace(result, attempt_follows=may_restart and not why_not, reason=result.reason or why_not)
+        from ddplaunch.protocol.results import RoundVerdict
+        from ddplaunch.rounds import node_result
+
+        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
+        ended = node_result.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
+        verdict = replace(self._answer(RoundVerdict, ended), cause=None)  # It is among the exits.
+        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
+
+    def _answer(self, kind: type[T], record: object) -> T:
+        """The coordinator's answer to ``record``."""
+        return next(sent.record for sent in self._coordinator.receive(record) if isinstance(sent.record, kind))
 
     @property
     def worker_environ(self) -> dict[str, str]:

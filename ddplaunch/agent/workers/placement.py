@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import os
 from dataclasses import replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.agent.workers.start_plan import worker_argv
 from ddplaunch.config import FakeGpuConfig
 from ddplaunch.errors import UsageError
-from ddplaunch.features.hangs import nccl_ras
-from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, stack_dump
 from ddplaunch.protocol.specs import ProcessSpec
@@ -27,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.worker import Worker
-    from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
     from ddplaunch.protocol.start_method import StartPlan
@@ -49,30 +45,9 @@ class Placement:
     fake_gpus: FakeGpuConfig | None = None
     visible: tuple[str, ...] = ()
 
-    def throttled(self, local_rank: int) -> str:
-        """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
-        names = self.devices_of(local_rank)
-        if not names or self.fake_gpus:
-            return ""
-        from ddplaunch.features.hangs import node_evidence
-
-        return node_evidence.throttled(names[0])
-
-    def ask_node(self, host: str, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
-        """Ask NCCL, for the job of all nodes, and the GPUs of the workers; blocks for up to ``limit_s`` seconds."""
-        from ddplaunch.features.hangs import node_evidence  # Not at the start of the agent.
-
-        devices = frozenset(chain.from_iterable(self.devices)) if self.devices else None
-        return node_evidence.gather(host, self.ras_address if asks_nccl else "", devices, limit_s)
-
     def devices_of(self, local_rank: int) -> tuple[str, ...]:
         """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
         return self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
-
-    @property
-    def ras_address(self) -> str:
-        """Where NCCL's RAS of the node's workers listens; empty if it does not, or only at NCCL's default address."""
-        return self.shared_environ.get(nccl_ras.VARIABLE, "")
 
 
 def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
@@ -95,8 +70,6 @@ def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
     shared = environment.shared_environ(
         inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
     )
-    if not spec.fake_gpus:
-        shared.update(nccl_ras.own_address(inherited))
     fake_gpus = spec.fake_gpus and replace(spec.fake_gpus, gpus=_gpu_count(visible or ()))
     variable = "CUDA_VISIBLE_DEVICES" if fake_gpus else devices.visibility_variable(inherited)
     return Placement(nproc, variable, assigned, cpus, shared, fake_gpus, visible or ())
@@ -164,7 +137,6 @@ def worker_spec(
     worker: Worker,
     defaults: Mapping[str, str],
     texts: Mapping[str, str],
-    examination_socket: str = "",
 ) -> ProcessSpec:
     """The ProcessSpec of one worker, with the complete environment.
 
@@ -175,7 +147,7 @@ def worker_spec(
     error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
     env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
     if plan.bootstrap:
-        env |= {stack_dump.VARIABLE: worker.open_stacks_file(), examination.SOCKET_VARIABLE: examination_socket}
+        env[stack_dump.VARIABLE] = worker.open_stacks_file()
         env |= {features.variable(name): text for name, text in texts.items()}
     if placement.fake_gpus:  # The inherited value names this machine's GPUs, not the simulated ones.
         env.pop(placement.device_variable, None)

@@ -13,15 +13,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.commands.query import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
 from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
 from ddplaunch.features.check import gpu_rates_page, page
 from ddplaunch.features.check import job as check_job
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher import setup
-from ddplaunch.launcher.display.console import Console
-from ddplaunch.protocol.queries import (
+from ddplaunch.features.check.queries import (
     ConnectResults,
     ConnectToNodes,
     GetTime,
@@ -30,10 +26,14 @@ from ddplaunch.protocol.queries import (
     NodeReport,
     NodeTime,
 )
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher import setup
+from ddplaunch.launcher.display.console import Console
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import FromNode
+from ddplaunch.transport.queries import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -20,17 +20,17 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent import gpu_reader, torch_files
 from ddplaunch.agent.workers import start_plan
+from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
 from ddplaunch.system import network
 from ddplaunch.system.gpus import devices
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.features.check.queries import InspectNode, ListeningNode
     from ddplaunch.features.health.records import NodeHealth
     from ddplaunch.protocol.gpus import GpusRead
-    from ddplaunch.protocol.queries import InspectNode, ListeningNode
 
 _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32

@@ -11,9 +11,9 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.features.check.queries import NodeReport
 from ddplaunch.features.health import differences, findings
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.queries import NodeReport
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
 from ddplaunch.text import plural, size, table
 

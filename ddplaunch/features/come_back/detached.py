@@ -16,6 +16,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch import features
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import LaunchError, UsageError
 from ddplaunch.features.come_back import logind
@@ -55,7 +56,7 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
             ``launch``.
     """
     _check(config)
-    launch.check_files(config)
+    config = features.prepared(config)
     run_id = config.run_id or run_folder.new_run_id()
     folder, warning = setup.create_run_folder(config, run_id)
     if folder is None:

@@ -1,7 +1,7 @@
 """The debug sessions of this node: processes of workers that have stopped in a debugger and ask for the terminal.
 
-Runs in the agent. The examiner's thread hands over connections, each session has a thread, and the main thread passes
-on the launcher's orders. Decides nothing: the launcher says which session gets the terminal.
+Runs in the agent. The thread of the socket for workers hands over connections, each session has a thread, and the main
+thread passes on the launcher's orders. Decides nothing: the launcher says which session gets the terminal.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.agent.workers.worker_socket import Connection
     from ddplaunch.features.debug.agent_session import DebugSession
     from ddplaunch.protocol.results import Round
 
@@ -37,7 +38,6 @@ class DebugPart(Part):
     def __init__(self, node: NodeServices) -> None:
         super().__init__(node)
         self._group: WorkerGroup | None = None
-        node.examiner.on_debugger = self._start
         self._numbers = itertools.count()
         self._lock = threading.Lock()
         self._sessions: dict[int, DebugSession] = {}
@@ -48,10 +48,16 @@ class DebugPart(Part):
 
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """How its debuggers stop, and the socket that they ask for the terminal; see ``part`` in ``worker``."""
-        chosen, name = self._node.spec.workers.debug_ranks, self._node.examiner.name
+        chosen, name = self._node.spec.workers.debug_ranks, self._node.worker_socket.open()
         may_stop = chosen is None or worker.rank in chosen
         how = "never" if not may_stop else "errors" if self._node.spec.workers.debug_on_error else "calls"
         return {"debug": f"{how} {name}"} if name else {}
+
+    def on_connection(self, connection: Connection) -> bool:
+        """As ``Part.on_connection``: only a process that stops in a debugger binds its socket."""
+        if connection.is_bound:
+            self._start(connection.socket)
+        return connection.is_bound
 
     def on_event(self, event: object) -> bool:
         """Pass on an order of the launcher, unless its session has ended."""
@@ -64,7 +70,7 @@ class DebugPart(Part):
         return True
 
     def _start(self, connection: socket.socket) -> None:
-        """Serve the session of this ``connection`` in a thread. Called in the examiner's thread."""
+        """Serve the session of this ``connection`` in a thread. Called in the thread of the socket for workers."""
         if len(self._sessions) >= _MAX_SESSIONS:
             connection.close()
             return

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.control_socket import Request
     from ddplaunch.launcher.display.console import Console
     from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.control import Request
 
 _NEVER = float("inf")
 _SETTLE_S = 0.2

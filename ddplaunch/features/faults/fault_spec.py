@@ -53,8 +53,8 @@ class FaultSpec:
 
 
 @dataclass(frozen=True)
-class _Kind:
-    """A kind of fault.
+class _FaultRow:
+    """What there is to know about a kind of fault.
 
     Attributes:
         needs: keys that must be given.
@@ -71,46 +71,46 @@ class _Kind:
     may_have: tuple[str, ...] = ()
 
 
-_KINDS: dict[FaultKind, _Kind] = {
-    "kill": _Kind(
+_FAULTS: dict[FaultKind, _FaultRow] = {
+    "kill": _FaultRow(
         needs=("rank",),
         help="the worker gets SIGKILL",
         plan="kill rank {rank}",
         effect="rank {rank} on {host} got SIGKILL",
     ),
-    "exit": _Kind(
+    "exit": _FaultRow(
         needs=("rank",),
         may_have=("code",),
         help="the worker ends with this exit code, or with 1",
         plan="exit rank {rank} with code {code}",
         effect="rank {rank} on {host} ended with exit code {code}",
     ),
-    "hang": _Kind(
+    "hang": _FaultRow(
         needs=("rank",),
         help="the worker is suspended (SIGSTOP)",
         plan="hang rank {rank}",
         effect="rank {rank} on {host} was suspended (SIGSTOP)",
     ),
-    "slow": _Kind(
+    "slow": _FaultRow(
         needs=("rank", "by"),
         help="the worker runs ten times slower",
         plan="slow rank {rank} by {by:g}x",
         effect="rank {rank} on {host} became {by:g} times slower",
     ),
-    "lose": _Kind(
+    "lose": _FaultRow(
         needs=("node",),
         help="all processes of the node are killed at once",
         plan="lose node {node}",
         effect="all processes of {host} were killed at once",
     ),
-    "partition": _Kind(
+    "partition": _FaultRow(
         needs=("node",),
         may_have=("for",),
         help="the node is disconnected, for a time or until the end",
         plan="partition node {node} {duration}",
         effect="{host} was disconnected {duration},",
     ),
-    "crash agent": _Kind(
+    "crash agent": _FaultRow(
         needs=("node",),
         help="the node's agent gets SIGKILL",
         plan="crash the agent of node {node}",
@@ -122,7 +122,7 @@ _EXAMPLES = {"rank": "R", "node": "N", "code": "C", "by": "10x", "for": "TIME"}
 
 
 def _grammar() -> Iterator[str]:
-    for name, kind in _KINDS.items():
+    for name, kind in _FAULTS.items():
         needs = [f"{key}={_EXAMPLES[key]}" for key in kind.needs]
         form = " ".join([name, *needs, *(f"[{key}={_EXAMPLES[key]}]" for key in kind.may_have)])
         yield f"{form:<29}{kind.help}"
@@ -151,7 +151,7 @@ def _kind_of(words: list[str]) -> tuple[FaultKind, list[str]]:
     """The kind of fault, and the words after it."""
     if words in ([], ["help"]):
         raise ValueError("names no fault")
-    for kind in _KINDS:
+    for kind in _FAULTS:
         names = kind.split()
         if words[: len(names)] == names:
             return kind, words[len(names) :]
@@ -167,7 +167,7 @@ def _fields(kind: FaultKind, words: Iterable[str]) -> dict[str, Any]:
         ValueError: a key is missing, or a value is invalid.
     """
     given = dict(_pairs(kind, words))
-    missing = [key for key in _KINDS[kind].needs if key not in given]
+    missing = [key for key in _FAULTS[kind].needs if key not in given]
     if missing:
         raise ValueError(f"{kind} needs {missing[0]}={_EXAMPLES[missing[0]]}")
     if "after" in given and "after-line" in given:
@@ -178,7 +178,7 @@ def _fields(kind: FaultKind, words: Iterable[str]) -> dict[str, Any]:
 
 
 def _pairs(kind: FaultKind, words: Iterable[str]) -> Iterator[tuple[str, str]]:
-    row = _KINDS[kind]
+    row = _FAULTS[kind]
     seen: set[str] = set()
     for word in words:
         name, equals, value = word.partition("=")
@@ -250,12 +250,12 @@ _FIELDS: dict[str, tuple[str, Callable[[str, str], Any]]] = {
 
 def describe(fault: FaultSpec) -> str:
     """The fault and its time, for --plan."""
-    return f"{_fill(_KINDS[fault.kind].plan, fault)}, {_moment(fault)}"
+    return f"{_fill(_FAULTS[fault.kind].plan, fault)}, {_moment(fault)}"
 
 
 def effect(fault: FaultSpec, host: str) -> str:
     """The effect of the fault on ``host``, for the report afterwards."""
-    return _fill(_KINDS[fault.kind].effect, fault, host)
+    return _fill(_FAULTS[fault.kind].effect, fault, host)
 
 
 def _fill(template: str, fault: FaultSpec, host: str = "") -> str:

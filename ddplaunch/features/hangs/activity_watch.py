@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.late_dataclass import dataclass
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.rank_state import RankState
-    from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence
-    from ddplaunch.features.hangs.sampler import Sample
+    from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence  # noqa: TC004 - see Sample.
+    from ddplaunch.features.hangs.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
     from ddplaunch.timeouts import TimeoutConfig
 
 _NEVER = float("inf")
@@ -53,6 +53,18 @@ questions."""
 
 
 @dataclass(frozen=True)
+class WorkersSampled:
+    """Event: a thread has sampled the workers of ``attempt``: ``samples`` by local rank, of those that ran.
+
+    ``node`` is None if only the workers were sampled.
+    """
+
+    attempt: int
+    samples: dict[int, Sample]
+    node: NodeEvidence | None = None
+
+
+@dataclass(frozen=True)
 class Routes:
     """Where what the watch finds goes.
 
@@ -68,11 +80,7 @@ class Routes:
 
 
 class ActivityWatch:
-    """Watches the workers of one attempt.
-
-    Attributes:
-        is_hung: the launcher has found that the job hangs.
-    """
+    """Watches the workers of one attempt. ``is_hung``: the launcher has found that the job hangs."""
 
     def __init__(
         self,
@@ -389,4 +397,4 @@ def _statuses(samples: Mapping[int, Sample]) -> dict[int, tuple[int, bytes]]:
 
 def _load() -> None:
     """Import, once, what samples, examinations and the end of a failed attempt need."""
-    from ddplaunch.features.hangs import call_times, evidence, failure_evidence, node_evidence, rank_state, sampler  # noqa: F401  # noqa: F401
+    from ddplaunch.features.hangs import evidence, failure_evidence, node_evidence, rank_state, sampler  # noqa: F401  # noqa: F401

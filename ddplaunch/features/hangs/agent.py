@@ -5,17 +5,25 @@ Runs in the agent, main thread.
 
 from __future__ import annotations
 
+import os
 from functools import partial
+from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import AttemptFailure, OutputResumed, WorkersSampled
+from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.parts import NEVER, NodeServices, Part
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes
+from ddplaunch.features.hangs import examiner, nccl_ras
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, RanksAtFailure
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.agent.workers.worker_socket import Connection
     from ddplaunch.features.hangs.failure_evidence import FailureEvidence
+    from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
 
@@ -31,15 +39,41 @@ class HangPart(Part):
         self._watch: ActivityWatch | None = None
         self._failure_evidence: FailureEvidence | None = None
         self._attempt = 0
+        self._examiner = examiner.of(node.worker_socket)
+        self._ras_address = {} if node.spec.fake_gpus else nccl_ras.own_address(os.environ)
+
+    def worker_environ(self) -> Mapping[str, str]:
+        """As ``Part.worker_environ``: where NCCL's RAS listens."""
+        return self._ras_address
+
+    def for_worker(self, worker: Worker) -> dict[str, str]:
+        """As ``Part.for_worker``: the socket that it connects to; see ``part`` in ``worker``."""
+        name = self._node.worker_socket.open()
+        return {"hangs": name} if name else {}
+
+    def on_connection(self, connection: Connection) -> bool:
+        """As ``Part.on_connection``: of a worker with a process group, which can be asked from now on."""
+        return self._examiner.take(connection)
+
+    def on_worker_exited(self, worker: Worker) -> None:
+        """As ``Part.on_worker_exited``."""
+        self._examiner.forget(worker.pid)
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
         node = self._node
-        # NCCL's RAS answers for all nodes: one question is enough.
-        ask_node = partial(node.placement.ask_node, node.spec.host, asks_nccl=not round_.first_rank)
+        ask_node = partial(self._ask_node, asks_nccl=not round_.first_rank)
         routes = Routes(node.report, node.outbox.send, node.post)
         self._group, self._attempt, self._failure_evidence = group, round_.attempt, None
-        self._watch = ActivityWatch(node.spec.timeouts, group, node.examiner, ask_node, routes)
+        self._watch = ActivityWatch(node.spec.timeouts, group, self._examiner, ask_node, routes)
+
+    def _ask_node(self, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
+        """Ask NCCL and the GPUs. Any thread. NCCL's RAS answers for all nodes: one of them asks it."""
+        from ddplaunch.features.hangs import node_evidence  # Not at the start of the agent.
+
+        devices, address = self._node.placement.devices, {**self._ras_address, **os.environ}.get(nccl_ras.VARIABLE, "")
+        names = frozenset(chain.from_iterable(devices)) if devices else None
+        return node_evidence.gather(self._node.spec.host, address if asks_nccl else "", names, limit_s)
 
     def on_started(self) -> None:
         """As ``Part.on_started``."""
@@ -74,13 +108,17 @@ class HangPart(Part):
         elif not failure and (group.any_failed or not group.all_ended):
             from ddplaunch.features.hangs.failure_evidence import FailureEvidence  # A job that succeeds does without.
 
-            self._failure_evidence = FailureEvidence(group, self._node.examiner, self._node.post)
+            self._failure_evidence = FailureEvidence(group, self._examiner, self._node.post)
             self._failure_evidence.take(self._node.wait)
 
     def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
         """As ``Part.evidence``: what the workers knew if a collective failed."""
         ranks = self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
         return (RanksAtFailure(self._attempt, ranks),) if ranks else ()
+
+    def close(self) -> None:
+        """As ``Part.close``."""
+        self._examiner.close()
 
 
 part = HangPart

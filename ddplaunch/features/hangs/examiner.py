@@ -1,36 +1,32 @@
-"""Asks workers for torch's flight record, over the examination socket (see ``protocol.examination``).
+"""Asks workers for torch's flight record, over their connections to the agent's socket (see ``worker_records``).
 
-Runs in the agent: a daemon thread accepts connections, any other thread asks. A worker that does not answer within the
-limit, because it is suspended or holds the GIL, is not asked again before its old answer has come.
+Runs in the agent: the thread of the socket brings connections, any other thread asks. A worker that does not answer
+within the limit, because it is suspended or holds the GIL, is not asked again before its old answer has come.
 """
 
 from __future__ import annotations
 
-import contextlib
-import errno
-import os
 import select
 import socket
 import threading
 import time
 from dataclasses import field
+from functools import cache
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system import linux
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+    from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
 
 ANSWER_S = 3.0
 _LATE_S = 0.2
 """Time for those that have not answered an earlier question within its limit."""
 
 _MAX_CONNECTIONS = 4096
-_PASSING, _PAUSE_S = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ECONNABORTED), 1.0
-"""Errors of accept(2) after which it is called again, after a pause."""
-
 _NOT_YET = object()
 
 
@@ -83,73 +79,33 @@ class _Connection:
 
 
 class Examiner:
-    """The socket of one agent, for all attempts.
+    """The connections of one agent's workers, for all attempts.
 
     Attributes:
-        name: name of the socket in the abstract namespace; empty if it could not be opened.
         on_accepted: called in the thread of the socket after each connection.
-        on_debugger: called in that thread with the connection of a process that stops in a debugger.
     """
 
-    def __init__(self, *, is_needed: bool) -> None:
-        """Open the socket if ``is_needed``: the workers can answer, and somebody may ask."""
-        self.name = ""
+    def __init__(self) -> None:
         self.on_accepted: Callable[[], None] = lambda: None
-        self.on_debugger: Callable[[socket.socket], None] = socket.socket.close
-        self._listener: socket.socket | None = None
         self._connections: dict[int, _Connection] = {}
         self._forgotten: list[_Connection] = []
         self._is_asking = False
         self._lock, self._turn = threading.Lock(), threading.Lock()
-        if is_needed:
-            with contextlib.suppress(OSError):
-                self._open(f"ddplaunch.{os.urandom(8).hex()}")
 
-    def _open(self, name: str) -> None:
-        listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        listener.bind(f"\0{name}")
-        listener.listen(socket.SOMAXCONN)
-        self.name, self._listener = name, listener
-        threading.Thread(target=self._accept_all, args=(listener,), name="examiner", daemon=True).start()
-
-    def _accept_all(self, listener: socket.socket) -> None:
-        with contextlib.suppress(OSError), listener:
-            while True:
-                try:
-                    connection, address = listener.accept()
-                except OSError as error:
-                    if error.errno not in _PASSING:
-                        raise
-                    time.sleep(_PAUSE_S)
-                    continue
-                self._sort(connection, address)
-
-    def _sort(self, connection: socket.socket, address: bytes | str) -> None:
-        """Keep a connection of this user's; the kernel tells the peer's pid (SO_PEERCRED), so it cannot be forged."""
-        pid, uid = linux.peer_credentials(connection)
-        if uid != os.getuid():
-            connection.close()
-        elif address:  # Only a debugger has one: a worker that answers does not bind its socket.
-            self.on_debugger(connection)
-        else:
-            self._keep(connection, pid)
-            self.on_accepted()
-
-    def _keep(self, connection: socket.socket, pid: int) -> None:
-        if len(self._connections) >= _MAX_CONNECTIONS:
-            connection.close()
-            return
-        self.forget(pid)
+    def take(self, connection: Connection) -> bool:
+        """Keep the connection of a worker that answers. It does not bind its socket. Returns whether it is one."""
+        if connection.is_bound or len(self._connections) >= _MAX_CONNECTIONS:
+            return False
+        self.forget(connection.pid)
         with self._lock:
-            self._connections[pid] = _Connection(connection)
+            self._connections[connection.pid] = _Connection(connection.socket)
+        self.on_accepted()
+        return True
 
     def close(self) -> None:
-        """Close the socket and all connections."""
+        """Close all connections."""
         for pid in list(self._connections):
             self.forget(pid)
-        if self._listener:
-            with contextlib.suppress(OSError):
-                self._listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread, which closes it.
 
     def is_connected(self, pid: int) -> bool:
         """Whether process ``pid`` can be asked: it has created a process group."""
@@ -221,3 +177,9 @@ def _readable(waiting: dict[int, _Connection], deadline: float) -> list[int]:
     for fd in by_fd:
         poll.register(fd, select.POLLIN)
     return [by_fd[fd] for fd, _ in poll.poll(max(0.0, deadline - time.monotonic()) * 1000)]
+
+
+@cache
+def of(_: WorkerSocket) -> Examiner:
+    """The only one of an agent, which has one such socket: whoever asks a worker waits for its turn."""
+    return Examiner()

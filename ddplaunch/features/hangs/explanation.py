@@ -7,13 +7,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import rank_state
-from ddplaunch.features.hangs.findings import Finding, Kind, find_reasons
+from ddplaunch.features.hangs.findings import WaitReason, Why, find_reasons
 from ddplaunch.features.hangs.network import unanswered_sentences
 from ddplaunch.features.hangs.rank_state import JobState, job_state
 from ddplaunch.features.hangs.waits import Waits
 from ddplaunch.features.hangs.wording import (
-    finding_sentences,
     indirect_sentences,
+    reason_sentences,
     since_ns,
     standing_sentences,
     waiting_sentences,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 MAX_SENTENCES = 12
 
-_MAX_FINDINGS = 3
+_MAX_REASONS = 3
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Explanation:
     """
 
     job_state: JobState
-    reasons: tuple[Kind, ...]
+    reasons: tuple[Why, ...]
     culprits: tuple[int, ...]
     sentences: tuple[str, ...]
     waits: tuple[Wait, ...]
@@ -78,13 +78,13 @@ class Explanation:
 def explain(evidences: Sequence[RankEvidence]) -> Explanation:
     """Explain what all ranks of all nodes do; one evidence per rank."""
     waits = Waits(evidences)
-    findings = find_reasons(waits)
-    culprits = {rank for finding in findings for rank in finding.culprits}
+    reasons = find_reasons(waits)
+    culprits = {rank for reason in reasons for rank in reason.culprits}
     return Explanation(
         job_state=job_state(evidences),
-        reasons=tuple(dict.fromkeys(finding.kind for finding in findings)),
+        reasons=tuple(dict.fromkeys(reason.kind for reason in reasons)),
         culprits=tuple(sorted(culprits)),
-        sentences=_sentences(waits, findings),
+        sentences=_sentences(waits, reasons),
         waits=tuple(_wait(waits, place) for place in waits.ranks_at),
         states=_states(waits),
     )
@@ -115,12 +115,12 @@ def explain_failure(
     # How far a rank has come that has failed and left nothing is not known.
     known = {each.rank for each in evidences if _has_left(each) or each.is_running or each.rank not in failed}
     lines: list[str] = []
-    findings = find_reasons(waits)[:_MAX_FINDINGS]
-    if findings and findings[0].kind in (Kind.MISMATCH, Kind.ORDER):  # The others follow from it.
-        findings = findings[:1]
-    for finding in findings:
-        is_known = known >= {*finding.culprits}
-        lines += finding_sentences(waits, finding) if is_known else waiting_sentences(waits, finding, causes)
+    reasons = find_reasons(waits)[:_MAX_REASONS]
+    if reasons and reasons[0].kind in (Why.MISMATCH, Why.ORDER):  # The others follow from it.
+        reasons = reasons[:1]
+    for reason in reasons:
+        is_known = known >= {*reason.culprits}
+        lines += reason_sentences(waits, reason) if is_known else waiting_sentences(waits, reason, causes)
     return tuple(lines[:MAX_SENTENCES])
 
 
@@ -134,15 +134,15 @@ def _before_its_end(evidence: RankEvidence) -> RankEvidence:
     return replace(evidence, is_running=is_running, window_s=1.0, silent_s=1.0, collectives_moved=False)
 
 
-def _sentences(waits: Waits, findings: list[Finding]) -> tuple[str, ...]:
-    if not findings:
+def _sentences(waits: Waits, reasons: list[WaitReason]) -> tuple[str, ...]:
+    if not reasons:
         return tuple(standing_sentences(waits, waits.evidence))
-    shown = findings[:_MAX_FINDINGS]
-    lines = [line for finding in shown for line in finding_sentences(waits, finding)]
-    lines += indirect_sentences(waits, findings)
+    shown = reasons[:_MAX_REASONS]
+    lines = [line for reason in shown for line in reason_sentences(waits, reason)]
+    lines += indirect_sentences(waits, reasons)
     unanswered = unanswered_sentences(waits.evidence.values())
     lines += [line for line in unanswered if not any(line in other for other in lines)]
-    if hidden := len(findings) - len(shown):
+    if hidden := len(reasons) - len(shown):
         lines = [*lines[: MAX_SENTENCES - 1], f"{hidden} more calls wait for other reasons"]
     return tuple(lines[:MAX_SENTENCES])
 

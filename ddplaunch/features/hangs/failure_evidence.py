@@ -16,12 +16,12 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import WorkersAsked
 from ddplaunch.agent.workers.exit_details import read_error_file
 from ddplaunch.features.hangs import flight_record, sampler
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.hangs.examiner import Answer
 from ddplaunch.features.hangs.records import FlightRecord, RankEvidence
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, first_failure, stack_dump
 from ddplaunch.system.files import kept_files
 
@@ -46,6 +46,11 @@ _AT_END_S = 0.02
 
 _MAX_CALLS = 16
 """Newest calls that are sent: all workers of a large job fail together."""
+
+
+@dataclass(frozen=True)
+class WorkersAsked:
+    """Event, which ends a wait: a thread has asked the workers of a failed attempt."""
 
 
 class FailureEvidence:

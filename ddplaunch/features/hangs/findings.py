@@ -22,7 +22,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 """Operations with one source or one destination; reduce_scatter has none, and so no peer."""
 
 
-class Kind(str, enum.Enum):
+class Why(str, enum.Enum):
     """Why a call does not finish."""
 
     MISMATCH = "mismatch"
@@ -46,7 +46,7 @@ class Side:
 
 
 @dataclass(frozen=True)
-class Finding:
+class WaitReason:
     """One reason why ranks wait.
 
     Attributes:
@@ -58,7 +58,7 @@ class Finding:
             name it, most ranks first.
     """
 
-    kind: Kind
+    kind: Why
     culprits: tuple[int, ...]
     places: tuple[Place, ...]
     sides: tuple[Side, ...] = ()
@@ -66,26 +66,26 @@ class Finding:
     roots: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
-def find_reasons(waits: Waits) -> list[Finding]:
+def find_reasons(waits: Waits) -> list[WaitReason]:
     """All reasons, the surest first."""
     mismatches = [*_mismatches(waits), *_other_roots(waits)]
     missing = _missing(waits)
-    named = {place for finding in mismatches for place in finding.places if finding.roots}
+    named = {place for reason in mismatches for place in reason.places if reason.roots}
     complete = [place for place in waits.ranks_at if not waits.waits_for(place)]
     unfinished = [_unfinished(waits, place) for place in complete if place not in named]
     found = [*mismatches, *missing, *unfinished]
-    explained = _leading_to(waits, {place for finding in found for place in finding.places})
+    explained = _leading_to(waits, {place for reason in found for place in reason.places})
     return [*mismatches, *missing, *_circles(waits, explained), *unfinished]
 
 
-def _mismatches(waits: Waits) -> list[Finding]:
+def _mismatches(waits: Waits) -> list[WaitReason]:
     places: defaultdict[tuple[Group, int], list[Place]] = defaultdict(list)
     for place in _by_ranks(waits, waits.ranks_at):
         if place.number:
             places[place.group, place.number].append(place)
     found = ((group, number, _sides(group, number), there) for (group, number), there in places.items())
-    findings = [_mismatch(*parts) for parts in found if len(parts[2]) > 1]
-    return sorted(findings, key=lambda finding: finding.number)
+    reasons = [_mismatch(*parts) for parts in found if len(parts[2]) > 1]
+    return sorted(reasons, key=lambda reason: reason.number)
 
 
 def _sides(group: Group, number: int) -> tuple[Side, ...]:
@@ -97,17 +97,17 @@ def _sides(group: Group, number: int) -> tuple[Side, ...]:
     return tuple(sorted(sides, key=lambda side: -len(side.ranks)))
 
 
-def _mismatch(group: Group, number: int, sides: tuple[Side, ...], places: list[Place]) -> Finding:
+def _mismatch(group: Group, number: int, sides: tuple[Side, ...], places: list[Place]) -> WaitReason:
     most = sides[0]
     minority = [rank for side in sides if len(side.ranks) < len(most.ranks) for rank in side.ranks]
     culprits = minority or [rank for side in sides for rank in side.ranks]
-    kind = Kind.ORDER if all(_calls_later(group, number, side, most) for side in sides[1:]) else Kind.MISMATCH
-    return Finding(kind, tuple(sorted(culprits)), tuple(places), sides, number)
+    kind = Why.ORDER if all(_calls_later(group, number, side, most) for side in sides[1:]) else Why.MISMATCH
+    return WaitReason(kind, tuple(sorted(culprits)), tuple(places), sides, number)
 
 
-def _other_roots(waits: Waits) -> list[Finding]:
+def _other_roots(waits: Waits) -> list[WaitReason]:
     """Calls like broadcast whose source or destination is not the same on all ranks that wait there."""
-    findings = []
+    reasons = []
     for place in waits.ranks_at:
         named: defaultdict[int, list[int]] = defaultdict(list)
         for rank in waits.ranks_at[place]:
@@ -119,8 +119,8 @@ def _other_roots(waits: Waits) -> list[Finding]:
             most = len(roots[0][1])
             few = [rank for _, members in roots if len(members) < most for rank in members]
             culprits = few or [rank for _, members in roots for rank in members]
-            findings.append(Finding(Kind.MISMATCH, tuple(sorted(culprits)), (place,), (), place.number, tuple(roots)))
-    return findings
+            reasons.append(WaitReason(Why.MISMATCH, tuple(sorted(culprits)), (place,), (), place.number, tuple(roots)))
+    return reasons
 
 
 def _calls_later(group: Group, number: int, one: Side, other: Side) -> bool:
@@ -132,16 +132,16 @@ def _calls_later(group: Group, number: int, one: Side, other: Side) -> bool:
     )
 
 
-def _missing(waits: Waits) -> list[Finding]:
-    """One finding for each set of ranks that have not come."""
+def _missing(waits: Waits) -> list[WaitReason]:
+    """One reason for each set of ranks that have not come."""
     by_culprits: defaultdict[tuple[int, ...], list[Place]] = defaultdict(list)
     for place in _by_ranks(waits, waits.ranks_at):
         absent = waits.waits_for(place) - _mismatched(place)
         if culprits := tuple(sorted(rank for rank in absent if rank not in waits.place_of)):
             by_culprits[culprits].append(place)
     found = by_culprits.items()
-    findings = [Finding(Kind.MISSING, culprits, tuple(_direct_first(waits, places))) for culprits, places in found]
-    return sorted(findings, key=lambda finding: -sum(len(waits.ranks_at[place]) for place in finding.places))
+    reasons = [WaitReason(Why.MISSING, culprits, tuple(_direct_first(waits, places))) for culprits, places in found]
+    return sorted(reasons, key=lambda reason: -sum(len(waits.ranks_at[place]) for place in reason.places))
 
 
 def _mismatched(place: Place) -> set[int]:
@@ -156,13 +156,13 @@ def _direct_first(waits: Waits, places: list[Place]) -> list[Place]:
     return sorted(places, key=lambda place: any(rank in waits.place_of for rank in waits.waits_for(place)))
 
 
-def _unfinished(waits: Waits, place: Place) -> Finding:
+def _unfinished(waits: Waits, place: Place) -> WaitReason:
     """If NCCL runs the call on some GPUs and not on all, the ranks of the others are the culprits."""
     calls = {rank: waits.call_of[rank] for rank in waits.ranks_at[place] if rank in waits.call_of}
     not_started = [rank for rank, call in calls.items() if not call.is_started]
     is_late = [rank for rank in waits.ranks_at[place] if rank in calls and _others_finished(place)]
     culprits = is_late or (not_started if len(not_started) < len(calls) else [])
-    return Finding(Kind.UNFINISHED, tuple(culprits), (place,))
+    return WaitReason(Why.UNFINISHED, tuple(culprits), (place,))
 
 
 def _others_finished(place: Place) -> bool:
@@ -188,9 +188,9 @@ def _next_places(waits: Waits, place: Place) -> list[Place]:
     return list(dict.fromkeys(place for place in found if place))
 
 
-def _circles(waits: Waits, explained: set[Place]) -> list[Finding]:
+def _circles(waits: Waits, explained: set[Place]) -> list[WaitReason]:
     """Places outside of ``explained`` lead to each other only."""
-    findings = []
+    reasons = []
     while rest := [place for place in _by_ranks(waits, waits.ranks_at) if place not in explained]:
         circle = _circle(waits, rest[0])
         culprits = {
@@ -198,9 +198,9 @@ def _circles(waits: Waits, explained: set[Place]) -> list[Finding]:
             for place, following in zip(circle, [*circle[1:], circle[0]], strict=True)
             for rank in waits.waits_for(place) & set(waits.ranks_at[following])
         }
-        findings.append(Finding(Kind.CIRCLE, tuple(sorted(culprits)), tuple(circle)))
+        reasons.append(WaitReason(Why.CIRCLE, tuple(sorted(culprits)), tuple(circle)))
         explained = explained | _leading_to(waits, set(circle))
-    return findings
+    return reasons
 
 
 def _circle(waits: Waits, start: Place) -> list[Place]:

@@ -8,17 +8,16 @@ Runs in the launcher, in the main thread. Agents report for how long their worke
 from __future__ import annotations
 
 import time
-from dataclasses import field, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
+from ddplaunch.features.hangs.examination import EXAMINATION_S, Examination, load
+from ddplaunch.features.hangs.quiet_time import QuietTime
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import (
-    EXAMINATION_S,
     AbortHungAttempt,
     ExamineWorkers,
-    NodeEvidence,
-    RankEvidence,
     RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
@@ -56,22 +55,16 @@ _PAUSES = 10
 
 
 @dataclass
-class _Examination:
-    """One round of questions to all nodes, ended by the last answer or at ``deadline``."""
+class _Examination(Examination):
+    """One because a limit is reached. For how long the job had been quiet and still, and ranks had waited."""
 
-    number: int
-    attempt: int
-    quiet_s: float
-    still_s: float
-    waiting_s: float
-    deadline: float
-    missing: set[int]
-    ranks: list[RankEvidence] = field(default_factory=list)
-    nodes: list[NodeEvidence] = field(default_factory=list)
+    quiet_s: float = 0.0
+    still_s: float = 0.0
+    waiting_s: float = 0.0
 
 
 class HangWatch(Watch):
-    """Watches one run."""
+    """Watches one run. ``on_hang`` is called before the user is told that the job hangs."""
 
     def __init__(
         self,
@@ -83,6 +76,7 @@ class HangWatch(Watch):
         """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
         self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
         self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+        self.on_hang: Callable[[], None] = lambda: None
         self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
@@ -98,8 +92,7 @@ class HangWatch(Watch):
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
         self._not_before = 0.0
-        self._ranks_at_stop: list[RankEvidence] = []
-        self._nodes_at_stop: list[NodeEvidence] = []
+        self._at_stop = Examination(0, 0, _NEVER, set())
 
     # Events.
 
@@ -117,7 +110,7 @@ class HangWatch(Watch):
         if isinstance(report, WorkerActivity):
             self._on_activity(index, report)
         else:
-            self._on_examined(index, report, time.monotonic())
+            self._on_examined(index, report)
 
     def _on_activity(self, index: int, event: WorkerActivity) -> None:
         if event.attempt > self._attempt:
@@ -160,17 +153,10 @@ class HangWatch(Watch):
             self._is_wait_reported = self._is_wait_known = False
         self._waiting_s, self._has_waiting = waiting_s, any(each.has_waiting for each in running)
 
-    def _on_examined(self, index: int, event: WorkersExamined, now: float) -> None:
-        if event.number == 0:  # Before a stop.
-            self._ranks_at_stop.extend(event.ranks)
-            self._nodes_at_stop.extend([event.node] if event.node else [])
-        examination = self._examination
-        if examination and event.number == examination.number and index in examination.missing:
-            examination.missing.discard(index)
-            examination.ranks.extend(event.ranks)
-            examination.nodes.extend([event.node] if event.node else [])
-            if not examination.missing:
-                self._conclude(examination, now)
+    def _on_examined(self, index: int, event: WorkersExamined) -> None:
+        self._at_stop.take(index, self._participants, event)
+        if self._examination and self._examination.take(index, self._participants, event):
+            self._conclude(self._examination, time.monotonic())
 
     # Limits.
 
@@ -217,7 +203,7 @@ class HangWatch(Watch):
     def run_due(self, now: float) -> float:
         """Begin or end an examination if it is time. Returns when to call again."""
         if now >= self._load_at:
-            _load()
+            load()
             self._load_at = _NEVER
         return min(self._load_at, self._examine_if_due(now))
 
@@ -251,7 +237,13 @@ class HangWatch(Watch):
         self._count += 1
         running = {index for index in self._participants if not self._activity[index].is_finished}
         self._examination = _Examination(
-            self._count, self._attempt, quiet_s, still_s, self._waiting_s, now + EXAMINATION_S, running
+            number=self._count,
+            attempt=self._attempt,
+            deadline=now + EXAMINATION_S,
+            expected=running,
+            quiet_s=quiet_s,
+            still_s=still_s,
+            waiting_s=self._waiting_s,
         )
         self._send(ExamineWorkers(self._attempt, self._count))
 
@@ -260,13 +252,14 @@ class HangWatch(Watch):
         self._not_before = now + min(
             max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
         )
-        found = _explained(examination.ranks, examination.nodes)
+        found = examination.explained()
         # An agent that does not answer may have workers that move: nothing is ended then.
         if (reason := self._reason_to_abort(examination, found)) and not examination.missing:
             self._abort(examination, found, reason)
         elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
             self._reported = JobState.BUSY if examination.missing else found.job_state
             self._is_wait_known = True
+            self.on_hang()
             self._report(examination, found, self._first_line(examination, found))
         elif self._is_wait_due(examination.quiet_s) and not examination.missing:
             self._report_wait(examination)
@@ -287,8 +280,9 @@ class HangWatch(Watch):
         return self._reported not in (found.job_state, JobState.STUCK) and reached_s >= self._report_s
 
     def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
-        self._write(examination.ranks, examination.nodes, found)
+        examination.write(self._folder(), found)
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
+        self.on_hang()
         self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
@@ -304,7 +298,7 @@ class HangWatch(Watch):
 
     def _report_wait(self, examination: _Examination) -> None:
         """Ranks wait in a collective for others that go on writing output."""
-        found = _explained(examination.ranks, examination.nodes, output_counts=False)
+        found = examination.explained(output_counts=False)
         if found.job_state is JobState.BUSY:
             self._is_wait_known = self._is_wait_reported = True
             since = f"no collective was called or finished for {duration(examination.waiting_s)}"
@@ -312,17 +306,11 @@ class HangWatch(Watch):
             self._report(examination, found, f"{since}: {said}")
 
     def _report(self, examination: _Examination, found: Explanation, first: str) -> None:
-        path = self._write(examination.ranks, examination.nodes, found)
+        path = examination.write(self._folder(), found)
         files = f"; all stacks: {path}" if path else ""
         self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
         for sentence in found.sentences:
             self._messages.show(f"  {sentence}", Level.ALWAYS)
-
-    def _write(self, ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> Path | None:
-        from ddplaunch.features.hangs import hang_files
-
-        folder = self._folder()
-        return hang_files.write(folder, self._attempt, ranks, nodes, found) if folder else None
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """Add what the ranks knew of the collective that has failed."""
@@ -338,37 +326,23 @@ class HangWatch(Watch):
 
     def on_agents_ended(self, result: RunResult) -> RunResult:
         """Show where the workers were, if the run was stopped when it had been quiet for long."""
-        if self._ranks_at_stop:
+        if self._at_stop.ranks:
             self._show_stopped()
         return result
 
     def _show_stopped(self) -> None:
-        found = _explained(self._ranks_at_stop, self._nodes_at_stop)
+        found = self._at_stop.explained()
         if found.job_state is not JobState.MOVING:
-            path = self._write(self._ranks_at_stop, self._nodes_at_stop, found)
+            self._at_stop.attempt = self._attempt
+            path = self._at_stop.write(self._folder(), found)
             self._messages.show(f"when it was stopped{f' (stacks: {path})' if path else ''}:", Level.NORMAL)
             for sentence in found.sentences:
                 self._messages.show(f"  {sentence}", Level.NORMAL)
 
 
-def _load() -> None:
-    from ddplaunch.features.hangs import (  # noqa: F401
-        explanation,
-        gpus,
-        hang_files,
-    )
-
-
-def _explained(
-    ranks: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], *, output_counts: bool = True
-) -> Explanation:
-    from ddplaunch.features.hangs.explanation import explain, explain_waiting
-    from ddplaunch.features.hangs.gpus import with_gpus
-
-    return with_gpus((explain if output_counts else explain_waiting)(ranks), nodes)
-
-
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
     hangs = HangWatch(run.config, run.nodes.send, run.folder, run.messages)
-    return hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)
+    quiet = QuietTime(run.events.add)
+    hangs.on_hang = quiet.on_hang
+    return quiet, hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)

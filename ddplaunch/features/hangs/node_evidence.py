@@ -31,7 +31,7 @@ def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: f
 
     Args:
         host: display name of the node.
-        ras_address: ``Placement.ras_address``; empty: NCCL is not asked.
+        ras_address: where NCCL's RAS listens; empty: NCCL is not asked.
         gpus: indices or UUIDs of the GPUs of the job, as in CUDA_VISIBLE_DEVICES; None: all of this machine.
         limit_s: after this time, a source that has not answered is missing.
     """

@@ -111,7 +111,10 @@ def waits(evidence: RankEvidence) -> bool:
 
 
 def is_busy(evidence: RankEvidence) -> bool:
-    """Whether the rank, or a descendant, has used more of a CPU, or read and written more, than one that waits does."""
+    """Whether the rank computes, reads or writes.
+
+    The rank and its descendants have used more CPU time, or have read and written more bytes, than a rank that waits.
+    """
     uses_cpu = evidence.cpu_s >= max(BUSY_CPU_S, BUSY_CPU_SHARE * evidence.window_s)
     uses_io = evidence.io_bytes >= max(BUSY_IO_BYTES, BUSY_IO_BYTES_PER_S * evidence.window_s)
     return evidence.window_s > 0 and (uses_cpu or uses_io)

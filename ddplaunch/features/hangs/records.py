@@ -6,12 +6,13 @@ may be missing; ``missing_sources`` then says why.
 
 from __future__ import annotations
 
-from dataclasses import field
+from dataclasses import field, replace
 from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import rank_list
+from ddplaunch.protocol.control import Answer, Request
 from ddplaunch.protocol.field_types import (
     Count,
     Limit,
@@ -26,9 +27,6 @@ from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
 from ddplaunch.protocol.launcher_agent import Order, Report
 from ddplaunch.protocol.rank_list import RankList
 from ddplaunch.protocol.sender import OfRanks
-
-EXAMINATION_S = 20.0
-"""Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
 
 MAX_CALLS = 64
 """Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""
@@ -222,6 +220,10 @@ class ExamineWorkers(Order):
     is_requested: bool = False
     all_nodes_at: OneLine = ""
 
+    def for_own_node(self, endpoint: str) -> ExamineWorkers | None:
+        """As ``Order.for_own_node``: the user asks any launcher; the limits are watched by one."""
+        return replace(self, all_nodes_at=endpoint) if self.is_requested else None
+
 
 @dataclass(frozen=True)
 class AbortHungAttempt(Order):
@@ -289,5 +291,35 @@ class RanksAtFailure(Report, OfRanks):
         return [each.rank for each in self.ranks]
 
 
+MAX_LINES = 1000
+
+_Lines = Annotated[tuple[OneLine, ...], at_most(MAX_LINES)]
+
+
+@dataclass(frozen=True)
+class ExamineRun(Request):
+    """Client to launcher: find out what the workers do now; answered by RunExamined or RequestRefused."""
+
+    run_tag: OneLine
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunExamined(Answer):
+    """Launcher to client, in answer to ExamineRun.
+
+    Attributes:
+        sentences: what the job does; who waits for whom.
+        lines: what each rank does and where it is, equal ranks together.
+        path: hang.txt with all stacks, on the launcher's machine; empty if it could not be written.
+        all_nodes_at: where only the launcher's own node was examined: the host whose launcher can examine all nodes.
+    """
+
+    sentences: _Lines
+    lines: _Lines = ()
+    path: OneLine = ""
+    all_nodes_at: OneLine = ""
+
+
 TO_AGENT = (ExamineWorkers, AbortHungAttempt)
 FROM_AGENT = (WorkerActivity, WorkersExamined, RanksAtFailure)
+TO_LAUNCHER, FROM_LAUNCHER = (ExamineRun,), (RunExamined,)

@@ -11,20 +11,20 @@ import time
 from dataclasses import field
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs import flight_record, tcp_bytes
+from ddplaunch.features.hangs import flight_record
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
 from ddplaunch.features.hangs.records import FlightRecord, PendingCall
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.system import process_activity
+from ddplaunch.system import process_activity, tcp_bytes
 from ddplaunch.system.process_activity import ProcessActivity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.features.hangs.examiner import Answer, Examiner
-    from ddplaunch.features.hangs.tcp_bytes import Connection
+    from ddplaunch.system.tcp_bytes import Connection
 
 _MAX_MISSING_CHARS = 300
 MAX_NAME = 100

@@ -9,25 +9,25 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.features.hangs.records import ExamineRun, RunExamined
+from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
+from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S
-from ddplaunch.protocol.queries import ExamineRuns
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.commands.query import Queries
-    from ddplaunch.commands.run_queries import QueriedHost
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.protocol.control import RunExamined
-    from ddplaunch.protocol.queries import LauncherAnswer, RunOnHost
+    from ddplaunch.features.ps.queries import LauncherAnswer, RunOnHost
+    from ddplaunch.features.ps.run_queries import QueriedHost
+    from ddplaunch.transport.queries import Queries
 
 _END_S = ANSWER_S + 15
-"""Seconds for an agent: it finds the launchers again, and gives each ANSWER_S and a few seconds more."""
+"""Seconds for an agent: it gives each launcher ANSWER_S and a few seconds more."""
 
 
 def stacks(
@@ -49,9 +49,9 @@ def stacks(
         if not names:
             raise_failures(queries)
             raise _without_launcher(run_id, parts)
-        answers = _ask(queries, run_id, names)
-    examined = [(host, answer.examined) for host, answer in answers if answer.examined]
-    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.examined]
+        answers = _ask(queries, {name: parts[name] for name in names})
+    examined = [(host, found) for host, answer in answers if isinstance(found := answer.answer, RunExamined)]
+    problems = [f"{host}: launcher {answer.pid}: {answer.problem}" for host, answer in answers if not answer.answer]
     if not examined:
         if not problems:
             raise_failures(queries)
@@ -76,13 +76,15 @@ def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> 
     return UsageError(f"--stacks {run_id}: {text}", hint)
 
 
-def _ask(queries: Queries[QueriedHost], run_id: str, names: Collection[str]) -> list[tuple[str, LauncherAnswer]]:
-    machines = [machine for machine in queries.nodes if machine.name in names and not machine.failure]
+def _ask(queries: Queries[QueriedHost], parts: Mapping[str, Sequence[RunOnHost]]) -> list[tuple[str, LauncherAnswer]]:
+    machines = [machine for machine in queries.nodes if machine.name in parts and not machine.failure]
     for machine in machines:
-        machine.handle.send(ExamineRuns(run_id))
+        launchers = tuple((pid, run.run_tag) for run in parts[machine.name] for pid in run.launchers)
+        machine.handle.send(AskLaunchers(launchers, ExamineRun("")))
         machine.deadline = time.monotonic() + _END_S
-    queries.wait(machines, lambda machine: machine.examined is not None)
-    return [(machine.name, answer) for machine in machines if machine.examined for answer in machine.examined.answers]
+    queries.wait(machines, lambda machine: LaunchersAnswered in machine.answers)
+    none = LaunchersAnswered(())
+    return [(each.name, answer) for each in machines for answer in each.answers.get(LaunchersAnswered, none).answers]
 
 
 def _page(host: str, answer: RunExamined, *, is_only: bool) -> str:

@@ -1,4 +1,4 @@
-"""Sentences about findings: short, with equal ranks together, for the console and the failure page."""
+"""Sentences about why ranks wait: short, with equal ranks together, for the console and the failure page."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.findings import Finding, Kind, most_common
+from ddplaunch.features.hangs.findings import WaitReason, Why, most_common
 from ddplaunch.features.hangs.groups import DEFAULT_GROUP
 from ddplaunch.features.hangs.network import unanswered_sentences
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.hangs.waits import Place, Waits
 
 _MAX_LINES = 3
-"""Of one kind within a finding: sides of a mismatch, places, kinds of culprits."""
+"""Of one kind within a reason: sides of a mismatch, places, kinds of culprits."""
 
 _MAX_HOSTS = 4
 
@@ -28,22 +28,22 @@ _MAX_ELEMENTS = 1 << 60
 """No tensor has so many: the sizes come from a user's process."""
 
 
-def finding_sentences(waits: Waits, finding: Finding) -> list[str]:
+def reason_sentences(waits: Waits, reason: WaitReason) -> list[str]:
     """The reason first, then who waits, then what the culprits do."""
     headline = {
-        Kind.MISMATCH: _mismatch,
-        Kind.ORDER: _mismatch,
-        Kind.MISSING: _missing,
-        Kind.CIRCLE: _circle,
-        Kind.UNFINISHED: _unfinished,
-    }[finding.kind]
-    doing = standing_sentences(waits, finding.culprits) if finding.kind == Kind.MISSING else []
-    return [headline(waits, finding), *_waiting(waits, finding), *doing]
+        Why.MISMATCH: _mismatch,
+        Why.ORDER: _mismatch,
+        Why.MISSING: _missing,
+        Why.CIRCLE: _circle,
+        Why.UNFINISHED: _unfinished,
+    }[reason.kind]
+    doing = standing_sentences(waits, reason.culprits) if reason.kind == Why.MISSING else []
+    return [headline(waits, reason), *_waiting(waits, reason), *doing]
 
 
-def waiting_sentences(waits: Waits, finding: Finding, named: Collection[int] | None = None) -> list[str]:
+def waiting_sentences(waits: Waits, reason: WaitReason, named: Collection[int] | None = None) -> list[str]:
     """Who waits where for whom; of these only the ``named`` ranks, unless that is None."""
-    return [_waiting_elsewhere(waits, place, named) for place in finding.places[:_MAX_LINES]]
+    return [_waiting_elsewhere(waits, place, named) for place in reason.places[:_MAX_LINES]]
 
 
 def standing_sentences(waits: Waits, members: Iterable[int]) -> list[str]:
@@ -99,14 +99,14 @@ def _on_hosts(waits: Waits, members: tuple[int, ...]) -> str:
     return f"{ranks(members)} on {', '.join(map(quote, sorted(hosts)))}"
 
 
-def _missing(waits: Waits, finding: Finding) -> str:
-    place = finding.places[0]
-    who = _on_hosts(waits, finding.culprits)
+def _missing(waits: Waits, reason: WaitReason) -> str:
+    place = reason.places[0]
+    who = _on_hosts(waits, reason.culprits)
     if place.rank is not None:
         return f"{who} never {'received from' if place.is_send else 'sent to'} rank {place.rank}"
-    absent = tuple(rank for rank in finding.culprits if not 0 < place.number <= place.group.last_number(rank))
+    absent = tuple(rank for rank in reason.culprits if not 0 < place.number <= place.group.last_number(rank))
     if not absent:
-        return f"{who} {'does' if len(finding.culprits) == 1 else 'do'} not go on in {_place(waits, place)}"
+        return f"{who} {'does' if len(reason.culprits) == 1 else 'do'} not go on in {_place(waits, place)}"
     is_sure = all(_is_known(waits, rank) for rank in absent)
     return f"{_on_hosts(waits, absent)} {'' if is_sure else 'probably '}never joined {_place(waits, place)}"
 
@@ -116,38 +116,36 @@ def _is_known(waits: Waits, rank: int) -> bool:
     return evidence is not None and (evidence.flight_record is not None or not evidence.is_running)
 
 
-def _mismatch(waits: Waits, finding: Finding) -> str:
-    group = finding.places[0].group
-    if finding.roots:
-        named = [
-            f"{ranks(members)} {'name' if members[1:] else 'names'} rank {root}" for root, members in finding.roots
-        ]
-        place = _place(waits, finding.places[0])
+def _mismatch(waits: Waits, reason: WaitReason) -> str:
+    group = reason.places[0].group
+    if reason.roots:
+        named = [f"{ranks(members)} {'name' if members[1:] else 'names'} rank {root}" for root, members in reason.roots]
+        place = _place(waits, reason.places[0])
         return f"the source or destination of {place} is not the same on all ranks: {', '.join(named[:_MAX_LINES])}"
-    sides = [f"{ranks(side.ranks)} called {_side(side.call)}" for side in finding.sides[:_MAX_LINES]]
-    more = plural(len(finding.sides) - _MAX_LINES, "more variant")
-    listed = ", ".join([*sides, *([more] if len(finding.sides) > _MAX_LINES else [])])
-    if finding.kind == Kind.ORDER:
-        return f"ranks of {_group(group)} make the same calls in another order, from #{finding.number} on: {listed}"
-    return f"call #{finding.number} of {_group(group)} is not the same on all ranks: {listed}"
+    sides = [f"{ranks(side.ranks)} called {_side(side.call)}" for side in reason.sides[:_MAX_LINES]]
+    more = plural(len(reason.sides) - _MAX_LINES, "more variant")
+    listed = ", ".join([*sides, *([more] if len(reason.sides) > _MAX_LINES else [])])
+    if reason.kind == Why.ORDER:
+        return f"ranks of {_group(group)} make the same calls in another order, from #{reason.number} on: {listed}"
+    return f"call #{reason.number} of {_group(group)} is not the same on all ranks: {listed}"
 
 
 def _side(call: CollectiveCall) -> str:
     return quote(call.operation) + _amount(call)
 
 
-def _circle(waits: Waits, finding: Finding) -> str:
-    p2p = next((place for place in finding.places if place.rank is not None), None)
-    if p2p is None or all(place.rank is not None for place in finding.places):
-        return f"{ranks(finding.culprits)} wait for each other"
+def _circle(waits: Waits, reason: WaitReason) -> str:
+    p2p = next((place for place in reason.places if place.rank is not None), None)
+    if p2p is None or all(place.rank is not None for place in reason.places):
+        return f"{ranks(reason.culprits)} wait for each other"
     problem = (
         "sends to rank {}, which does not receive" if p2p.is_send else "receives from rank {}, which does not send"
     )
     return f"{_on_hosts(waits, (p2p.rank or 0,))} {problem.format(p2p.peer)}"
 
 
-def _unfinished(waits: Waits, finding: Finding) -> str:
-    place = finding.places[0]
+def _unfinished(waits: Waits, reason: WaitReason) -> str:
+    place = reason.places[0]
     there = tuple(waits.ranks_at[place])
     if place.rank is not None:
         return f"rank {place.rank} waits in {_place(waits, place)}, and it does not finish"
@@ -155,19 +153,19 @@ def _unfinished(waits: Waits, finding: Finding) -> str:
     if done:
         return f"{_place(waits, place)} has finished on {ranks(done)}, but not on {_on_hosts(waits, there)}"
     text = f"all ranks joined {_place(waits, place)}, and it does not finish"
-    if finding.culprits:
-        return f"{text}: the GPU of {_on_hosts(waits, finding.culprits)} has not started it"
+    if reason.culprits:
+        return f"{text}: the GPU of {_on_hosts(waits, reason.culprits)} has not started it"
     unanswered = unanswered_sentences(waits.evidence[rank] for rank in there)
     return f"{text}: {'; '.join(unanswered) or 'look at the network, the GPUs and their driver'}"
 
 
-def _waiting(waits: Waits, finding: Finding) -> list[str]:
-    if finding.kind == Kind.MISSING and finding.places[0].rank is None:
-        first = [_waiting_line(waits, finding.places[0], "there")]
-        return first + [_waiting_elsewhere(waits, place) for place in finding.places[1:_MAX_LINES]]
-    if finding.kind == Kind.UNFINISHED:
-        return [_waiting_line(waits, finding.places[0], "there")]
-    return waiting_sentences(waits, finding)
+def _waiting(waits: Waits, reason: WaitReason) -> list[str]:
+    if reason.kind == Why.MISSING and reason.places[0].rank is None:
+        first = [_waiting_line(waits, reason.places[0], "there")]
+        return first + [_waiting_elsewhere(waits, place) for place in reason.places[1:_MAX_LINES]]
+    if reason.kind == Why.UNFINISHED:
+        return [_waiting_line(waits, reason.places[0], "there")]
+    return waiting_sentences(waits, reason)
 
 
 def _waiting_line(waits: Waits, place: Place, where: str) -> str:
@@ -185,9 +183,9 @@ def _waiting_elsewhere(waits: Waits, place: Place, named: Collection[int] | None
     return _waiting_line(waits, place, f"in {_place(waits, place)}{whom}")
 
 
-def indirect_sentences(waits: Waits, findings: list[Finding]) -> list[str]:
+def indirect_sentences(waits: Waits, reasons: list[WaitReason]) -> list[str]:
     """Who waits for ranks that wait themselves."""
-    shown = {place for finding in findings for place in finding.places}
+    shown = {place for reason in reasons for place in reason.places}
     places = [place for place in waits.ranks_at if place not in shown]
     places.sort(key=lambda place: (-len(waits.ranks_at[place]), waits.ranks_at[place]))
     lines = [_waiting_elsewhere(waits, place) for place in places[:_MAX_LINES]]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.worker import late_patch
+from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -29,14 +30,30 @@ _pid = _main_thread = 0
 """The process that may start the thread: a child that the script forks is not a worker."""
 
 
-def prepare(socket_name: str) -> None:
-    """In a worker, before the script: start the thread once the script creates a process group.
+class Responder(WorkerPart):
+    """Leaves the record of a worker that fails."""
 
-    ``socket_name`` is the agent's socket. Where the forkserver has imported torch, ``watch`` has been called.
+    def on_error(self, error: BaseException, folder: str) -> None:
+        """As ``WorkerPart.on_error``."""
+        keep_record(error, folder)
+
+
+def part(socket_name: str) -> WorkerPart:
+    """The part of this worker: starts the thread once the script creates a process group.
+
+    ``socket_name`` is the agent's socket.
     """
+    prepare(socket_name)
+    return Responder()
+
+
+def prepare(socket_name: str) -> None:
+    """Before the script, also where the forkserver has imported torch."""
     global _socket_name, _pid, _main_thread
     _socket_name, _pid, _main_thread = socket_name, os.getpid(), _thread.get_ident()
-    if _C10D not in sys.modules and "torch" not in sys.modules:
+    if _C10D in sys.modules:
+        watch(sys.modules[_C10D])
+    elif "torch" not in sys.modules:
         late_patch.after_import(_C10D, watch)
 
 

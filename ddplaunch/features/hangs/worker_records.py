@@ -1,16 +1,12 @@
-"""How an agent examines its workers: names of variables, and requests and answers on the examination socket.
+"""How an agent examines its workers: requests and answers on their connections to its socket.
 
-Used by the agent and the worker's bootstrap. No behaviour belongs here.
+Used by the agent and the worker. No behaviour belongs here.
 
-A worker connects to the agent's socket, in Linux's abstract namespace (unix(7)), when its script creates the first
-process group. A request is one byte; an answer is a header of two lengths, then the two parts: JSON of this module's
-keys, and torch's flight record as torch wrote it.
+A worker connects when its script creates the first process group. A request is one byte; an answer is a header of two
+lengths, then the two parts: JSON of this module's keys, and torch's flight record as torch wrote it.
 """
 
 from __future__ import annotations
-
-SOCKET_VARIABLE = "DDPLAUNCH_EXAMINATION"
-"""Name of the agent's socket; the worker's bootstrap removes the variable before the script runs."""
 
 THREAD_NAME = b"ddplaunch-info"
 """Name of the thread that answers, in /proc/PID/task/TID/comm; at most 15 bytes."""

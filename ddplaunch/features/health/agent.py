@@ -1,8 +1,8 @@
 """The health of this node's hardware: before the first attempt, while workers run, and after a failure.
 
-Runs in the agent, in its main thread. A thread tries the folder of the logs; ``GpusOfJob`` has the GPUs, and is loaded
-only on machines that may have some: elsewhere a start must not take longer. Each wait has a limit. In a dry run, whose
-GPUs are simulated, nothing is looked at.
+Runs in the agent, in its main thread. A thread tries the folder of the logs; ``GpuFaults`` judges the GPUs, and is
+loaded only on machines that may have some: elsewhere a start must not take longer. Each wait has a limit. In a dry run,
+whose GPUs are simulated, nothing is looked at.
 """
 
 from __future__ import annotations
@@ -12,12 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.events import HealthEvent
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import findings
-from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
-from ddplaunch.protocol.gpus import MAX_GPUS
+from ddplaunch.features.health import differences, findings
+from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, HardwareOfNode, NodeHardware, NodeHealth
+from ddplaunch.protocol.gpus import MAX_GPUS, GpuEvent, GpusRead
 from ddplaunch.system.files import folder_probe
 from ddplaunch.system.files.folder_probe import FolderState
 
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.health.gpu_faults import GpuFaults
     from ddplaunch.protocol.gpus import GpuReading, HealthFinding, IbPort
     from ddplaunch.protocol.results import Round, WorkerExit
 
@@ -46,19 +46,25 @@ class HealthPart(Part):
         self._is_on = spec.health != "off" and not spec.fake_gpus
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._is_probed = True
+        self._to_tell: NodeHardware | None = None
         self._findings: list[HealthFinding] = []
         self._group: WorkerGroup | None = None
+        self._gpus: GpuFaults | None = None
+        if node.gpus:
+            from ddplaunch.features.health.gpu_faults import GpuFaults
+
+            self._gpus = GpuFaults(node.gpus, spec, node.outbox.send)
         if self._is_on and spec.node_dir:
             self._is_probed = False
             threading.Thread(target=self._probe, args=(spec.node_dir,), name="folder probe", daemon=True).start()
 
     def _probe(self, folder: str) -> None:
-        self._node.post(HealthEvent(folder_probe.probe(folder)))
+        self._node.post(folder_probe.probe(folder))
 
     # Before the first attempt.
 
     def may_take_part(self) -> bool:
-        """Wait for the first readings, and send them to the launcher. The other nodes are told what the node has."""
+        """Wait for the first readings, and send them to the launcher."""
         if not self._is_on:
             return True
         self._await_readings()
@@ -66,7 +72,8 @@ class HealthPart(Part):
             return True
         report = self._node_health()
         self._node.outbox.send(report)
-        self._node.rendezvous.describe(report.hardware)
+        if self._spec.rendezvous and not self._spec.launcher_assigns_rendezvous:
+            self._to_tell = report.hardware
         wrong = [finding for finding in report.findings if finding.severity == "refuse"]
         if not wrong or self._spec.health != "refuse":
             return True
@@ -85,22 +92,23 @@ class HealthPart(Part):
             self._on_folder((findings.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
-        gpus = self._node.gpus
-        if gpus is None:
+        gpus, faults = self._node.gpus, self._gpus
+        if gpus is None or faults is None:
             return node_health(self._findings)
-        return node_health([*self._findings, *gpus.findings], gpus.gpus, gpus.ports, gpus.missing)
+        return node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports, gpus.missing)
 
     # Events.
 
     def on_event(self, event: object) -> bool:
-        """Handle what a thread has found out."""
-        if not isinstance(event, HealthEvent):
-            return False
-        if isinstance(event.found, FolderState):
-            if not self._is_probed:
-                self._on_folder(findings.of_folder(event.found))
-        elif self._node.gpus:
-            self._node.gpus.handle_event(event)
+        """Judge what was read."""
+        match event:
+            case FolderState():
+                if not self._is_probed:
+                    self._on_folder(findings.of_folder(event))
+            case GpusRead() | GpuEvent() if self._gpus:
+                self._gpus.on_answer(event)
+            case _:
+                return False
         return True
 
     def _on_folder(self, findings: tuple[HealthFinding, ...]) -> None:
@@ -108,29 +116,34 @@ class HealthPart(Part):
         self._is_probed = True
         self._findings += [finding for finding in findings if self._has_peers or finding.severity == "warn"]
 
-    # After a failure, and before another attempt.
+    # Attempts.
 
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
-        """As ``Part.on_attempt``."""
-        self._group = group
+        """The first time, tell the launcher that watches the job what this node has, if that is another's."""
+        self._group, hardware, self._to_tell = group, self._to_tell, None
+        if hardware:
+            ahead_s = differences.certain_offset(*self._node.rendezvous.clock_ahead_s)
+            self._node.report(
+                HardwareOfNode(attempt=round_.attempt, host=self._spec.host, hardware=hardware, clock_ahead_s=ahead_s)
+            )
 
     def before_stop(self, failure: AttemptFailure | None) -> None:
         """If a worker has failed, ask for a fresh reading, which ``on_attempt_ended`` awaits."""
-        if self._node.gpus and self._group and self._group.any_failed:
-            self._node.gpus.ask_health()
+        if self._gpus and self._group and self._group.any_failed:
+            self._gpus.ask_health()
 
     def on_attempt_ended(self, exits: tuple[WorkerExit, ...]) -> tuple[WorkerExit, ...]:
         """``exits`` with the faults of the hardware that have ended workers."""
-        gpus, node = self._node.gpus, self._node
-        return gpus.blame(exits, node.wait) if gpus and not node.is_stopping() else exits
+        node = self._node
+        return self._gpus.blame(exits, node.wait) if self._gpus and not node.is_stopping() else exits
 
     def before_next_attempt(self) -> None:
         """Wait until the GPU memory of the workers that have ended is free."""
         node = self._node
-        if node.gpus:
+        if self._gpus:
             from ddplaunch.features.health.gpu_memory_wait import await_free_memory
 
-            await_free_memory(node.gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
+            await_free_memory(self._gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
 
 
 def node_health(

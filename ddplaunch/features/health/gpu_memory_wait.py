@@ -19,7 +19,8 @@ from ddplaunch.text import quote, size
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob, Wait
+    from ddplaunch.agent.events import Wait
+    from ddplaunch.features.health.gpu_faults import GpuFaults
     from ddplaunch.protocol.gpus import GpuReading
 
 LIMIT_S = 50.0
@@ -30,7 +31,7 @@ _SHOWN_AFTER_S = 3.0
 
 
 def await_free_memory(
-    gpus: GpusOfJob, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
+    gpus: GpuFaults, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
 ) -> None:
     """Return when the memory is free, after ``LIMIT_S``, if NVML does not answer, or if the run must stop."""
     if not gpus.used_at_start:
@@ -48,7 +49,7 @@ def await_free_memory(
         wait(is_stopping, time.monotonic() + _PAUSE_S)
 
 
-def _occupied(gpus: GpusOfJob, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuReading]:
+def _occupied(gpus: GpuFaults, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuReading]:
     """The GPUs with more memory in use than before the first attempt."""
     gpus.ask_memory()
     wait(lambda: gpus.memory is not None or is_stopping(), time.monotonic() + _ANSWER_S)

@@ -6,16 +6,15 @@ Runs in an agent without workers. Waits for at most ``FOLDER_LIMIT_S``: file sys
 from __future__ import annotations
 
 import os
-import time
+import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
-from ddplaunch.features.hangs.node_evidence import started
 from ddplaunch.features.health import findings, gpu_events, gpu_rules, port_rules
 from ddplaunch.features.health.agent import FOLDER_LIMIT_S, node_health
-from ddplaunch.features.health.gpus_of_job import is_worth_telling
+from ddplaunch.features.health.gpu_faults import is_worth_telling
 from ddplaunch.system.files import folder_probe, run_folder
 from ddplaunch.system.gpus import devices
 
@@ -68,7 +67,10 @@ def _existing(log_dir: str | None) -> str:
 def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
     if not folder:
         return []
-    silent: tuple[HealthFinding, ...] = (findings.of_silent_folder(folder, FOLDER_LIMIT_S),)
-    probed = started("folder probe", silent, lambda: findings.of_folder(folder_probe.probe(folder)))
-    found = probed(time.monotonic() + FOLDER_LIMIT_S)
+    probed: list[tuple[HealthFinding, ...]] = []
+    probe = lambda: probed.append(findings.of_folder(folder_probe.probe(folder)))  # noqa: E731
+    thread = threading.Thread(target=probe, name="folder probe", daemon=True)
+    thread.start()
+    thread.join(FOLDER_LIMIT_S)
+    found = probed[0] if probed else (findings.of_silent_folder(folder, FOLDER_LIMIT_S),)
     return [replace(finding, severity="warn") if is_alone else finding for finding in found]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.records import NodeHardware
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.results import RunResult
@@ -46,7 +46,7 @@ class HealthWatch(Watch):
     def __init__(
         self,
         config: LaunchConfig,
-        nodes: Nodes,
+        participants: Participants,
         shutdown: Shutdown,
         show: Callable[[str, int], None],
         note: Callable[..., None],
@@ -55,7 +55,8 @@ class HealthWatch(Watch):
         self._config, self._is_on = config, config.health != "off"
         # Where agents find by themselves that their node must not be used, their launcher has no other.
         self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
-        self._nodes, self._shutdown, self._show, self._note = nodes, shutdown, show, note
+        self._nodes, self._participants = participants.nodes, participants
+        self._shutdown, self._show, self._note = shutdown, show, note
         self._reports: dict[int, NodeHealth] = {}
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
@@ -125,10 +126,10 @@ class HealthWatch(Watch):
         """Decide about the refused nodes, if it is time. Returns when to call again."""
         if not self._refused:
             return _NEVER
-        if now < self._decide_by and not self._reports.keys() >= set(self._nodes.participants):
+        if now < self._decide_by and not self._reports.keys() >= set(self._participants.indices):
             return self._decide_by
         # A node may have been lost since it has reported.
-        refused = {index: line for index, line in self._refused.items() if index in self._nodes.participants}
+        refused = {index: line for index, line in self._refused.items() if index in self._participants.indices}
         self._refused, self._decide_by = {}, _NEVER
         if refused and not self._shutdown.in_progress:
             try:
@@ -138,14 +139,14 @@ class HealthWatch(Watch):
         return _NEVER
 
     def _leave_out(self, refused: dict[int, str]) -> None:
-        remaining, needed = self._nodes.remaining_without(*(self._nodes.all[index] for index in refused))
+        remaining, needed = self._participants.remaining_without(*(self._nodes.all[index] for index in refused))
         if remaining < needed:
             lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
             raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
         for index, line in refused.items():
             self._show(f"not used: {line}", Level.ALWAYS)
-            self._nodes.retire(self._nodes.all[index])
+            self._participants.retire(self._nodes.all[index])
 
 
 class _Comparison:
@@ -185,4 +186,4 @@ class _Comparison:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (HealthWatch(run.config, run.nodes, run.shutdown, run.messages.show, run.events.of_node),)
+    return (HealthWatch(run.config, run.participants, run.shutdown, run.messages.show, run.events.of_node),)

@@ -19,4 +19,4 @@ def watches(run: RunServices) -> tuple[Watch, ...]:
     from ddplaunch.features.metrics.metrics_watch import MetricsWatch  # Few runs wait for the import.
 
     path = Path(run.config.output.metrics_file).absolute()
-    return (MetricsWatch(path, lambda: run.messages.run_id, run.nodes, run.messages.show),)
+    return (MetricsWatch(path, lambda: run.messages.run_id, run.participants, run.messages.show),)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from pathlib import Path
 
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.protocol.results import RunResult
 
 _NEVER = float("inf")
@@ -34,10 +34,12 @@ _CLOSE_S = 2.0
 class MetricsWatch(Watch):
     """Watches one run."""
 
-    def __init__(self, path: Path, run_id: Callable[[], str], nodes: Nodes, show: Callable[[str, int], None]) -> None:
+    def __init__(
+        self, path: Path, run_id: Callable[[], str], participants: Participants, show: Callable[[str, int], None]
+    ) -> None:
         """``run_id`` returns the run's: nodes may agree on another one."""
         self._path, self._run_id = path, run_id
-        self._nodes, self._show = nodes, show
+        self._participants, self._show = participants, show
         self._run = RunMetrics(run_id(), __version__, time.time())
         self._of_node: dict[int, NodeMetrics] = {}
         self._restarts: set[int] = set()
@@ -56,7 +58,9 @@ class MetricsWatch(Watch):
             case UsageStarted():
                 before = self._of_node.get(index)
                 totals = before.totals if before and before.started.ranks == event.ranks else {}
-                self._of_node[index] = NodeMetrics(index, self._nodes.all[index].host, event, totals=totals)
+                self._of_node[index] = NodeMetrics(
+                    index, self._participants.nodes.all[index].host, event, totals=totals
+                )
             case UsageSampled(attempt=attempt, samples=samples):
                 node = self._of_node.get(index)
                 if node and node.started.attempt == attempt:
@@ -73,8 +77,8 @@ class MetricsWatch(Watch):
 
     def _text(self) -> str:
         self._run.run_id, self._run.update_s = self._run_id(), time.time()
-        self._run.restarts, self._run.nodes = len(self._restarts), len(self._nodes.participants)
-        known = [self._of_node[index] for index in self._nodes.participants if index in self._of_node]
+        self._run.restarts, self._run.nodes = len(self._restarts), len(self._participants.indices)
+        known = [self._of_node[index] for index in self._participants.indices if index in self._of_node]
         return text(self._run, known)
 
     def _start(self, content: str) -> None:

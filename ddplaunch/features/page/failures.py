@@ -24,6 +24,7 @@ from ddplaunch.features.page.reading import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, stack_dump
+from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.system.files import run_json
 from ddplaunch.text import clock, duration, fold_ints
 
@@ -143,11 +144,18 @@ def _failure(exit_: Json, share: float) -> Failure:
 
 
 def sentences(files: RunFiles) -> list[str]:
-    """Why attempts ended, and where ranks waited, where no worker's failure says it."""
+    """Why attempts ended, and where ranks waited, where no worker's failure says it; and why no restart followed."""
     found = [run_json.text(files.report, "reason")]
     for attempt in dicts(files.report, "attempts"):
-        found += [run_json.text(attempt, "reason"), *words(attempt, "collectives")]
+        found += [run_json.text(attempt, "reason"), *words(attempt, "collectives"), _why_no_restart(attempt)]
     return list(dict.fromkeys(line(text) for text in found if text))[:20]
+
+
+def _why_no_restart(attempt: Json) -> str:
+    """Also after a success or a restart ``decision`` has a text, which says nothing new."""
+    decision = run_json.text(attempt, "decision")
+    is_told = decision == NEVER_RESTARTED or attempt.get("outcome") != "failed" or attempt.get("attempt_follows")
+    return "" if is_told else decision
 
 
 def texts(files: RunFiles, share: float = 1.0) -> list[Text]:

@@ -21,7 +21,7 @@ from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page import charts, failures, launchers, reading, strip, usage
 from ddplaunch.features.page.reading import RunFiles, integer, line, number, words
 from ddplaunch.features.page.story import Moment, Story, story
-from ddplaunch.features.page.where_time_went import Phase, phases
+from ddplaunch.features.page.where_time_went import TimeUse, time_uses
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
 from ddplaunch.text import duration, plural
@@ -45,7 +45,7 @@ _LINES, _MAX_LINES = {"failed": "failure", "lost": "failure", "hang": "hang"}, 4
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Badge:
     """How the run ended, in a word: ``kind`` is ``good``, ``bad``, ``stopped``, ``running`` or ``unknown``."""
 
     kind: str
@@ -100,11 +100,11 @@ def _filled(
         .get_template("page.html.j2")
         .render(
             run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
-            verdict=verdict(files),
+            badge=badge(files),
             cause=_cause(files, failed),
             command=_command(known),
             facts=_facts(files, told, known),
-            phases=_phases(told),
+            time_uses=_time_uses(told),
             goodput=_goodput(told),
             **_time_axis(told, share),
             **_charts(drawn, has_nodes=has_nodes),
@@ -195,7 +195,7 @@ def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
 # The head.
 
 
-def verdict(files: RunFiles) -> Verdict:
+def badge(files: RunFiles) -> Badge:
     """How the run has ended, or that it goes on."""
     outcome, code = run_json.text(files.report, "outcome"), integer(files.report, "exit_code")
     if not outcome:
@@ -204,14 +204,14 @@ def verdict(files: RunFiles) -> Verdict:
     detail = f"exit code {code}" if code is not None else ""
     if outcome == "succeeded":
         # Workers that succeeded may leave processes behind.
-        return Verdict("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
+        return Badge("good" if code == 0 else "bad", "✓" if code == 0 else "✕", "succeeded", detail)
     if outcome == "failed":
-        return Verdict("bad", "✕", "failed", detail)
+        return Badge("bad", "✕", "failed", detail)
     if outcome == "stopped":
-        return Verdict("stopped", "■", "stopped", detail)
+        return Badge("stopped", "■", "stopped", detail)
     if files.is_live:
-        return Verdict("running", "▶", "running", "")
-    return Verdict("unknown", "?", "no verdict", "its launcher was killed, or the report could not be written")
+        return Badge("running", "▶", "running", "")
+    return Badge("unknown", "?", "no result", "its launcher was killed, or the report could not be written")
 
 
 def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
@@ -263,21 +263,21 @@ def _moment(time_s: float) -> str:
         return ""
 
 
-def _phases(told: Story) -> list[dict[str, Any]]:
-    found: tuple[Phase, ...] = phases(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
+def _time_uses(told: Story) -> list[dict[str, Any]]:
+    found: tuple[TimeUse, ...] = time_uses(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
     x, rows = 0.0, []
-    for phase in found:
-        rows.append({"phase": phase, "x": round(x, 3), "width": round(phase.share * 100, 3), "length": _length(phase)})
-        x += phase.share * 100
+    for use in found:
+        rows.append({"use": use, "x": round(x, 3), "width": round(use.share * 100, 3), "length": _length(use)})
+        x += use.share * 100
     return rows
 
 
-def _length(phase: Phase) -> str:
-    return f"{phase.length_s:.1f} s" if phase.length_s < 60 else duration(phase.length_s)
+def _length(use: TimeUse) -> str:
+    return f"{use.length_s:.1f} s" if use.length_s < 60 else duration(use.length_s)
 
 
 def _goodput(told: Story) -> str:
-    run = next((row["phase"].share for row in _phases(told) if row["phase"].name == "run"), None)
+    run = next((row["use"].share for row in _time_uses(told) if row["use"].name == "run"), None)
     return "" if run is None else f"{run * 100:.1f} %"
 
 

@@ -6,7 +6,7 @@ import itertools
 
 from ddplaunch.late_dataclass import dataclass
 
-PHASES = {
+USES = {
     "connect": "until all agents were ready",
     "import": "importing torch before the first worker",
     "rendezvous": "until the nodes had met and all workers ran",
@@ -34,8 +34,8 @@ class Span:
 
 
 @dataclass(frozen=True)
-class Phase:
-    """A phase of the run.
+class TimeUse:
+    """What a part of the run's time went into.
 
     Attributes:
         share: of the whole run, from 0 to 1.
@@ -47,10 +47,10 @@ class Phase:
     share: float
 
 
-def phases(
+def time_uses(
     whole: Span, ready_s: float | None, import_s: float, attempts: list[Span], quiet: list[Span]
-) -> tuple[Phase, ...]:
-    """The phases that took any time.
+) -> tuple[TimeUse, ...]:
+    """The uses that took any time.
 
     ``ready_s``: when the last agent was ready; ``attempts``: when all workers of each ran; ``quiet``: when none did
     anything that can be seen.
@@ -70,5 +70,5 @@ def phases(
     }
     total = whole.length or 1.0
     return tuple(
-        Phase(name, PHASES[name], length, min(1.0, length / total)) for name, length in lengths.items() if length > 0
+        TimeUse(name, USES[name], length, min(1.0, length / total)) for name, length in lengths.items() if length > 0
     )

@@ -10,7 +10,7 @@ import itertools
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs import nccl_ras
+from ddplaunch import features
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment, script_request
 from ddplaunch.protocol.results import Round
@@ -79,7 +79,9 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
     shared = environment.shared_environ(inherited_ours, tag, workers, len(os.sched_getaffinity(0)))
     if not here and workers > 1 and "OMP_NUM_THREADS" not in inherited_ours:
         shared["OMP_NUM_THREADS"] = f"<CPUs of the node / {workers}>"
-    added = {**_interfaces(config), **_ras_address(config, inherited)}
+    added = _interfaces(config)
+    for module in features.loaded("plan"):
+        added |= module.worker_environ(config, inherited)
     return {**shared, **{name: value for name, value in added.items() if name not in inherited}}
 
 
@@ -90,12 +92,6 @@ def _interfaces(config: LaunchConfig) -> dict[str, str]:
     name = "<the interface between the nodes>" if config.local_addr or not config.interface else config.interface
     is_selected = config.interface or config.local_addr
     return {"GLOO_SOCKET_IFNAME": name, **({"NCCL_SOCKET_IFNAME": f"={name}"} if is_selected else {})}
-
-
-def _ras_address(config: LaunchConfig, inherited: Mapping[str, str]) -> dict[str, str]:
-    """The address that ``place_workers`` chooses; only the agent of another machine knows whether that has GPUs."""
-    is_chosen = not config.dry_run and is_here(config) and nccl_ras.own_address(inherited)
-    return {nccl_ras.VARIABLE: "127.0.0.1:<a free port>"} if is_chosen else {}
 
 
 def _round(

@@ -10,20 +10,20 @@ import os
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.commands.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.errors import PROCESSES_LEFT, LaunchError, UsageError
 from ddplaunch.features.ps import ps_page as page
+from ddplaunch.features.ps.queries import ENDING_EXTRA_S, EndRun
+from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.queries import ENDING_EXTRA_S, EndRun
 from ddplaunch.system import run_tags
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Sequence
 
     from ddplaunch.cluster.hosts import Host
-    from ddplaunch.commands.query import Queries
-    from ddplaunch.commands.run_queries import QueriedHost
     from ddplaunch.config import RemoteConfig
+    from ddplaunch.features.ps.run_queries import QueriedHost
+    from ddplaunch.transport.queries import Queries
 
 
 _END_S = 30.0

@@ -6,14 +6,14 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.protocol.queries import KINDS
+from ddplaunch.features.ps.queries import PROCESS_KINDS
 from ddplaunch.system import run_tags
 from ddplaunch.text import KEEPER_ID, elapsed, plural, table
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from ddplaunch.protocol.queries import Kind, RunOnHost, RunsFound
+    from ddplaunch.features.ps.queries import ProcessKind, RunOnHost, RunsFound
 
 _HEAD = ("run", "state", "script", "hosts", "processes", "memory")
 
@@ -52,10 +52,10 @@ def of_run(run_id: str, found: RunsFound) -> list[RunOnHost]:
 
 def counted(runs: Iterable[RunOnHost]) -> str:
     """Number of processes of each kind: ``1 agent, 8 workers, 2 others``."""
-    sums: Counter[Kind] = Counter()
+    sums: Counter[ProcessKind] = Counter()
     for run in runs:
         sums.update(dict(run.counts))
-    return ", ".join(plural(count, kind) for kind in KINDS if (count := sums[kind]))
+    return ", ".join(plural(count, kind) for kind in PROCESS_KINDS if (count := sums[kind]))
 
 
 def ended(run_id: str, before: Mapping[str, RunsFound], unkillable: Mapping[str, tuple[int, ...]]) -> list[str]:

@@ -20,12 +20,18 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import psutil
 
-from ddplaunch.features.hangs import launcher_query
-from ddplaunch.features.warm import records as keeper
+from ddplaunch.features.ps.queries import (
+    ENDING_EXTRA_S,
+    PROCESS_KINDS,
+    EndRun,
+    ListRuns,
+    ProcessKind,
+    RunOnHost,
+    RunsFound,
+)
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
-from ddplaunch.protocol.queries import ENDING_EXTRA_S, KINDS, EndRun, ExamineRuns, Kind, RunOnHost, RunsFound
+from ddplaunch.protocol import environment
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND, START_VARIABLE
 from ddplaunch.system import cgroup, processes, procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.text import KEEPER_ID, quote
@@ -40,7 +46,7 @@ _WAIT_S, _REPEAT_S = 0.2, 0.5
 _MAX_SCRIPT = 200
 """Characters of a script's path."""
 
-_HELPERS: tuple[Kind, ...] = ("forkserver", "store", "member")
+_HELPERS: tuple[ProcessKind, ...] = ("forkserver", "store", "member")
 
 _KERNEL_THREAD = 0x00200000
 """PF_KTHREAD of the kernel's include/linux/sched.h, a flag in /proc/PID/stat."""
@@ -61,7 +67,7 @@ class RunProcess:
     process: psutil.Process
     tag: str
     run_id: str
-    kind: Kind
+    kind: ProcessKind
     launcher_alive: bool = False
     script: str = field(default="", compare=False)
 
@@ -70,15 +76,12 @@ class RunProcess:
         return self.process.pid
 
 
-def serve(stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
-    """Send RunsFound, and execute the order that may follow. Returns the pids that SIGKILL has not ended."""
+def serve(query: ListRuns | EndRun, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...] | None:
+    """Send RunsFound; or end a run, and return the pids that SIGKILL has not ended."""
+    if isinstance(query, EndRun):
+        return _end_run(query, stream)
     outbox.send(find_runs())
-    received = wire.read_record(stream, (EndRun, ExamineRuns))
-    if received and isinstance(received[0], ExamineRuns):
-        found = _processes_of(received[0].run_id, frozenset())
-        outbox.send(launcher_query.examine({(each.pid, each.tag) for each in found if each.kind == "launcher"}))
-        return ()
-    return _end_run(received[0], stream) if received else ()
+    return None
 
 
 # Finding runs.
@@ -96,16 +99,17 @@ def find_runs() -> RunsFound:
 
 def _summary(run_tag: str, found: list[RunProcess]) -> RunOnHost:
     counts = Counter(process.kind for process in found)
-    by_kind = sorted(found, key=lambda process: KINDS.index(process.kind))  # The launcher knows best.
+    by_kind = sorted(found, key=lambda process: PROCESS_KINDS.index(process.kind))  # The launcher knows best.
     oldest_s = min(process.process.create_time() for process in found)
     return RunOnHost(
         run_tag=run_tag,
         run_id=found[0].run_id,
-        counts=tuple((kind, counts[kind]) for kind in KINDS if counts[kind]),
+        counts=tuple((kind, counts[kind]) for kind in PROCESS_KINDS if counts[kind]),
         age_s=max(0.0, time.time() - oldest_s),
         memory_bytes=sum(_memory_bytes(process.process) for process in found),
         launcher_alive=any(process.kind in ("launcher", "keeper") or process.launcher_alive for process in found),
         script=quote(next((process.script for process in by_kind if process.script), ""), _MAX_SCRIPT),
+        launchers=tuple(process.pid for process in found if process.kind == "launcher"),
     )
 
 
@@ -143,7 +147,7 @@ class _Inspected:
     def is_keeper(self) -> bool:
         """Whether it waits for runs with the state folder of this process."""
         is_ours = self.state_folder == run_folder.base_at_home(os.environ)
-        return self.command[:2] == keeper.COMMAND and not self.tag and is_ours
+        return self.command[:2] == KEEPER_COMMAND and not self.tag and is_ours
 
     @property
     def is_agent(self) -> bool:
@@ -258,7 +262,7 @@ def _script_of_worker(command: tuple[str, ...]) -> str:
     return words[0] if words else ""
 
 
-def _kind(candidate: _Inspected, agents: set[int]) -> Kind:
+def _kind(candidate: _Inspected, agents: set[int]) -> ProcessKind:
     if candidate.process.pid in agents:
         return "agent"
     for kind in _HELPERS:

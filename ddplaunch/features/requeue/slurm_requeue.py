@@ -9,42 +9,52 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import LaunchError, Level
+from ddplaunch.errors import LaunchError, Level, StartNotice
 from ddplaunch.launcher import scontrol
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from ddplaunch.cluster.slurm import SlurmJob
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.protocol.results import RunResult
 
 _SHOW_S, _REQUEUE_S = 15.0, 60.0
 
 
-def check_requeue(job: SlurmJob) -> str | None:
-    """Before the run: the warning that SLURM would not requeue the job; None if it would.
+def prepare(config: LaunchConfig) -> LaunchConfig:
+    """Before the run: ``config`` with a warning if SLURM would not requeue the job.
 
     Raises:
         LaunchError: there is no ``scontrol``. Every node checks, so that all nodes fail in this case.
     """
+    job = config.slurm_job
+    if job is None or not job.requeue_on:
+        return config
     if not shutil.which("scontrol"):
         raise LaunchError(
             "--requeue-on: the command scontrol is not in PATH",
             "A container needs SLURM's commands, its configuration and munge's socket.",
         )
-    if not job.requests_requeue:
-        return None
+    problem = _problem(job) if job.requests_requeue else ""
+    notices = (StartNotice("warning", f"--requeue-on: {problem}"),) if problem else ()
+    return replace(config, notices=(*config.notices, *notices))
+
+
+def _problem(job: SlurmJob) -> str:
+    """Why SLURM would not requeue the job; empty if it would."""
     code, output = scontrol.run(_SHOW_S, "show", "job", "--oneliner", job.id)
     if code:
-        return f"--requeue-on: SLURM gives no information on job {job.id}: {output}"
+        return f"SLURM gives no information on job {job.id}: {output}"
     if _field(output, "BatchFlag") == "0":
-        return f"--requeue-on: SLURM requeues only jobs of sbatch, and job {job.id} is none"
+        return f"SLURM requeues only jobs of sbatch, and job {job.id} is none"
     if _field(output, "Requeue") == "0":
         remedy = f"allow it by sbatch --requeue, or now by `scontrol update JobId={job.id} Requeue=1`"
-        return f"--requeue-on: SLURM would not requeue job {job.id}: {remedy}"
-    return None
+        return f"SLURM would not requeue job {job.id}: {remedy}"
+    return ""
 
 
 def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:

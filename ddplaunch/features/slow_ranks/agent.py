@@ -12,10 +12,11 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.agent.events import CollectivesRead
 from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.hangs import examiner
 from ddplaunch.features.hangs import worker_records as examination
 from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
+from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -29,6 +30,13 @@ if TYPE_CHECKING:
 _MAX_JOB_CALLS = 1 << 18
 _MIN_SENT = 256
 """Calls of all ranks in one sample, so that the launcher needs less than a second for them; but so many of each."""
+
+
+@dataclass(frozen=True)
+class CollectivesRead:
+    """Event: a thread has read when workers called collectives; ``record`` is for the launcher that watches the job."""
+
+    record: CollectivesSampled
 
 
 class _Load(NamedTuple):
@@ -47,8 +55,17 @@ class SlowRanksPart(Part):
     def on_attempt(self, group: WorkerGroup, round_: Round) -> None:
         """As ``Part.on_attempt``."""
         if round_.world_size > 1 and self._node.spec.timeouts.hang_report_s is not None:
-            throttled = self._node.placement.throttled
-            self._sampling = CollectiveSampling(group, round_, self._node.examiner, throttled, self._node.post)
+            asking = examiner.of(self._node.worker_socket)
+            self._sampling = CollectiveSampling(group, round_, asking, self._throttled, self._node.post)
+
+    def _throttled(self, local_rank: int) -> str:
+        """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
+        names = self._node.placement.devices_of(local_rank)
+        if not names or self._node.placement.fake_gpus:
+            return ""
+        from ddplaunch.features.hangs import node_evidence
+
+        return node_evidence.throttled(names[0])
 
     def on_event(self, event: object) -> bool:
         """As ``Part.on_event``."""
@@ -86,7 +103,7 @@ class CollectiveSampling:
         examiner.on_accepted = self._announce
 
     def _announce(self) -> None:
-        """A worker has created a process group. Called in the examiner's thread."""
+        """A worker has created a process group. Called in the thread of the socket for workers."""
         if not self._is_announced:
             self._is_announced = True
             self._post(CollectivesRead(CollectivesSampled(self._group.attempt, 0, self._group.host)))
@@ -148,7 +165,8 @@ class CollectiveSampling:
         )
 
     def _times(self, rank: int, answer: Answer) -> Iterator[PackedTimes]:
-        from ddplaunch.features.hangs import call_times, flight_record
+        from ddplaunch.features.hangs import flight_record
+        from ddplaunch.features.slow_ranks import call_times
 
         try:
             found = flight_record.parse_times(answer.record, rank, self._group.host, self._newest)

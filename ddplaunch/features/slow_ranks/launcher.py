@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.slow_ranks.records import RankLoad
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
-    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.launcher.watches import RunEnd, RunServices
     from ddplaunch.protocol.results import RankLateness, RunResult
 
 _NEVER = float("inf")
@@ -149,8 +149,7 @@ class SlowRanksWatch(Watch):
         cost_s = max(answer.cost_s for answer in sample.answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
         self._loads = [load for answer in sample.answers for load in answer.loads]
-        from ddplaunch.features.hangs import call_times
-        from ddplaunch.features.slow_ranks import slow_ranks
+        from ddplaunch.features.slow_ranks import call_times, slow_ranks
 
         attempt, newest, post = self._attempt, dict(self._newest), self._post
 
@@ -224,6 +223,22 @@ class SlowRanksWatch(Watch):
             replace(each, warning=self._warnings.get(each.rank) or self._host_warnings.get(each.host, ""))
             for each in (self._total.lateness() if self._total else ())
         )
+
+    def report_lines(self, result: RunResult) -> Sequence[str]:
+        """The ranks for which the others waited the most."""
+        if not result.collectives:
+            return ()
+        from ddplaunch.features.slow_ranks import slow_ranks
+
+        title = "Which rank was last in collectives (the job's cost, in the samples that were taken):"
+        return ["", title, *slow_ranks.lateness_table(result.collectives)]
+
+    def on_run_ended(self, end: RunEnd) -> None:
+        """With ``--verbose``, show the rank that cost the most."""
+        if end.result.collectives:
+            from ddplaunch.features.slow_ranks import slow_ranks
+
+            self._show(slow_ranks.summary(end.result.collectives), Level.VERBOSE)
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

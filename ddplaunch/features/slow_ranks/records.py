@@ -1,6 +1,6 @@
 """When workers called collectives, and what else they did meanwhile: ``CollectivesSampled`` and its parts.
 
-Sent by agents to the launcher, once a minute and worker: so they are small. ``hangs.call_times`` packs and unpacks the
+Sent by agents to the launcher, once a minute and worker: so they are small. ``call_times`` packs and unpacks the
 times. No behaviour belongs here.
 """
 

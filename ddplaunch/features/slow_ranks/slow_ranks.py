@@ -3,11 +3,12 @@
 The times are of calls, not of ends, so this sees ranks that are late on the CPU. On a GPU the calls of a rank run ahead
 of its kernels: a slow GPU shows only where the script waits for it in each step.
 
-Clocks of two hosts are never compared as they are. The difference of two clocks is taken so that the first ranks of
-both hosts call at the same time in the middle of all calls. It is then moved into the limits that the calls themselves
-prove: no rank calls the next collective before all ranks have called this one. So a rank that is later than the others
-of its host is always found. A host all of whose ranks are late is hidden in these limits; so they are narrowed by what
-the launcher knows of each clock (``ClockLimits``): between its question and the answer, the host looked at its clock.
+The clocks of two hosts differ, and this module estimates the difference from the calls. It assumes that the first ranks
+of both hosts call at the same time, on the median of all calls. It then moves the estimate into limits that the calls
+prove: no rank calls the next collective before all ranks have called the present one. A rank that is later than the
+other ranks of its host is therefore always found. If all ranks of a host are late, the limits may be too wide to show
+it. ``ClockLimits`` narrows them: a host reads its clock after the launcher has sent a question and before the launcher
+has the answer.
 """
 
 from __future__ import annotations
@@ -321,7 +322,7 @@ def _offset_s(arrivals: list[Arrivals], reference: list[int], own: list[int], me
     """Seconds by which the clock of the ranks ``own`` is ahead of that of ``reference``."""
     typical, least, most = _offset_by_calls_s(arrivals, reference, own)
     both = max(least, measured[0]), min(most, measured[1])
-    least, most = both if both[0] <= both[1] else (least, most)  # A clock was set: what calls prove is of their time.
+    least, most = both if both[0] <= both[1] else (least, most)  # A clock was set: only the calls count.
     return min(max(typical, least), most)
 
 

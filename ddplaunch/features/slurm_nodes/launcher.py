@@ -20,7 +20,7 @@ from ddplaunch.errors import Level
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import scontrol
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.launcher_agent import AttemptStarted, RunIdAgreed
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, RunIdAgreed
 from ddplaunch.protocol.results import NodeDeparts
 from ddplaunch.text import quote
 
@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ddplaunch.config import LaunchConfig
-    from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.launcher.nodes import Node
+    from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.watches import RunServices
 
 INTERVAL_S = 60.0
@@ -51,7 +52,7 @@ class SlurmWatch(Watch):
     def __init__(
         self,
         config: LaunchConfig,
-        nodes: Nodes,
+        participants: Participants,
         post: Callable[[object], None],
         show: Callable[[str, int], None],
     ) -> None:
@@ -61,13 +62,19 @@ class SlurmWatch(Watch):
         self._is_on = bool(asks and shutil.which("scontrol"))
         count, own = (_number(f"SLURM_{name}") if self._is_alone else 0 for name in ("NTASKS", "PROCID"))
         self._period_s, self._first_s = max(INTERVAL_S, count / _MAX_RATE), own / _MAX_RATE
-        self._nodes, self._post, self._show = nodes, post, show
+        self._nodes, self._participants = participants.nodes, participants
+        self._post, self._show = post, show
         self._ask_at = _NEVER
         self._is_asking = False
         self._told: set[int] = set()
+        self._running: set[int] = set()
 
-    def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
         """SLURM is asked from the first attempt on; by the launcher of one node, which may be a spare, before."""
+        if isinstance(event, AttemptStarted):
+            self._running.add(index)
+        elif isinstance(event, AttemptEnded):
+            self._running.discard(index)
         begins = isinstance(event, AttemptStarted) or (self._is_alone and isinstance(event, RunIdAgreed))
         if self._is_on and self._ask_at == _NEVER and begins:
             self._ask_at = time.monotonic() + self._first_s
@@ -103,11 +110,14 @@ class SlurmWatch(Watch):
         if self._is_alone:
             self._on_own("; ".join(event.leaving[name] for name in matching(event.leaving, self._hosts).values()))
             return
-        self._nodes.pass_over(matching(event.leaving, self._nodes.hosts))
-        participants = [self._nodes.all[index] for index in self._nodes.participants]
+        self._participants.pass_over(matching(event.leaving, self._nodes.hosts))
+        participants = [self._nodes.all[index] for index in self._participants.indices]
         known = matching(event.leaving, [node.host for node in participants])
         reasons = [(node, event.leaving[known[node.host]]) for node in participants if node.host in known]
-        departing = self._announce(reasons) if reasons or self._told else {}
+        # No round is formed with a node that departs until the end of its attempt decides about it. For one that is
+        # between two attempts that end has passed: the next answer names it again.
+        reasons = [(node, reason) for node, reason in reasons if node.index in self._running | self._told]
+        departing = self._announce(reasons)  # Also that there are other spares now.
         for node, reason in reasons:
             if node.index not in self._told:
                 effect = "it is left after this attempt" if node.index in departing else "no other node can replace it"
@@ -131,13 +141,12 @@ class SlurmWatch(Watch):
 
     def _announce(self, reasons: Sequence[tuple[Node, str]]) -> Mapping[int, str]:
         """Tell the coordinator which of these nodes depart: as many as the run can do without. Returns them."""
-        rendezvous = self._nodes.rendezvous
-        if rendezvous is None:
+        if not self._participants.rendezvous:
             return {}
-        remaining, needed = self._nodes.remaining_without(self._nodes.all[self._nodes.participants[0]])
+        remaining, needed = self._participants.remaining_without(self._nodes.all[self._participants.indices[0]])
         free = max(0, remaining + 1 - needed)
-        departing = {node.index: reason for node, reason in reasons[:free]}
-        rendezvous.set_departing(departing, self._nodes.participants, self._nodes.send_to)
+        departing = {node.index: reason for node, reason in reasons[:free] if node.index in self._running}
+        self._participants.set_departing(departing)
         return departing
 
 
@@ -164,4 +173,4 @@ def _answer(names: Sequence[str], post: Callable[[object], None]) -> None:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (SlurmWatch(run.config, run.nodes, run.post, run.messages.show),)
+    return (SlurmWatch(run.config, run.participants, run.post, run.messages.show),)

@@ -1,8 +1,8 @@
-"""The files samples/node_K.jsonl of the run folder: usage samples of each node, the older the fewer.
+"""The files samples/node_K.jsonl of the run folder: the usage samples of each node. Older samples are thinned out.
 
-Runs in the launcher, in a thread of its own once the first samples have arrived: a slow disk must not delay the loop. A
-disk that takes no more costs samples, and nothing else: the next whole file has those that are kept. docs/samples.md
-has the format.
+Runs in the launcher. A thread writes the files, because a slow disk must not delay the loop; it starts with the first
+samples. If a disk is full, samples are missing in a file. The next time that the thread writes the whole file, it has
+all samples that are kept. docs/samples.md has the format.
 """
 
 from __future__ import annotations

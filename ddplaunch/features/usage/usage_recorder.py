@@ -39,10 +39,10 @@ from ddplaunch.protocol.gpus import GpuReading
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.features.health.gpus_of_job import GpusOfJob
     from ddplaunch.protocol.specs import AgentSpec
 
 _PER_RECORD = round(RECORD_S / PERIOD_S)

@@ -21,7 +21,6 @@ from ddplaunch.features.warm import handover, keeper_files, pressure, surroundin
 from ddplaunch.features.warm.imports import Imports, user_folders
 from ddplaunch.features.warm.records import (
     ANSWER_S,
-    COMMAND,
     FROM_KEEPER,
     MAX_INHERITED,
     MAX_REQUEST_BYTES,
@@ -30,13 +29,13 @@ from ddplaunch.features.warm.records import (
     AgentGone,
     Fits,
     Inquiry,
+    KeeperRefused,
     KeeperSpec,
-    Refused,
     TakenOver,
     Takeover,
 )
 from ddplaunch.protocol import fd_records, wire
-from ddplaunch.protocol.agent_entry import AGENT_MODULE
+from ddplaunch.protocol.agent_entry import AGENT_MODULE, KEEPER_COMMAND
 from ddplaunch.protocol.specs import FROM_FORKSERVER, AgentSpec, ForkserverSpec, ProcessSpec
 from ddplaunch.system import linux
 from ddplaunch.system.files import run_folder
@@ -86,7 +85,7 @@ def main(search_path: list[str]) -> Continuation:
     spec: KeeperSpec = received[0]
     parts = surroundings.read(os.environ, os.getcwd())
     _detach()
-    linux.set_command_line([*COMMAND, "importing"])
+    linux.set_command_line([*KEEPER_COMMAND, "importing"])
     keeper = Keeper(spec, parts, own_path, search_path)
     keeper.take_place()
     exit.register()
@@ -233,7 +232,7 @@ class Keeper:
         if seconds is not None:
             self._seconds, self._deadline = seconds, now + seconds
         until = time.strftime("%H:%M:%S", time.localtime(time.time() + self._deadline - now))
-        linux.set_command_line([*COMMAND, f"waits until {until}"])
+        linux.set_command_line([*KEEPER_COMMAND, f"waits until {until}"])
 
     def _wait(self) -> set[int]:
         """The descriptors that are ready; ends the process when its time has come."""
@@ -290,13 +289,13 @@ class Keeper:
                 self.learn(_modules(request.script, ()))
         return None
 
-    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> Refused | None:
+    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> KeeperRefused | None:
         if self._agent:
-            return Refused("used", "another run uses it")
+            return KeeperRefused("used", "another run uses it")
         if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
-            return Refused("differs", "descriptors are missing")
+            return KeeperRefused("differs", "descriptors are missing")
         reason = self._difference(request)
-        return Refused("differs", reason) if reason else None
+        return KeeperRefused("differs", reason) if reason else None
 
     def _difference(self, request: Takeover | Inquiry) -> str:
         if name := surroundings.first_difference(self._parts, request.surroundings):
@@ -318,7 +317,7 @@ class Keeper:
             pid = forkserver.quiet_fork()
         except OSError as error:
             with client:
-                fd_records.send(client, Refused("differs", f"it cannot fork: {error}"))
+                fd_records.send(client, KeeperRefused("differs", f"it cannot fork: {error}"))
             pid = -1
         if pid == 0:
             self._listener.detach()  # Neither is closed: their numbers may soon be files of the agent.
@@ -336,13 +335,13 @@ class Keeper:
         if not select.select([reader], [], [], _TRANSFER_S)[0]:  # The launcher waits no longer.
             os.kill(pid, signal.SIGKILL)
         problem = os.read(reader, 300).decode(errors="replace")
-        linux.set_command_line([*COMMAND, f"used by process {pid}"])
+        linux.set_command_line([*KEEPER_COMMAND, f"used by process {pid}"])
         with contextlib.suppress(OSError):
             if problem == handover.READY:
                 fd_records.send(client, TakenOver(pid), (self._agent[1],))
             else:
                 text = problem if problem and problem.isprintable() else "its agent ended"
-                fd_records.send(client, Refused("differs", text))
+                fd_records.send(client, KeeperRefused("differs", text))
 
 
 def _locked(fd: int) -> bool:

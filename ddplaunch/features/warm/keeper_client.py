@@ -51,8 +51,8 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What has come of asking for a keeper: ``agent``, or why there is none. ``reason`` is for ``-v``."""
+class KeeperAnswer:
+    """What a keeper has answered: ``agent``, or why there is none. ``reason`` is for ``-v``."""
 
     agent: KeptAgent | None = None
     reason: str = ""
@@ -135,14 +135,14 @@ TAKEN = "torch was imported by an earlier run (--keep-warm)"
 ANEW = "torch is imported anew"
 
 
-def take_over(request: Request, inherited: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
+def take_over(request: Request, inherited: Sequence[int], meanwhile: Callable[[], None]) -> KeeperAnswer:
     """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
 
     ``meanwhile`` is called when the keeper has been asked: its answer takes some 30 ms.
     """
     path = _found(is_wanted=request.seconds is not None)
     if isinstance(path, str):
-        return Outcome(reason=path)
+        return KeeperAnswer(reason=path)
     child_in, to_agent = os.pipe()
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
@@ -206,19 +206,19 @@ def ask(
     streams: tuple[int, int, int],
     inherited: Sequence[int] = (),
     meanwhile: Callable[[], None] = lambda: None,
-) -> Outcome:
+) -> KeeperAnswer:
     """Ask the keeper at ``path`` for an agent with these standard streams; other arguments as for ``take_over``."""
     from ddplaunch.features.warm.records import ANSWER_S
 
     client = keeper_files.connected(path, ANSWER_S)
     if client is None:
-        return Outcome(reason=keeper_files.reason(path) or "it does not answer")
+        return KeeperAnswer(reason=keeper_files.reason(path) or "it does not answer")
     record = _record(request)
     try:
         folder = os.open(request.cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError:
         client.close()
-        return Outcome(reason=f"{request.cwd} cannot be opened")
+        return KeeperAnswer(reason=f"{request.cwd} cannot be opened")
     try:
         return _answered(client, record, (*streams, folder, *inherited), meanwhile)
     finally:
@@ -243,7 +243,9 @@ def _record(request: Request) -> Takeover:
     )
 
 
-def _answered(client: socket.socket, record: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]) -> Outcome:
+def _answered(
+    client: socket.socket, record: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]
+) -> KeeperAnswer:
     from ddplaunch.features.warm.records import CONSENT, FROM_KEEPER, TakenOver
     from ddplaunch.protocol import fd_records, wire
 
@@ -255,10 +257,10 @@ def _answered(client: socket.socket, record: Takeover, fds: Sequence[int], meanw
             client.sendall(CONSENT)
     except (OSError, wire.ProtocolError) as error:
         client.close()
-        return Outcome(reason=f"it does not answer: {error}")
+        return KeeperAnswer(reason=f"it does not answer: {error}")
     if received and isinstance(received[0], TakenOver) and received[1]:
-        return Outcome(KeptAgent(received[0].pid, received[1][0], client, None, None))
+        return KeeperAnswer(KeptAgent(received[0].pid, received[1][0], client, None, None))
     if received:
         fd_records.close(received[1])
     client.close()
-    return Outcome(reason=getattr(received[0], "reason", "") if received else "it has ended")
+    return KeeperAnswer(reason=getattr(received[0], "reason", "") if received else "it has ended")

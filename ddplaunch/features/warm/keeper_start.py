@@ -11,9 +11,9 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.warm.records import COMMAND, KeeperSpec, KeepWarm
+from ddplaunch.features.warm.records import KeeperSpec, KeepWarm
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, KEEPER_COMMAND, PACKAGE_ROOT
 from ddplaunch.system import procfs
 from ddplaunch.system.files import run_folder
 
@@ -79,7 +79,7 @@ def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:
 
 def _parent_is_keeper() -> bool:
     command = procfs.read(f"/proc/{os.getppid()}/cmdline").split(b"\0")
-    return command[: len(COMMAND)] == [word.encode() for word in COMMAND]
+    return command[: len(KEEPER_COMMAND)] == [word.encode() for word in KEEPER_COMMAND]
 
 
 def _watched(session_leader: int) -> tuple[int, ...] | None:

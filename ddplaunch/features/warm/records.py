@@ -16,9 +16,6 @@ KeptSeconds = Annotated[float, between(0, 7 * 86400)]
 MAX_REQUEST_BYTES = 4 << 20
 """An environment may have 2 MiB."""
 
-COMMAND = ("ddplaunch", "keeper")
-"""Begin of a keeper's command line in ps."""
-
 ANSWER_S = 1.0
 """Seconds for which a run waits for a keeper's answer before it starts its own agent."""
 
@@ -61,7 +58,7 @@ class KeeperSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class Takeover:
-    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver or Refused.
+    """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver or KeeperRefused.
 
     The record carries descriptors: the agent's stdin, stdout and stderr, its working directory, and those that it
     inherits, which get the numbers from ``FIRST_INHERITED`` on.
@@ -100,7 +97,7 @@ MAX_INHERITED = 3
 class Inquiry:
     """A new keeper to the one that has the socket: would a run with these settings take it over?
 
-    Answered by Fits, if so, or by Refused; a keeper that no run uses then ends.
+    Answered by Fits, if so, or by KeeperRefused; a keeper that no run uses then ends.
     """
 
     surroundings: dict[str, str]
@@ -130,7 +127,7 @@ class AgentGone:
 
 
 @dataclass(frozen=True)
-class Refused:
+class KeeperRefused:
     """Keeper: why the run cannot take it over.
 
     ``kind``: it is ``used`` by a run, or it ``differs``.
@@ -141,4 +138,4 @@ class Refused:
 
 
 TO_KEEPER = (Takeover, Inquiry)
-FROM_KEEPER = (TakenOver, Refused, Fits)
+FROM_KEEPER = (TakenOver, KeeperRefused, Fits)

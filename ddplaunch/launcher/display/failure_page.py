@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.launcher.display import hints
 from ddplaunch.protocol import first_failure, stack_dump
+from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.text import clock, escape, fold_ints, quote, ranks
 
 if TYPE_CHECKING:
@@ -41,9 +42,8 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
     early = _early_exits(attempt, first) if attempt else []
     if first:
         parts += [*_headline(first), *_before(early, first), *_collectives(attempt), *_cause(first)]
-    if attempt and attempt.reason:
-        reason = quote(attempt.reason, _MAX_COLUMNS)
-        parts += [*([""] if first else []), reason, *([] if first else _before(early, first))]
+    if attempt and (reasons := _reasons(attempt)):
+        parts += [*([""] if first else []), *reasons, *([] if first else _before(early, first))]
     if attempt:
         parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
     parts += [*_attempts(result.attempts), *_files(result, first, is_remote, has_report)]
@@ -51,6 +51,12 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
     parts += [f"hint:     {hint}"] if hint else []
     parts += [f"left:     {leftovers(result)}", "=" * _WIDTH]
     return escape("\n".join(parts))
+
+
+def _reasons(attempt: AttemptResult) -> list[str]:
+    """Why the attempt ended, if no worker's failure ended it, and why no restart follows."""
+    decision = "" if attempt.decision == NEVER_RESTARTED else attempt.decision
+    return [quote(text, _MAX_COLUMNS) for text in (attempt.reason, decision) if text]
 
 
 def is_shown_elsewhere(result: RunResult) -> bool:

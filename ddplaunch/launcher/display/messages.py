@@ -167,8 +167,8 @@ class UserMessages:
         if is_shutting_down:
             return
         if result.restart_follows:
-            restart = f"restart {result.restart_count + 1} of {self._config.max_restarts}"
-            self.show(f"{failure_page.attempt_line(result)}{_late_ranks(result)}; {restart}", Level.NORMAL, "restart")
+            line, decision = failure_page.attempt_line(result), quote(result.decision, 1000)
+            self.show(f"{line}{_late_ranks(result)}; {decision}", Level.NORMAL, "restart")
         elif result.attempt_follows and result.node_leaves:
             # Where each node has a launcher, only the coordinator has decided, and nothing was shown yet.
             effect = result.node_leaves if self._config.rendezvous else "starting the workers again"
@@ -176,10 +176,11 @@ class UserMessages:
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
-    def run_ended(self, result: RunResult, error: LaunchError | None) -> None:
+    def run_ended(self, result: RunResult, error: LaunchError | None, more_lines: Sequence[str] = ()) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``error`` says why the run ended; the command shows it at last, so there is no failure page.
+        ``error`` says why the run ended; the command shows it at last, so there is no failure page. ``more_lines``
+        follow the page in report.txt.
         """
         if self._folder and _is_deleted(self._folder):
             lost = "its logs are lost, and there is no report"
@@ -196,7 +197,7 @@ class UserMessages:
             is_dry_run = self._config.dry_run
             text = failure_page.page(result, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
         if self._folder and text:
-            report_files.write_page("\n".join([text, *collectives_table(result)]), self._folder)
+            report_files.write_page("\n".join([text, *map(escape, more_lines)]), self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
         if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)
@@ -208,10 +209,6 @@ class UserMessages:
                 self.show(f"when it was stopped: {quote(line, 1000)}", Level.NORMAL)
         else:
             self._show_end(result)
-        if result.collectives:
-            from ddplaunch.features.slow_ranks import slow_ranks
-
-            self.show(slow_ranks.summary(result.collectives), Level.VERBOSE)
         for injected in result.injections:
             self.show(f"inject {injected.text}: {injected.account}", Level.NORMAL)
         self._show_unwritten()
@@ -260,20 +257,6 @@ def _late_ranks(result: AttemptResult) -> str:
     first = result.cause or first_failure.first_failure(result.exits)
     is_why = result.collectives and first is not None and first_failure.is_consequence(first)
     return f"; {quote(result.collectives[0], 1000)}" if is_why else ""
-
-
-def collectives_table(result: RunResult) -> list[str]:
-    """Lines of report.txt: the ranks for which the others waited the most."""
-    if not result.collectives:
-        return []
-    from ddplaunch.features.slow_ranks import slow_ranks
-
-    lines = slow_ranks.lateness_table(result.collectives)
-    return [
-        "",
-        "Which rank was last in collectives (the job's cost, in the samples that were taken):",
-        *map(escape, lines),
-    ]
 
 
 def where_logs(config: LaunchConfig, folder: Path | None, unlogged: Sequence[str] = ()) -> str:

@@ -41,7 +41,8 @@ class TracebackFolder:
         self._show = show
         self._note = note
         self._lock = threading.Lock()
-        self._held: dict[int, tuple[Output, bytes]] = {}
+        self._held: dict[tuple[int, int], tuple[Output, bytes]] = {}
+        """By attempt and rank: the rank of the next attempt may be on another node."""
         self._shown: dict[_Key, tuple[int, float]] = {}
         self._folded: dict[_Key, list[int]] = {}
         self._is_timed = False
@@ -49,8 +50,8 @@ class TracebackFolder:
     def output(self, header: Output, data: bytes) -> None:
         """Show ``data``, or hold back its end if that may be part of a traceback to fold. Does not block."""
         with self._lock:
-            if header.rank in self._held:
-                header, held = self._held.pop(header.rank)
+            if (header.attempt, header.rank) in self._held:
+                header, held = self._held.pop((header.attempt, header.rank))
                 data = held + data
             self._pass_on(header, data)
             if (self._held or self._folded) and not self._is_timed:
@@ -84,7 +85,7 @@ class TracebackFolder:
             whole = _WHOLE.match(data, begin.start())
             if whole is None and len(data) < _MAX_HELD_BYTES:
                 header = self._show_part(header, data[: begin.start()])
-                self._held[header.rank] = header, data[begin.start() :]
+                self._held[header.attempt, header.rank] = header, data[begin.start() :]
                 return
             end = whole.end() if whole else len(data)
             is_folded = whole is not None and self._is_folded(header, whole[0])

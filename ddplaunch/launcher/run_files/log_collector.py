@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.launcher.display.messages import UserMessages
-    from ddplaunch.launcher.nodes import Nodes
+    from ddplaunch.launcher.participants import Participants
 
 _MAX_NODE_BYTES = 16 << 30
 """Limit for one node: more data would fill most disks."""
@@ -88,10 +88,12 @@ class _Sender:
 class LogCollector:
     """Collects the log files of all nodes."""
 
-    def __init__(self, folder: Path | None, nodes: Nodes, messages: UserMessages, kind: str = "logs") -> None:
+    def __init__(
+        self, folder: Path | None, participants: Participants, messages: UserMessages, kind: str = "logs"
+    ) -> None:
         """``folder`` is the run's; None if nothing is collected. ``kind`` of files: ``setup.copied_files``."""
         self._folder, self._kind = folder, kind
-        self._nodes = nodes
+        self._nodes, self._participants = participants.nodes, participants
         self._progress, self._show = messages.progress, messages.show
         self._senders: dict[int, _Sender] = {}
         self._writer: LogWriter | None = None
@@ -267,7 +269,7 @@ class LogCollector:
             return f"{plural(sender.skipped_files, 'file')} could not be read"
         if sender:
             return sender.failure
-        return _CONNECTION_CLOSED if node.facts and node.index in self._nodes.participants else None
+        return _CONNECTION_CLOSED if node.facts and node.index in self._participants.indices else None
 
 
 def _hosts(nodes: Iterable[Node]) -> str:

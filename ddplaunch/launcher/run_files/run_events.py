@@ -1,7 +1,7 @@
 """What happened in a run, and when: writes events.jsonl. See ``protocol.run_events`` for the kinds.
 
-Runs in the launcher: the main thread reports events, and reading threads the first output. A watch of the run. All
-times are by this machine's clock; what another host reports gets the moment of its arrival.
+Runs in the launcher: the main thread reports events, and reading threads the first output. All times are by this
+machine's clock; what another host reports gets the moment of its arrival.
 """
 
 from __future__ import annotations
@@ -9,16 +9,15 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher.display.event_file import EventFile
 from ddplaunch.launcher.display.failure_page import failure_line
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, ReportOfNode
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted
 from ddplaunch.protocol.run_events import SCHEMA
 from ddplaunch.transport.handle import AgentConnected
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from ddplaunch.errors import LaunchError
@@ -27,8 +26,6 @@ if TYPE_CHECKING:
     from ddplaunch.transport.handle import WriteOutput
 
 _MAX_FAILURES = 20
-QUIET_S = 60.0
-"""Seconds without output and collectives after which a job is called quiet."""
 
 
 class RunEvents:
@@ -40,7 +37,6 @@ class RunEvents:
         self._started_s: dict[tuple[int, int], float] = {}
         self._has_started = False
         self._heard: set[tuple[int, str]] = set()
-        self._quiet = _QuietTime()
         self.add("run_started", schema=SCHEMA, text=run_id)
 
     def add(self, event: str, text: str = "", t: float | None = None, **facts: object) -> None:
@@ -55,8 +51,6 @@ class RunEvents:
 
     def message(self, text: str, level: int, kind: str = "message") -> None:
         """A message to the user; of another ``kind`` if it is about such an event."""
-        if kind in ("hang_reported", "hang_aborted"):
-            self._note_quiet(self._quiet.report(time.time()), max((at for _, at in self._started_s), default=0))
         self.add(kind, text, **({"level": level} if kind == "message" else {}))
 
     def noting_first(self, output: WriteOutput) -> WriteOutput:
@@ -72,8 +66,8 @@ class RunEvents:
 
     # Events of nodes.
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+    def on_event(self, index: int, event: object) -> None:
+        """An event of node ``index``. Other events have no effect."""
         match event:
             case AgentConnected():
                 self.of_node("agent_connected", index)
@@ -86,10 +80,6 @@ class RunEvents:
                 self._on_ended(index, result)
             case AgentEnded():
                 self.of_node("node_left", index)
-            case WorkerActivity():
-                self._on_activity(index, participants, event)
-            case ReportOfNode(report=WorkerActivity() as report):
-                self._on_activity(event.node_index, event.participants, report)
 
     def _on_started(self, index: int, event: AttemptStarted) -> None:
         self._has_started, self._started_s[index, event.attempt] = True, time.time()
@@ -111,7 +101,6 @@ class RunEvents:
         for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
             ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
             self.of_node("worker_failed", index, failure_line(exit_), ended_s, attempt=result.attempt, rank=exit_.rank)
-        self._note_quiet(self._quiet.end(time.time()), result.attempt)
         reason = result.reason or result.node_leaves
         self.of_node("attempt_ended", index, reason, attempt=result.attempt, outcome=result.outcome)
 
@@ -119,15 +108,6 @@ class RunEvents:
         first_rank, started_s = min(exit_.rank for exit_ in result.exits), time.time() - result.duration_s
         facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
         self.of_node("attempt_started", index, "", started_s, **facts)
-
-    def _on_activity(self, index: int, participants: Sequence[int], event: WorkerActivity) -> None:
-        self._note_quiet(self._quiet.on_activity(index, participants, event, time.time()), event.attempt)
-
-    def _note_quiet(self, change: tuple[str, float, float] | None, attempt: int) -> None:
-        if change:
-            kind, at_s, duration_s = change
-            facts = {"s": round(duration_s, 3)} if kind == "active" else {}
-            self.add(kind, "", at_s, attempt=attempt, **facts)
 
     # The end.
 
@@ -137,40 +117,3 @@ class RunEvents:
         text = error.message if error else failure_line(result.first_failure) if result.first_failure else last
         self.add("run_ended", text, outcome=result.outcome, exit_code=error.exit_code if error else result.exit_code)
         self._file.close()
-
-
-class _QuietTime:
-    """Since when no worker of the job has written output or called a collective. Pure."""
-
-    def __init__(self) -> None:
-        self._since: dict[int, float] = {}
-        self._is_known_since: float | None = None
-
-    def on_activity(
-        self, index: int, participants: Sequence[int], event: WorkerActivity, now_s: float
-    ) -> tuple[str, float, float] | None:
-        """A node's report: the kind of event that follows from it, its time, and for how long the job was quiet."""
-        if event.is_finished or not event.quiet_s:
-            self._since.pop(index, None)
-            return self.end(now_s)
-        self._since[index] = now_s - event.quiet_s
-        if event.quiet_s < QUIET_S or len(self._since) < len(participants):  # Most reports: no look at all nodes.
-            return None
-        if self._is_known_since is None and self._since.keys() >= set(participants):
-            last_s = max(self._since[each] for each in participants)
-            if now_s - last_s >= QUIET_S:
-                self._is_known_since = last_s
-                return "quiet", last_s, now_s - last_s
-        return None
-
-    def report(self, now_s: float) -> tuple[str, float, float] | None:
-        """The job hangs: it is quiet, also if that is for a short time only."""
-        if self._is_known_since is not None or not self._since:
-            return None
-        last_s = self._is_known_since = max(self._since.values())
-        return "quiet", last_s, now_s - last_s
-
-    def end(self, now_s: float) -> tuple[str, float, float] | None:
-        """The job is no longer quiet, or its attempt ends."""
-        since, self._is_known_since = self._is_known_since, None
-        return None if since is None else ("active", now_s, now_s - since)

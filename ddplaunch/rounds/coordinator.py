@@ -1,7 +1,8 @@
 """The coordinator of a run: forms rounds, stops them, and gives the verdict on each.
 
-Runs in the member process of the node that serves the rendezvous. The member passes every record of a node to
-``Coordinator.receive`` and sends the records that it returns. Pure: uses no clock and no store.
+With several nodes it runs in the member process of the node that serves the rendezvous: the member passes every record
+of a node to ``Coordinator.receive`` and sends the records that it returns. The agent of a single node does so itself.
+Pure: uses no clock and no store.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import field, replace
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.late_dataclass import dataclass
@@ -23,18 +25,21 @@ from ddplaunch.protocol.rendezvous import (
     NoFreePlace,
     ReportToServer,
     RoundFormed,
-    RoundVerdict,
     StopRound,
     WaitingNodes,
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.restart_policy import MAX_IDENTICAL_FAILURES, reason_not_to_restart, reason_to_end
-from ddplaunch.protocol.results import SetParticipants, WorkerExit
+from ddplaunch.protocol.results import AssignNodes, RoundVerdict
 from ddplaunch.protocol.sender import of_host
-from ddplaunch.rendezvous import rank_assignment
-from ddplaunch.rendezvous.round_reports import RoundReports
+from ddplaunch.rounds import rank_assignment
+from ddplaunch.rounds.restart_policy import Restarts, too_few_nodes
+from ddplaunch.rounds.round_reports import RoundReports
+from ddplaunch.rounds.verdict import verdict
 from ddplaunch.text import quote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
 
 _MAX_HOSTS_CHARACTERS = 1000
 """Limit of the list of waiting hosts in a record; numbered hosts fold to a few characters."""
@@ -68,10 +73,12 @@ class Coordinator:
 
     Attributes:
         server: index of the node that serves the rendezvous, on which this process runs.
+        restarts: those of the whole run; this counts them.
         assigned: node indices in rank order, where a launcher assigns them; empty where nodes join by themselves.
         attempt: number of the current round.
-        restart_count: number of rounds so far that followed a failure.
-        departing: assigned nodes that leave after a round if another one follows.
+        departing: assigned nodes that leave if another round follows the current one. No round is formed with them: the
+            launcher first assigns others, or says that they stay.
+        spares: number of hosts with which the launcher can replace assigned nodes.
         participants: node indices in rank order. A node keeps its position in all rounds; a node that replaces a
             lost node gets that node's position.
     """
@@ -79,24 +86,30 @@ class Coordinator:
     server: int
     min_nodes: int
     max_nodes: int
-    max_restarts: int
+    restarts: Restarts
     assigned: tuple[int, ...] = ()
     attempt: int = 0
-    restart_count: int = 0
     departing: tuple[int, ...] = ()
+    spares: int = 0
     phase: Phase = Phase.WAITING
     participants: list[int] = field(default_factory=list)
     _waiting: dict[int, NodeJoined] = field(default_factory=dict)
+    """The nodes that can start the next round."""
     _hosts: dict[int, str] = field(default_factory=dict)
+    """By node: the host of every node that has ever joined."""
     _running: set[int] = field(default_factory=set)
-    _leaving: set[int] = field(default_factory=set)
-    _lost: set[int] = field(default_factory=set)
-    _avoided: set[str] = field(default_factory=set)
-    _undecided: set[int] = field(default_factory=set)
-    _refusal: str = ""
-    _to_come: int = 0
+    """The participants that have not reported the end of the round."""
     _reports: RoundReports = field(default_factory=RoundReports)
-    _causes: tuple[WorkerExit | None, ...] = ()
+    _lost: set[int] = field(default_factory=set)
+    """The nodes that have left or were lost, and have not joined again."""
+    _avoided: set[str] = field(default_factory=set)
+    """Hosts of nodes that must not be used again."""
+    _leaving: set[int] = field(default_factory=set)
+    """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
+    _refusal: str = ""
+    """Why the run ends before its first round: a node is refused that it needs. Empty if none is."""
+    _to_come: int = 0
+    """After a refusal: the number of nodes that have not joined, and so do not know of it."""
 
     def receive(self, record: object) -> list[Outgoing]:
         """Process one record of a node and return the records to send."""
@@ -111,16 +124,16 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self._on_left(index)
+                return self._on_gone(index)
             case NodeRefused():
                 return self._on_refused(record)
-            case SetParticipants():
+            case AssignNodes():
                 return self._assign(record)
             case ReportToServer(node_index=index, report=report) if self._is_running(index, report.attempt):
                 own = of_host(self._hosts[index], report)
                 return [Outgoing(self.server, ReportOfNode(index, tuple(self.participants), own))]
             case OrderToNodes(order=order) if order.attempt == self.attempt:
-                return [Outgoing(index, order) for index in self.participants if index in self._running]
+                return [Outgoing(index, record) for index in self.participants if index in self._running]
         return []
 
     def waiting_nodes(self) -> list[Outgoing]:
@@ -148,10 +161,9 @@ class Coordinator:
 
     @property
     def _is_complete(self) -> bool:
-        if self._undecided:  # The launcher names the nodes that go on.
-            return False
         if self.assigned:
-            return len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
+            has_all = len(self._waiting) >= len(self.assigned) and self._waiting.keys() >= set(self.assigned)
+            return has_all and set(self.departing).isdisjoint(self.assigned)
         return len(self._waiting) >= self.max_nodes and self._waiting.keys() >= set(self.participants) - self._lost
 
     def _is_running(self, node_index: int, attempt: int) -> bool:
@@ -189,8 +201,7 @@ class Coordinator:
         return []
 
     def _rejection(self, node_index: int, reason: str, leaves: str = "") -> Outgoing:
-        verdict = RoundVerdict(self.attempt, attempt_follows=False, failed=True, reason=reason, leaves=leaves)
-        return Outgoing(node_index, verdict)
+        return Outgoing(node_index, RoundVerdict(self.attempt, "failed", reason=reason, node_leaves=leaves))
 
     # A node whose hardware is not sound takes no part.
 
@@ -219,19 +230,18 @@ class Coordinator:
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
 
-    def _assign(self, record: SetParticipants) -> list[Outgoing]:
+    def _assign(self, record: AssignNodes) -> list[Outgoing]:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
-        self.departing = record.departing
-        self._undecided &= set(record.departing)
-        return [*(sent for index in lost for sent in self._on_left(index)), *self._form_if_complete()]
+        self.departing, self.spares = record.departing, record.spares
+        return [*(sent for index in lost for sent in self._on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
         self.phase = Phase.STARTING
         joined = [self._waiting[index] for index in self.participants]
         self.attempt = max(self.attempt, *(node.attempt for node in joined))
-        self.restart_count = max(self.restart_count, *(node.restart_count for node in joined))
+        self.restarts.count = max(self.restarts.count, *(node.restarts_so_far for node in joined))
         departing = [i for i, node in self._waiting.items() if node.departs and i not in self.participants]
         listen = Outgoing(self.participants[0], ListenForWorkersStore(self.attempt, self._first_address()))
         return [listen, *map(self._no_place, departing)]
@@ -259,10 +269,11 @@ class Coordinator:
     def _start(self, store: WorkersStoreListens) -> list[Outgoing]:
         sizes = tuple(self._waiting.pop(index).local_world_size for index in self.participants)
         self._running, self._reports, self.phase = set(self.participants), RoundReports(), Phase.RUNNING
-        rounds = rank_assignment.rounds_by_node(self.attempt, self.restart_count, sizes, store)
+        rounds = rank_assignment.rounds_by_node(self.attempt, self.restarts.count, sizes, store)
         nodes = Counter(self._hosts[index] for index in self.participants)
+        limit = self.restarts.limit
         return [
-            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1))
+            Outgoing(index, RoundFormed(round_, shares_host=nodes[self._hosts[index]] > 1, max_restarts=limit))
             for index, round_ in zip(self.participants, rounds, strict=True)
         ]
 
@@ -280,10 +291,11 @@ class Coordinator:
         self._reports.ended_nodes.append(replace(record, cause=cause))
         if record.stopped and not self._reports.stop_reason:
             self._reports.stop_reason = record.reason or f"{self._hosts[record.node_index]} was stopped"
-        sent = self._stop("") if record.failed or record.stopped else []
+        sent = self._stop("") if record.outcome == "failed" or record.stopped else []
         return [*sent, *self._finish_round()]
 
-    def _on_left(self, node_index: int) -> list[Outgoing]:
+    def _on_gone(self, node_index: int) -> list[Outgoing]:
+        """The node has left the run by itself, or is lost."""
         if self.phase is Phase.FINISHED:
             self._leaving.discard(node_index)
             return self._all_left()
@@ -304,73 +316,56 @@ class Coordinator:
         """Once no node runs: the verdict for the participants and, after the last round, also for the waiting nodes."""
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
-        verdict = self._verdict()
-        receivers = list(dict.fromkeys([*self.participants, *([] if verdict.attempt_follows else self._waiting)]))
-        last = self._dismiss(verdict) if verdict.attempt_follows else {}
-        if verdict.attempt_follows:
-            self.phase = Phase.WAITING
-            self._undecided = set(self.departing) & set(self.assigned)
-            self.attempt += 1
-            self.restart_count += verdict.failed
-        else:
-            self.phase = Phase.FINISHED
-            self._leaving = set(receivers) - self._lost - {self.server}
-        all_left = [] if verdict.attempt_follows else self._all_left()
+        leaving = self._unusable()
+        over = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
+        if over.attempt_follows:
+            self.phase, self.attempt = Phase.WAITING, self.attempt + 1
+            last = self._dismiss(leaving, over)
+            return self._tell(over, dict.fromkeys([*self.participants, *last]), last)
+        self.phase = Phase.FINISHED
+        receivers = dict.fromkeys([*self.participants, *self._waiting])
+        self._leaving = receivers.keys() - self._lost - {self.server}
+        return [*self._tell(over, receivers, {}), *self._all_left()]
+
+    def _tell(self, over: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
         # The cause can be large, and a launcher of all nodes needs only one copy.
-        brief = replace(verdict, cause=None) if self.assigned else verdict
-        sent = {index: verdict if index == self.server else brief for index in receivers} | last
-        return [*(Outgoing(index, record) for index, record in sent.items()), *all_left]
+        brief = replace(over, cause=None) if self.assigned else over
+        return [Outgoing(index, last.get(index) or (over if index == self.server else brief)) for index in nodes]
+
+    # Nodes that are not used again.
 
     def _unusable(self) -> set[int]:
         """The nodes on the hosts of nodes that must not be used again; those that wait included."""
-        hosts = {self._hosts[node.node_index] for node in self._reports.ended_nodes if node.leaves}
+        hosts = {self._hosts[index] for index in self._reports.leaving}
         return {index for index in (*self.participants, *self._waiting) if self._hosts[index] in hosts}
 
-    @property
-    def _reason_to_leave(self) -> str:
-        return next((node.leaves for node in self._reports.ended_nodes if node.leaves), "")
+    def _too_few(self, leaving: set[int]) -> str:
+        """Why the nodes that are not lost or ``leaving`` form no further round; empty if they can.
 
-    def _dismiss(self, verdict: RoundVerdict) -> dict[int, RoundVerdict]:
+        In place of a lost node of an elastic run another one may join. A launcher of all nodes ends the run by itself
+        if it cannot replace a lost node.
+        """
+        may_be_replaced = bool(self.assigned) or self.min_nodes < self.max_nodes
+        if not leaving and (may_be_replaced or not self._reports.node_lost):
+            return ""
+        reason, here = self._reports.reason_to_leave, set(self.assigned) or {*self.participants, *self._waiting}
+        too_few = too_few_nodes(len(here - self._lost - leaving) + self.spares, self.min_nodes, reason)
+        if not too_few and self.server in leaving and not self.assigned:
+            return f"not restarted: {reason}, and this node serves the rendezvous"
+        return too_few
+
+    def _dismiss(self, leaving: set[int], over: RoundVerdict) -> dict[int, RoundVerdict]:
         """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
 
         A launcher of all nodes replaces and stops them itself.
         """
-        leaving = self._unusable()
         self._avoided |= {self._hosts[index] for index in leaving}
         for index in leaving:
             self._waiting.pop(index, None)
         if self.assigned:
             return {}
         self._lost |= leaving
-        text = self._reason_to_leave
-        reason = f"{text}; the other nodes go on"
-        last = replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves=text)
+        reason = self._reports.reason_to_leave
+        decision = f"not restarted: {reason}; the other nodes go on"
+        last = RoundVerdict(over.attempt, "failed", cause=over.cause, node_leaves=reason, decision=decision)
         return dict.fromkeys(sorted(leaving), last)
-
-    def _reason_to_end(self) -> str:
-        """Why the run ends with this round because nodes leave; empty if it goes on without them."""
-        leaving = self._unusable()
-        if self.assigned or not leaving:  # A launcher of all nodes knows whether there are spares.
-            return ""
-        reason = self._reason_to_leave
-        if self.server in leaving:
-            return f"not restarted: {reason}, and this node serves the rendezvous"
-        remaining = {*self.participants, *self._waiting} - self._lost - leaving
-        return reason_to_end(reason, len(remaining), self.min_nodes)
-
-    def _verdict(self) -> RoundVerdict:
-        verdict = self._reports.verdict(
-            self.attempt,
-            restart_allowed=self.restart_count < self.max_restarts,
-            may_shrink=bool(self.assigned) or self.min_nodes < self.max_nodes,
-        )
-        verdict = replace(verdict, hung=any(node.hung for node in self._reports.ended_nodes))
-        counts = verdict.cause and (verdict.cause.give_up or not self._reports.node_lost)
-        self._causes = (*self._causes, verdict.cause if counts else None)[-MAX_IDENTICAL_FAILURES:]
-        if not verdict.attempt_follows:
-            return verdict
-        if reason := reason_not_to_restart(self._causes):
-            return replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves="")
-        if reason := self._reason_to_end():
-            return replace(verdict, attempt_follows=False, failed=True, reason=reason, leaves=reason)
-        return verdict

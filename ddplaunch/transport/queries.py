@@ -1,4 +1,4 @@
-"""Queries agents that run no job, for ``--ps``, ``--kill`` and ``--check``.
+"""Queries agents that run no job, such as those of ``--ps``, ``--kill`` and ``--check``.
 
 Runs in the process that the user started; events are handled in its main thread. An agent that sends no answer by its
 deadline has failed. The commands define the queries and use the answers.
@@ -7,7 +7,8 @@ deadline has failed. The commands define the queries and use the answers.
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING, Generic, TypeVar
+from dataclasses import field
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
@@ -24,9 +25,10 @@ ANSWER_TIMEOUT_S = 30.0
 
 @dataclass
 class QueriedNode:
-    """A node whose agent is queried; a command's subclass stores the answers.
+    """A node whose agent is queried.
 
     Attributes:
+        answers: what the agent has answered, by the class of the record.
         failure: why the agent has sent no answer.
         deadline: time limit of the next answer, by ``time.monotonic()``; infinite until the agent is connected, because
             the handle limits that time.
@@ -36,9 +38,10 @@ class QueriedNode:
     handle: AgentHandle
     failure: HostFailure | None = None
     deadline: float = float("inf")
+    answers: dict[type, Any] = field(default_factory=dict)
 
     def handle_event(self, event: object, received_s: float) -> None:
-        """Handle an event of the agent that is not an answer; ``received_s`` is its ``time.time()``."""
+        """Handle an event of the agent; ``received_s`` is its ``time.time()``."""
         match event:
             case AgentConnected():
                 self.deadline = time.monotonic() + ANSWER_TIMEOUT_S
@@ -48,6 +51,8 @@ class QueriedNode:
                 self.failure = HostFailure(self.name, "start", message, hint)
             case ChannelClosed():
                 self.failure = self.failure or HostFailure(self.name, "start", "the connection was closed")
+            case _:
+                self.answers[type(event)] = event
 
 
 def first_deadline(*, is_remote: bool) -> float:

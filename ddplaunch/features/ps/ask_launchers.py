@@ -1,4 +1,4 @@
-"""Asks launchers on this machine over their control sockets, for ``--stacks``.
+"""Asks launchers on this machine over their control sockets, for commands like ``--stacks``.
 
 Runs in an agent without workers. The launcher's process holds its run folder open, so that /proc/PID/fd leads to the
 socket, wherever the folder is or has been moved to.
@@ -11,51 +11,56 @@ import os
 import stat
 import time
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
+from ddplaunch import features
+from ddplaunch.features.ps.queries import AskLaunchers, LauncherAnswer, LaunchersAnswered
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.control import (
     ANSWER_S,
-    FROM_LAUNCHER,
     MAX_ANSWER_BYTES,
     SOCKET,
-    ExamineRun,
+    Answer,
+    Request,
     RequestRefused,
-    RunExamined,
 )
-from ddplaunch.protocol.queries import LauncherAnswer, RunsExamined
 from ddplaunch.system import process_activity, unix_socket
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Iterator
+    from typing import BinaryIO
+
+    from ddplaunch.agent.launcher_channel import Outbox
 
 _TIMEOUT_S = ANSWER_S + 5
 _MAX_THREADS = 64
 _MAX_PROBLEM = 300
 
 
-def examine(launchers: Collection[tuple[int, str]]) -> RunsExamined:
-    """Ask all ``launchers``, given by pid and run tag, to examine their workers; returns within ``_TIMEOUT_S``."""
-    if not launchers:
-        return RunsExamined(())
-    with ThreadPoolExecutor(min(len(launchers), _MAX_THREADS)) as threads:
-        return RunsExamined(tuple(threads.map(_ask, *zip(*launchers, strict=True))))
+def serve(query: AskLaunchers, stream: BinaryIO, outbox: Outbox) -> tuple[int, ...]:
+    """Make the request to all launchers of the query, within ``_TIMEOUT_S``, and send LaunchersAnswered."""
+    with ThreadPoolExecutor(min(len(query.launchers), _MAX_THREADS)) as threads:
+        answers = threads.map(partial(_ask, query.request), *zip(*query.launchers, strict=True))
+        outbox.send(LaunchersAnswered(tuple(answers)))
+    return ()
 
 
-def _ask(pid: int, run_tag: str) -> LauncherAnswer:
+def _ask(request: Any, pid: int, run_tag: str) -> LauncherAnswer:
     deadline, problem = time.monotonic() + _TIMEOUT_S, _without_socket(pid)
     if state := process_activity.suspended(pid):
         return LauncherAnswer(pid, problem=f"it is {state}, as by Ctrl-Z: `fg` or `kill -CONT {pid}` continues it")
     for path in _sockets(pid):
         try:
-            answer = _request(path, pid, ExamineRun(run_tag), deadline)
+            answer = _answer(path, pid, replace(request, run_tag=run_tag), deadline)
         except TimeoutError:
             problem = f"it has not answered for {_TIMEOUT_S:g} s"
         except (OSError, ValueError, wire.ProtocolError) as error:
             problem = f"{SOCKET}: {error}"
         else:
-            if isinstance(answer, RunExamined):
+            if isinstance(answer, Answer):
                 return LauncherAnswer(pid, answer)
             problem = answer.reason
     printable = "".join(character for character in problem if character.isprintable())
@@ -98,12 +103,12 @@ def _descriptors(pid: int) -> list[str]:
     return []
 
 
-def _request(path: str, pid: int, request: ExamineRun, deadline: float) -> RunExamined | RequestRefused:
+def _answer(path: str, pid: int, request: Request, deadline: float) -> Answer | RequestRefused:
     """The launcher's answer; ``deadline`` is by ``time.monotonic()``.
 
     Raises:
         OSError, wire.ProtocolError: there is none, or it is invalid.
     """
     line = unix_socket.ask(path, pid, wire.encode(request), deadline, MAX_ANSWER_BYTES)
-    answer: RunExamined | RequestRefused = wire.decode(line, FROM_LAUNCHER)
+    answer: Answer | RequestRefused = wire.decode(line, (RequestRefused,), lambda: features.records("FROM_LAUNCHER"))
     return answer

@@ -13,13 +13,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.commands.query import QueriedNode, Queries, first_deadline
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.ps import ps_page as page
+from ddplaunch.features.ps.queries import ListRuns, RunsFound
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
-from ddplaunch.protocol.queries import ListRuns, RunsExamined, RunsFound
 from ddplaunch.system.files import run_folders
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import KEEPER_ID
@@ -27,6 +26,7 @@ from ddplaunch.transport import agent_process
 from ddplaunch.transport.failures import failures_table
 from ddplaunch.transport.handle import ChannelClosed, discard_output
 from ddplaunch.transport.local import LocalHandle
+from ddplaunch.transport.queries import QueriedNode, Queries, first_deadline
 from ddplaunch.transport.remote_start import RemoteStart
 
 if TYPE_CHECKING:
@@ -34,37 +34,29 @@ if TYPE_CHECKING:
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import RemoteConfig
-    from ddplaunch.protocol.queries import RunOnHost
+    from ddplaunch.features.ps.queries import RunOnHost
     from ddplaunch.transport.handle import AgentHandle, Post
 
 
 @dataclass
 class QueriedHost(QueriedNode):
-    """A machine with an agent.
+    """A machine with an agent."""
 
-    Attributes:
-        runs: the answer to ListRuns.
-        unkillable_pids: the answer to EndRun.
-        examined: the answer to ExamineRuns.
-    """
+    @property
+    def runs(self) -> RunsFound | None:
+        """The answer to ListRuns."""
+        return self.answers.get(RunsFound)
 
-    runs: RunsFound | None = None
-    unkillable_pids: tuple[int, ...] | None = None
-    examined: RunsExamined | None = None
+    @property
+    def unkillable_pids(self) -> tuple[int, ...] | None:
+        """The answer to EndRun."""
+        ended: AgentEnded | None = self.answers.get(AgentEnded)
+        return None if ended is None else ended.unkillable_pids
 
     def handle_event(self, event: object, received_s: float) -> None:
-        """Store an answer of the agent."""
-        match event:
-            case RunsFound():
-                self.runs = event
-            case RunsExamined():
-                self.examined = event
-            case AgentEnded(unkillable_pids=unkillable_pids):
-                self.unkillable_pids = unkillable_pids
-            case ChannelClosed() if self.runs and self.unkillable_pids is not None:
-                pass  # The agent ends after its answer.
-            case _:
-                super().handle_event(event, received_s)
+        """Store an answer of the agent, which ends after the last one."""
+        if not (isinstance(event, ChannelClosed) and self.answers.keys() >= {RunsFound, AgentEnded}):
+            super().handle_event(event, received_s)
 
 
 @contextlib.contextmanager
@@ -119,7 +111,7 @@ def parts_of_run(
 
 def with_launcher(parts: Mapping[str, Sequence[RunOnHost]]) -> set[str]:
     """The names of the machines that have a launcher of the run."""
-    return {name for name, runs in parts.items() if any(dict(run.counts).get("launcher") for run in runs)}
+    return {name for name, runs in parts.items() if any(run.launchers for run in runs)}
 
 
 def raise_failures(queries: Queries[QueriedHost]) -> None:

@@ -1,7 +1,4 @@
-"""The restart policy: decides whether a restart after a failure can help, and on which nodes.
-
-Used by the agent of a single node and by the coordinator of several. Pure.
-"""
+"""The restart policy: whether a restart after a failure is allowed and can help, and on which nodes. Pure."""
 
 from __future__ import annotations
 
@@ -9,13 +6,15 @@ import math
 import re
 from typing import TYPE_CHECKING
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.results import NEVER_RESTARTED, WorkerExit
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from ddplaunch.protocol.results import WorkerError, WorkerExit
+    from ddplaunch.protocol.results import WorkerError
 
 MAX_IDENTICAL_FAILURES = 3
 """After this many attempts in a row with one exception, the next attempt is expected to raise it too."""
@@ -41,22 +40,43 @@ _TRANSIENT = re.compile(
 _EXCEPTION_NAME = re.compile(r"^([\w.]+)(?::|$)", re.MULTILINE)
 
 
-def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
-    """Why a restart cannot help, for the user; empty if it may help.
+@dataclass
+class Restarts:
+    """The restarts of a run.
 
-    ``causes`` are the first failures of the attempts so far, in their order; None for an attempt that no worker's
-    failure ended. Only the last ``MAX_IDENTICAL_FAILURES`` count.
+    Attributes:
+        limit: ``--max-restarts``.
+        count: number of restarts so far.
+        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended.
     """
+
+    limit: int
+    count: int = 0
+    causes: tuple[WorkerExit | None, ...] = ()
+
+    def note(self, cause: WorkerExit | None) -> None:
+        """A round has ended by ``cause``."""
+        self.causes = (*self.causes, cause)[-MAX_IDENTICAL_FAILURES:]
+
+    @property
+    def why_none(self) -> str:
+        """Why no restart follows the last round; empty if one may."""
+        if self.count >= self.limit:
+            return f"not restarted: {self.limit} of {self.limit} restarts used" if self.limit else NEVER_RESTARTED
+        return reason_not_to_restart(self.causes)
+
+
+def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
+    """Why another attempt cannot help, for the user; empty if it may help. ``causes`` as in ``Restarts``."""
     last = causes[-1] if causes else None
     if last and last.give_up:
         return f"not restarted: rank {last.rank} on {last.host} gave up: {quote(last.give_up, 1000)}"
     if last and last.error and _cannot_be_parsed(last.error):
         return "not restarted: the script cannot be parsed"
-    recent = causes[-MAX_IDENTICAL_FAILURES:]
-    errors = {_programming_error(cause) for cause in recent}
-    if len(recent) < MAX_IDENTICAL_FAILURES or len(errors) > 1 or None in errors:
+    errors = {_programming_error(cause) for cause in causes}
+    if len(causes) < MAX_IDENTICAL_FAILURES or len(errors) > 1 or None in errors:
         return ""
-    longest_s = math.ceil(max(cause.duration_s for cause in recent if cause) * 10) / 10
+    longest_s = math.ceil(max(cause.duration_s for cause in causes if cause) * 10) / 10
     return (
         f"not restarted again: {MAX_IDENTICAL_FAILURES} attempts in a row ended by the same exception "
         f"at the same place, each within {longest_s:.1f} s of its start"
@@ -76,20 +96,19 @@ def reason_to_leave(exits: Iterable[WorkerExit]) -> str:
     return ""
 
 
-def reason_to_end(leaving: str, remaining: int, needed: int) -> str:
-    """Why no attempt follows without the nodes that leave; empty if enough nodes remain.
+def too_few_nodes(remaining: int, needed: int, leaving: str = "") -> str:
+    """Why no attempt follows without the nodes that are lost or leave; empty if enough nodes remain.
 
     Args:
-        leaving: ``reason_to_leave`` of a node.
         remaining: number of nodes that the next attempt could have, spares included.
         needed: the smallest number that the user allows.
+        leaving: ``reason_to_leave`` of a node; empty if none leaves.
     """
     if remaining >= needed:
         return ""
-    if not remaining:
-        return f"not restarted: {leaving}; there is no other node"
-    left = f"{plural(remaining, 'other node')} {'is' if remaining == 1 else 'are'} left"
-    return f"not restarted: {leaving}; {left}, and {needed} are needed"
+    are_left = f"{plural(remaining, 'other node')} {'is' if remaining == 1 else 'are'} left, and {needed} are needed"
+    reasons = [leaving, are_left if remaining else "there is no other node"]
+    return f"not restarted: {'; '.join(filter(None, reasons))}"
 
 
 def _cannot_be_parsed(error: WorkerError) -> bool:

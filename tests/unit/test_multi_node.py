@@ -18,8 +18,8 @@ from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
-from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed, RoundVerdict
-from ddplaunch.protocol.results import AttemptResult, Round
+from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed
+from ddplaunch.protocol.results import AttemptResult, Round, RoundVerdict
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.system.files import run_folder
 from tests.support.configs import rendezvous_config
@@ -75,10 +75,10 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec
     client = SimpleNamespace(index=0, has_left=False, server_address="", send=sent.append, lost_reason=None)
     client.config = SimpleNamespace(lost_after_s=5.0)
     rendezvous._client = client  # type: ignore[assignment]
-    rendezvous._verdict = RoundVerdict(0, attempt_follows=True, failed=True)
+    rendezvous._verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
     assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
     rendezvous._join(client)  # type: ignore[arg-type]
-    assert sent[-1] == NodeJoined(0, "gpu1", 1, restart_count=1)
+    assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)
 
 
 def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> None:
@@ -105,6 +105,23 @@ def test_one_launcher_of_all_nodes_has_named_the_folders_already(spec: AgentSpec
 
 
 # Times.
+
+
+@pytest.mark.parametrize(("ahead_s", "delay_s"), [(60, 1), (-60, 1), (6, 10), (0, 100), (0, 0)])
+@pytest.mark.parametrize("waited_s", [0, 300])
+def test_a_clock_is_compared_but_for_the_time_of_records_on_the_way(
+    spec: AgentSpec, ahead_s: float, delay_s: float, waited_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rendezvous, client = joined(spec, []), SimpleNamespace(index=0, server_address="", send=lambda _: None)
+    assert rendezvous.clock_ahead_s == (float("-inf"), float("inf"))
+    arrived_s = 1000.0 + delay_s
+    times = iter((1000.0 + ahead_s, arrived_s + waited_s + delay_s + ahead_s))
+    monkeypatch.setattr(time, "time", lambda: next(times))
+    rendezvous._join(client)  # type: ignore[arg-type]
+    formed = RoundFormed(ROUND, joined_time_s=arrived_s, time_s=arrived_s + waited_s)
+    rendezvous._handle_record(client, formed)  # type: ignore[arg-type]
+    assert rendezvous.clock_ahead_s == (ahead_s - delay_s, ahead_s + delay_s)
+
 
 IMPORT_S = ENDPOINT_S = 3600.0
 

@@ -1,111 +1,13 @@
-"""Records of ``--check``, ``--ps``, ``--kill`` and ``--stacks``: queries to agents that run no job, and their answers.
-
-The launcher sends InspectNode or ListRuns in place of an AgentSpec. No behaviour belongs here.
-"""
+"""Queries of ``--check`` to an agent without a run, and its answers. No behaviour belongs here."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from typing import Annotated
 
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.control import RunExamined
-from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Port, Seconds, Size, between
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, Seconds, Size, between
 from ddplaunch.protocol.specs import Program
-
-Kind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
-"""Kinds of processes of a run, in the order of reports."""
-
-
-# --ps, --kill and --stacks.
-
-
-@dataclass(frozen=True)
-class ListRuns:
-    """Launcher to agent: requests RunsFound, this user's runs on the machine. EndRun or ExamineRuns may follow."""
-
-
-ENDING_EXTRA_S = 15.0
-"""Seconds after the grace period in which launcher and agents kill workers and collect logs."""
-
-
-@dataclass(frozen=True)
-class EndRun:
-    """Launcher to agent: end all runs with this run id or run tag; answered by AgentEnded.
-
-    SIGTERM, then SIGKILL after ``grace_s`` seconds; for a launcher and agents ``ENDING_EXTRA_S`` later.
-    """
-
-    run_id: str
-    grace_s: Seconds
-
-
-@dataclass(frozen=True)
-class ExamineRuns:
-    """Launcher to agent: have the launchers on this machine with this run id or run tag examine their workers.
-
-    Answered by RunsExamined, after at most ``control.ANSWER_S``.
-    """
-
-    run_id: str
-
-
-@dataclass(frozen=True)
-class LauncherAnswer:
-    """What the launcher ``pid`` has answered to ExamineRun; ``problem`` says why there is no answer."""
-
-    pid: Pid
-    examined: RunExamined | None = None
-    problem: OneLine = ""
-
-
-@dataclass(frozen=True)
-class RunsExamined:
-    """Agent to launcher, in answer to ExamineRuns: one answer for each launcher."""
-
-    answers: tuple[LauncherAnswer, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunOnHost:
-    """The processes of one run on one machine.
-
-    Attributes:
-        run_tag: the run tag, without the node's number.
-        run_id: that of the tag, or another on which the nodes have agreed.
-        counts: number of processes of each kind, as pairs.
-        age_s: age of the oldest process.
-        memory_bytes: proportional set size: shared pages count once.
-        launcher_alive: the launcher runs here, or is connected to an agent here.
-        script: script, module or program of the workers; empty if it is not known here.
-    """
-
-    run_tag: OneLine
-    run_id: OneLine
-    counts: tuple[tuple[Kind, Count], ...]
-    age_s: Seconds
-    memory_bytes: Size
-    launcher_alive: bool
-    script: OneLine = ""
-
-
-@dataclass(frozen=True)
-class RunsFound:
-    """Agent to launcher, in answer to ListRuns.
-
-    Attributes:
-        machine: equal for two names of one machine (or container), different for all others.
-        hidden_pids: processes of this user that this user may not inspect.
-    """
-
-    machine: OneLine
-    runs: tuple[RunOnHost, ...]
-    hidden_pids: Pids = ()
-
-
-# --check.
-
 
 _FileLimit = Annotated[int, between(-1, 1 << 60)]
 
@@ -208,4 +110,5 @@ class ConnectResults:
     failed: tuple[tuple[OneLine, OneLine], ...]
 
 
-FROM_AGENT = (RunsFound, RunsExamined, NodeReport, ConnectResults, NodeTime)
+TO_AGENT = {InspectNode: "node_check"}
+FROM_AGENT = (NodeReport, ConnectResults, NodeTime)

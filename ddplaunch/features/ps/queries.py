@@ -1,0 +1,103 @@
+"""Queries of ``--ps`` and ``--kill`` to an agent without a run, and its answers. No behaviour belongs here."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.control import Answer, Request
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Pids, Seconds, Size
+
+ProcessKind = Literal["launcher", "agent", "forkserver", "store", "member", "worker", "keeper", "other"]
+PROCESS_KINDS: tuple[ProcessKind, ...] = get_args(ProcessKind)
+"""Kinds of processes of a run, in the order of reports."""
+
+
+@dataclass(frozen=True)
+class ListRuns:
+    """Launcher to agent: requests RunsFound, this user's runs on the machine."""
+
+
+ENDING_EXTRA_S = 15.0
+"""Seconds after the grace period in which launcher and agents kill workers and collect logs."""
+
+
+@dataclass(frozen=True)
+class EndRun:
+    """Launcher to agent: end all runs with this run id or run tag; answered by AgentEnded.
+
+    SIGTERM, then SIGKILL after ``grace_s`` seconds; for a launcher and agents ``ENDING_EXTRA_S`` later.
+    """
+
+    run_id: str
+    grace_s: Seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOnHost:
+    """The processes of one run on one machine.
+
+    Attributes:
+        run_tag: the run tag, without the node's number.
+        run_id: that of the tag, or another on which the nodes have agreed.
+        counts: number of processes of each kind, as pairs.
+        age_s: age of the oldest process.
+        memory_bytes: proportional set size: shared pages count once.
+        launcher_alive: the launcher runs here, or is connected to an agent here.
+        script: script, module or program of the workers; empty if it is not known here.
+        launchers: pids of the run's launchers.
+    """
+
+    run_tag: OneLine
+    run_id: OneLine
+    counts: tuple[tuple[ProcessKind, Count], ...]
+    age_s: Seconds
+    memory_bytes: Size
+    launcher_alive: bool
+    script: OneLine = ""
+    launchers: Pids = ()
+
+
+@dataclass(frozen=True)
+class RunsFound:
+    """Agent to launcher, in answer to ListRuns.
+
+    Attributes:
+        machine: equal for two names of one machine (or container), different for all others.
+        hidden_pids: processes of this user that this user may not inspect.
+    """
+
+    machine: OneLine
+    runs: tuple[RunOnHost, ...]
+    hidden_pids: Pids = ()
+
+
+@dataclass(frozen=True)
+class AskLaunchers:
+    """Launcher to agent: make ``request`` to launchers on this machine, each a pid and a run tag.
+
+    Answered by LaunchersAnswered, after at most ``control.ANSWER_S``. The agent sets the run tag in the request.
+    """
+
+    launchers: tuple[tuple[Pid, OneLine], ...]
+    request: Request
+
+
+@dataclass(frozen=True)
+class LauncherAnswer:
+    """What the launcher ``pid`` has answered; ``problem`` says why there is no answer."""
+
+    pid: Pid
+    answer: Answer | None = None
+    problem: OneLine = ""
+
+
+@dataclass(frozen=True)
+class LaunchersAnswered:
+    """Agent to launcher, in answer to AskLaunchers: one answer for each launcher."""
+
+    answers: tuple[LauncherAnswer, ...]
+
+
+TO_AGENT = {ListRuns: "run_finder", EndRun: "run_finder", AskLaunchers: "ask_launchers"}
+FROM_AGENT = (RunsFound, LaunchersAnswered)
