@@ -307,7 +307,9 @@ class LaunchConfig:
         self.timeouts.validate()
         self._check_values()
         self._check_nodes()
-        self._check_combinations()
+        for error in ineffective_options(self, "error"):
+            raise error
+        features.call("check", self)
 
     @property
     def transport(self) -> TransportName:
@@ -353,11 +355,6 @@ class LaunchConfig:
         if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
             problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)
-
-    def _check_combinations(self) -> None:
-        for error in ineffective_options(self, "error"):
-            raise error
-        features.call("check", self)
 
 
 _CONDITIONS: dict[str, Callable[[LaunchConfig], bool]] = {
