@@ -6,6 +6,7 @@ by hand, without an answer, and then refreshed.
 
 from __future__ import annotations
 
+import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -60,4 +61,7 @@ def _compare(file: Path, text: str) -> None:
     if os.environ.get("REFRESH_GOLDEN"):
         assert os.environ.get("CI") != "true", "CI compares golden files and does not write them"
         file.write_text(text)
-    assert text == file.read_text()
+    golden = file.read_text()
+    assert text == golden, "".join(
+        difflib.unified_diff(golden.splitlines(True), text.splitlines(True), file.name, "now")
+    )
