@@ -49,8 +49,10 @@ def _said(answer: Callable[[str], object], question: str) -> str:
         return str(answer(question))
     except UsageError as error:
         words = f"error: {error.message} | {error.hint}".removesuffix(" | ")
-        assert words.replace("\n", "").isprintable()
-        return words
+    except ValueError as error:
+        words = f"error: {error}"
+    assert words.isprintable()
+    return words
 
 
 def _file(name: str) -> Path:
