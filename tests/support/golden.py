@@ -63,7 +63,6 @@ def _compare(file: Path, text: str) -> None:
     if os.environ.get("REFRESH_GOLDEN"):
         assert os.environ.get("CI") != "true", "CI compares golden files and does not write them"
         file.write_text(text)
-    golden = file.read_text()
-    assert text == golden, "".join(
-        difflib.unified_diff(golden.splitlines(True), text.splitlines(True), file.name, "now")
-    )
+    known = file.read_text()
+    difference = difflib.unified_diff(known.splitlines(True), text.splitlines(True), file.name, "now")
+    assert text == known, "".join(difference)

@@ -22,10 +22,7 @@ TP = {"1": ("tp", (0, 1))}
 ABSENT = {"blocked_state": "suspended by a signal", "where": "train.py:6 in <module> (sleep)"}
 
 
-@pytest.fixture(autouse=True)
-def _in_utc(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TZ", "UTC")
-    time.tzset()
+pytestmark = pytest.mark.usefixtures("utc")
 
 
 def waiting(rank: int, *calls: object, **fields: object) -> RankEvidence:

@@ -31,19 +31,14 @@ def told(command: str) -> str:
         for word in words[: len(words) - len(argv)]:
             patch.setenv(*word.split("=", 1))
         found = config(*argv)
-    hosts = [
-        f"{host}{f':slots={host.slots}' if host.slots else ''}{f' {host.devices}' if host.devices else ''}"
-        for host in found.hosts
-    ]
+    hosts = [f"{host} {host.slots or ''} {host.devices or ''}".rstrip() for host in found.hosts]
     nodes = f"{found.transport}, {found.min_nodes}:{found.max_nodes} nodes" if hosts else "here"
     remote, usual = vars(replace(found.remote, environ=())), vars(RemoteConfig())
     changed = [f"{name}={value}" for name, value in remote.items() if value != usual[name]]
     limits = f"lost after {found.timeouts.lost_after_s} s, join {found.timeouts.join_timeout_s} s"
+    parts = [", ".join(hosts), nodes, *changed, *([limits] if "--rdzv-conf" in argv else [])]
     assigns = ["the launcher assigns the rendezvous"] if found.launcher_assigns_rendezvous else []
-    notices = [notice.text for notice in found.notices]
-    return "; ".join(
-        [", ".join(hosts), nodes, *assigns, *changed, *([limits] if "--rdzv-conf" in argv else []), *notices]
-    )
+    return "; ".join([*parts, *assigns, *(notice.text for notice in found.notices)])
 
 
 def test_hosts_and_how_they_are_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
