@@ -83,7 +83,7 @@ class FakeShutdown:
 
 
 class Job:
-    """A launcher of nodes with one worker each; sessions have the number of their rank. Methods are steps of a story."""
+    """A launcher of nodes with one worker each; sessions have the number of their rank. Methods are steps."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_terminal = self.is_foreground = True
@@ -162,12 +162,8 @@ class Job:
 
     def play(self, step: str) -> str:
         self.said.clear()
-        shown, held, noted, stops = (
-            len(self.console.text),
-            self.console.is_held,
-            len(self.console.noted),
-            str(self.shutdown),
-        )
+        shown, noted = len(self.console.text), len(self.console.noted)
+        held, stops = self.console.is_held, str(self.shutdown)
         word, *arguments = step.split(" ", 2)
         getattr(self, word)(*(arguments if word == "output" else " ".join(arguments).split()))
         self.said += [f"shows: {self.console.text[shown:]!r}"] if self.console.text[shown:] else []
