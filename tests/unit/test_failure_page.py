@@ -184,6 +184,7 @@ PAGES = {
 
 
 def test_the_pages() -> None:
+    """torchrun: multiprocessing_api_test 12, 13; errors_api_test 3."""
     golden.check("failure_page", PAGES)
 
 
