@@ -248,18 +248,6 @@ def test_a_lone_worker_gets_the_terminal_itself(start_method: str, screen: Scree
     assert running.finish().returncode == 0
 
 
-def test_a_lone_worker_can_be_debugged(start_method: str, screen: Screen, tmp_path: Path) -> None:
-    script = tmp_path / "bug.py"
-    script.write_text("answer = 6 * 7\nbreakpoint()\nprint('went on')\n")
-    running = screen.start("--start-method", start_method, "--nproc-per-node", "1", script)
-    screen.wait_for(b"(Pdb) ")
-    screen.type(b"p answer + 1\n")
-    screen.wait_for(b"\n43\n")
-    screen.type(b"continue\n")
-    screen.wait_for(b"went on")
-    assert running.finish().returncode == 0
-
-
 def test_several_workers_share_the_terminal_by_lines(screen: Screen) -> None:
     running = screen.start(*TWO, WRITE, "tty:", "0/ask:", env={**BARE, "NO_COLOR": "1"})
     screen.wait_for(b"0| terminals: [True, False, False]\n")

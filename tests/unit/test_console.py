@@ -107,42 +107,11 @@ def read_all(fd: int, until: bytes) -> bytes:
 # Prefixes.
 
 
-def test_every_line_begins_with_the_host_and_the_global_rank(screens: Screens) -> None:
-    pieces = [(out(3), b"one\n\nthree\n"), (out(12), b"other\n")]
-    assert screens.shown(*pieces) == b"[node1:3] one\n[node1:3] \n[node1:3] three\n[node1:12] other\n"
-
-
-def test_a_template_knows_torchruns_macros_and_the_host_and_keeps_others(tmp_path: Path) -> None:
-    """torchrun: tail_log_test 3."""
-    screens = Screens(tmp_path, template="${role_name}/$rank/${local_rank}@${host} $unknown ${} $$|")
-    shown = screens.shown((Output("node1", 5, 1, "stdout", 0), b"x\n"))
-    assert shown == b"trainer/5/1@node1 $unknown ${} $|x\n"
-
-
-def test_colour_marks_the_prefix_alone_and_only_on_the_stream_that_has_it(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, colour={"stdout": True, "stderr": False})
-    shown = screens.shown((out(0), b"a\n"), (out(1), b"b\n"), (err(0), b"c\n"))
-    assert re.fullmatch(rb"\x1b\[36m\[node1:0\] \x1b\[0ma\n\x1b\[32m\[node1:1\] \x1b\[0mb\n", shown)
-    assert screens.errors() == b"[node1:0] c\n"
-
-
 @pytest.mark.parametrize(("is_coloured", "cause"), [(False, b"cause"), (True, b"\x1b[1mcause\x1b[0m")])
 def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, cause: bytes, tmp_path: Path) -> None:
     screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": is_coloured})
     screens.console.show_page("== title ==\ncause\ndetails")
     assert screens.shown() == b"== title ==\n" + cause + b"\ndetails\n"
-
-
-def test_stdout_goes_to_stdout_and_stderr_and_our_own_words_to_stderr(screens: Screens) -> None:
-    assert screens.shown((out(0), b"result\n"), (err(0), b"warning\n"), "ours") == b"[node1:0] result\n"
-    assert screens.errors() == b"[node1:0] warning\nours\n"
-
-
-def test_a_lone_workers_bytes_stay_as_they_are(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    screens.console.show_no_prefix()
-    pieces = [(out(0), b"50%\r"), (err(0), b"warn"), (out(0), b"\xff\x00\r\n"), (err(0), b"ing\n")]
-    assert screens.shown(*pieces) == b"50%\rwarn\xff\x00\r\ning\n"
 
 
 # Unfinished lines.
@@ -233,31 +202,6 @@ def test_lines_that_the_agent_had_to_drop_are_said_where_they_are_missing(screen
     shown = screens.shown((out(0), b"a"), (out(0, lost_lines=1204), b"b\n"), (out(1, lost_lines=2), b""))
     first, second = b"... 1,204 lines not shown, see /logs/0", b"... 2 lines not shown, see /logs/1"
     assert shown == b"[node1:0] a\n%b/stdout.log\n[node1:0] b\n%b/stdout.log\n" % (first, second)
-
-
-def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
-    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = stuck_pipe
-    monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", 1 << 20)
-    shown = Console(style(), writer, writer)
-    chunks, lines_each = 400, 100
-    for number in range(chunks):
-        text = "".join(f"{number * lines_each + line:08d} {'x' * 50}\n" for line in range(lines_each))
-        shown.output(out(number % 2), text.encode())
-    assert shown._stdout._queued_bytes < 2 << 20, "the queue is bounded"
-    shown.show("the end")
-    data = read_all(reader, b"the end\n")
-    shown.drain(lambda: False, STALL_S)  # What was lost last is counted behind all that was queued.
-    os.write(writer, b"EOF")
-    data += read_all(reader, b"EOF")
-    assert not re.search(rb"^(?!\[node1:[01]\] \d{8} x{50}$|\.\.\. |the end$|EOF)", data, re.MULTILINE)
-    lost = sum(int(count.replace(b",", b"")) for count in re.findall(rb"\.\.\. ([\d,]+) lines", data))
-    assert lost > 0
-    assert data.count(b" xxx") + lost == chunks * lines_each
-    for rank in (b"0", b"1"):
-        numbers = re.findall(rb"\[node1:%s\] (\d+)" % rank, data)
-        assert numbers == sorted(numbers), "in the worker's order"
 
 
 def test_short_pieces_do_not_fill_the_memory_either(
