@@ -26,6 +26,7 @@ from ddplaunch.protocol.launcher_agent import (
 )
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.run_events import FIELDS, FILE, KINDS
+from tests.support import golden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -60,71 +61,54 @@ def failed(rank: int, duration_s: float = 5.0) -> WorkerExit:
     return WorkerExit(rank, rank, "gpu1", 11, 1, False, 1e9, duration_s)
 
 
-def without_t(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [{key: value for key, value in line.items() if key != "t"} for line in lines]
+def ended(*exits: WorkerExit) -> AttemptEnded:
+    return AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=exits, duration_s=60.0))
 
 
-def test_the_story_of_a_run(log: Log):
-    log.on(0, AgentReady(1))
-    log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25))
-    log.events.message("a text", Level.VERBOSE)
-    log.on(0, HealthFinding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3))
-    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0),), duration_s=5.0)))
-    log.on(1, AgentReady(4))
-    log.on(0, AgentEnded())
-    started = {"node": 0, "host": "gpu1", "attempt": 0, "workers": 1, "first_rank": 0, "world_size": 1}
-    assert without_t(log.end("failed", 1)) == [
-        {"schema": 1, "event": "run_started", "text": "job7"},
-        {"event": "agent_ready", "node": 0, "host": "gpu1", "workers": 1},
-        {"event": "attempt_started", **started, "import_s": 1.25},
-        {"event": "message", "level": 1, "text": "a text"},
-        {
-            "event": "health",
-            "node": 0,
-            "host": "gpu1",
-            "rule": "xid-79",
-            "severity": "warn",
-            "gpu": 3,
-            "text": "fell off the bus",
-        },
-        {
-            "event": "worker_failed",
-            "node": 0,
-            "host": "gpu1",
-            "attempt": 0,
-            "rank": 0,
-            "text": "rank 0 on gpu1 failed: exit code 1",
-        },
-        {"event": "attempt_ended", "node": 0, "host": "gpu1", "attempt": 0, "outcome": "failed"},
-        {"event": "node_joined", "node": 1, "host": "gpu2", "workers": 4},
-        {"event": "node_left", "node": 0, "host": "gpu1"},
-        {"event": "run_ended", "outcome": "failed", "exit_code": 1},
-    ]
+SESSION = SessionOpened(7, 2, 3, "gpu2", "at breakpoint() (train.py:5)")
+STORIES: dict[str, list[Any]] = {
+    "a run": [
+        *((0, AgentReady(1)), (0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25)), ("a text", Level.VERBOSE)),
+        (0, HealthFinding(rule="xid-79", text="fell off the bus", severity="warn", gpu=3)),
+        *((0, ended(failed(0))), (1, AgentReady(4)), (0, AgentEnded())),
+    ],
+    "debug sessions": [(1, SESSION), (0, SessionClosed(7)), 2, (1, SessionClosed(7, has_quit=True))],
+    "a failure is when the worker ended, not when it was reported": [
+        *((0, AttemptStarted(0, 1, (11,), 0, 1, 0)), 60, (0, ended(failed(0, 5.0)))),
+    ],
+    "a job that hangs is quiet also within a shorter limit": [
+        *((0, AttemptStarted(3, 1, (11,), 0, 1, 0)), ("no report of a node yet", 0, "hang_reported")),
+        *((0, WorkerActivity(3, 20.0)), ("nothing has moved", 0, "hang_reported")),
+        ("nothing has moved", 0, "hang_aborted"),
+    ],
+    "what is quiet at its end is not quiet any more": [
+        *((0, WorkerActivity(0, QUIET_S + 5)), (1, WorkerActivity(0, QUIET_S + 5)), (0, ended())),
+    ],
+}
+"""Events of nodes, messages, and seconds that pass."""
 
 
-def test_debug_sessions(log: Log, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", iter(range(1000, 2000)).__next__)
-    log.on(1, SessionOpened(7, 2, 3, "gpu2", "at breakpoint() (train.py:5)"))
-    log.on(0, SessionClosed(7))
-    log.on(1, SessionClosed(7, has_quit=True))
-    of_rank = {"node": 1, "host": "gpu2", "attempt": 2, "rank": 3}
-    assert without_t(log.end())[1:-1] == [
-        {"event": "debugger_opened", **of_rank, "text": "rank 3 stopped at breakpoint() (train.py:5)"},
-        {"event": "debugger_closed", **of_rank, "s": 2, "text": "the user has quit"},
-    ]
+def written_of(story: list[Any], folder: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    now = 1000.0
+    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", lambda: now)
+    folder.mkdir()
+    log = Log(folder)
+    for step in story:
+        if isinstance(step, int):
+            now += step
+        elif isinstance(step[0], int):
+            log.on(*step)
+        else:
+            log.events.message(*step)
+    return "\n".join(map(json.dumps, log.end("failed", 1)))
+
+
+def test_what_is_written_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    golden.check("events", {name: written_of(story, tmp_path / name, monkeypatch) for name, story in STORIES.items()})
 
 
 def test_it_is_the_users_alone(log: Log):
     assert stat.S_IMODE(log.file.stat().st_mode) == 0o600
-
-
-def test_a_failure_is_when_the_worker_ended_not_when_it_was_reported(log: Log, monkeypatch: pytest.MonkeyPatch):
-    now = 1000.0
-    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", lambda: now)
-    log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0))
-    now = 1060.0
-    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0, 5.0),), duration_s=60.0)))
-    assert [line["t"] for line in log.end() if line["event"] == "worker_failed"] == [1005.0]
 
 
 def test_of_thousands_of_failures_some_are_written(log: Log):
@@ -151,23 +135,6 @@ def test_a_job_is_quiet_when_all_its_nodes_are():
     assert quiet.on_activity(1, (0, 1), WorkerActivity(0, QUIET_S + 9), 1014.0) is None
     assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1020.0) == ("active", 1020.0, 75.0)
     assert quiet.on_activity(0, (0, 1), WorkerActivity(0, 0.0), 1021.0) is None
-
-
-def test_a_job_that_hangs_is_quiet_also_within_a_shorter_limit(log: Log):
-    log.on(0, AttemptStarted(3, 1, (11,), 0, 1, 0))
-    log.events.message("no report of a node yet", 0, "hang_reported")
-    log.on(0, WorkerActivity(3, 20.0))
-    log.events.message("nothing has moved", 0, "hang_reported")
-    log.events.message("nothing has moved", 0, "hang_aborted")
-    quiet = [line for line in log.end() if line["event"] == "quiet"]
-    assert [line["attempt"] for line in quiet] == [3]
-
-
-def test_what_is_quiet_at_its_end_is_not_quiet_any_more(log: Log):
-    for index in (0, 1):
-        log.on(index, WorkerActivity(0, QUIET_S + 5))
-    log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=60.0)))
-    assert [line["event"] for line in log.end()] == ["run_started", "quiet", "active", "attempt_ended", "run_ended"]
 
 
 # The file.
