@@ -140,13 +140,25 @@ def test_hostfiles_of_others_work_as_they_are_and_other_lines_are_told():
         ("", "nodes: names no host"),
         ("gpu1 slots=" + "9" * 5000, "is not a valid setting"),
         ("gpu1\n" * (MAX_SLOTS_PER_HOST + 1), "nodes: gpu1 has 4,097 lines"),
-        ("gpu1\n" * 1_000_001, "nodes:1000001: more than 1,000,000 slots"),
         ("x" * 100_000, "nodes:1: a line of 100,000 characters"),
     ],
 )
 def test_a_hostfile_that_is_too_large_is_told(text: str, message: str):
     with pytest.raises(UsageError, match=re.escape(message)):
         parse_hostfile(text, "nodes")
+
+
+def test_a_list_of_too_many_hosts_or_slots_is_told(monkeypatch: pytest.MonkeyPatch):
+    """The limits are lower here, because to reach them takes seconds."""
+    monkeypatch.setattr("ddplaunch.cluster.hosts.MAX_HOSTS", 10)
+    monkeypatch.setattr("ddplaunch.cluster.hostfile._MAX_SLOTS", 20)
+    for parse, text, message in (
+        (parse_hosts, "a[0-4],b[0-5]", "--hosts: more than 10 hosts"),
+        (lambda text: parse_hostfile(text, "nodes"), "a[0-4]\nb[0-5]\n", "nodes:2: more than 10 hosts"),
+        (lambda text: parse_hostfile(text, "nodes"), "gpu1\n" * 21, "nodes:21: more than 20 slots"),
+    ):
+        with pytest.raises(UsageError, match=message):
+            parse(text)
 
 
 @pytest.mark.parametrize(
