@@ -156,13 +156,10 @@ def test_stdout_goes_to_stdout_and_stderr_to_stderr() -> None:
 @pytest.mark.parametrize(
     ("options", "out", "err"),
     [
-        (("-r", "3"), "", ""),
-        (("-r", "1"), "", "0 1 2"),
         (("-r", "3", "-t", "2"), "", "0 1 2"),
         (("-r", "0:1,2:3"), "1", "0 1"),
         (("--redirects", "3", "--tee", "1:3"), "1", "1"),
         (("--local-ranks-filter", "0,2"), "0 2", "0 2"),
-        (("--ranks-filter", "1-9"), "1 2", "1 2"),
         (("--ranks-filter", "0,1", "--local-ranks-filter", "1-2"), "1", "1"),
     ],
     ids=" ".join,

@@ -17,6 +17,7 @@ from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import Output
+from tests.support import golden
 from tests.support.processes import wait_until
 
 STALL_S = 10.0
@@ -114,48 +115,24 @@ def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, ca
     assert screens.shown() == b"== title ==\n" + cause + b"\ndetails\n"
 
 
-# Unfinished lines.
+# Lines and pieces of lines.
 
 
-def test_an_unfinished_line_goes_on_where_it_stopped(screens: Screens) -> None:
-    assert screens.shown((out(0), b"name"), (out(0), b"? ")) == b"[node1:0] name? "
-    assert screens.shown((out(0), b"Ada\nnext\n")) == b"[node1:0] name? Ada\n[node1:0] next\n"
+def test_pieces_of_lines_are_put_together_by_rank_and_stream(tmp_path: Path) -> None:
+    """A question names one screen or two, then pieces: of stdout of a rank, of stderr (``e``), or our words."""
 
+    def piece(text: str) -> tuple[Output, bytes] | str:
+        who, _, words = text.partition(":")
+        header = err(int(who[1:])) if who.startswith("e") else out(int(who)) if who != "us" else None
+        return (header, words.encode("latin-1")) if header else words
 
-def test_another_ranks_line_starts_on_a_line_of_its_own(screens: Screens) -> None:
-    pieces = [(out(0), b"half"), (out(1), b"whole\n"), (out(0), b" rest\n")]
-    assert screens.shown(*pieces) == b"[node1:0] half\n[node1:1] whole\n[node1:0]  rest\n"
+    def screen(question: str) -> str:
+        number, *pieces = question.split(" | ")
+        screens = Screens(tmp_path, one=number == "one")
+        shown = [screens.shown(*map(piece, pieces)), *([screens.errors()] if number == "two" else [])]
+        return " and ".join(ascii(each.decode("latin-1")) for each in shown)
 
-
-def test_a_line_that_was_ended_for_another_is_not_ended_again_by_its_own_newline(screens: Screens) -> None:
-    """Python writes a line and its newline one after the other; on a busy machine much can come between."""
-    pieces = [(out(0), b"one"), (out(1), b"two\n"), (out(0), b"\n"), (out(1), b"x"), (out(0), b"y"), (out(1), b"\nz\n")]
-    shown = screens.shown(*pieces)
-    assert shown == b"[node1:0] one\n[node1:1] two\n[node1:1] x\n[node1:0] y\n[node1:1] z\n"
-
-
-def test_our_own_words_start_on_a_line_of_their_own(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    pieces = [(out(0), b"half"), "ours", (out(0), b" rest\n"), "ours"]
-    assert screens.shown(*pieces) == b"[node1:0] half\nours\n[node1:0]  rest\nours\n"
-
-
-def test_streams_that_share_a_terminal_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    assert screens.shown((out(0), b"half"), (err(0), b"E\n")) == b"[node1:0] half\n[node1:0] E\n"
-
-
-def test_streams_on_two_screens_do_not_disturb_each_other(screens: Screens) -> None:
-    assert screens.shown((out(0), b"half"), (err(0), b"E\n"), (out(0), b" rest\n")) == b"[node1:0] half rest\n"
-
-
-# Carriage returns.
-
-
-def test_of_progress_bars_in_a_file_the_end_is_shown(screens: Screens) -> None:
-    pieces = [(out(0), b"1%\r2%\r"), (out(1), b"\r5%"), (out(0), b"3%\r"), (out(1), b"\r6%\n"), (out(0), b"done\n")]
-    assert screens.shown(*pieces) == b"[node1:1] 6%\n[node1:0] done\n"
-    assert screens.shown((out(0), b"\r1%"), (out(0), b"\r2%")).endswith(b"done\n[node1:0] 2%\n")
+    golden.check_answers("console", screen)
 
 
 def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,15 +151,6 @@ def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pyt
             erase + up + b"[node1:1] " + b"x" * 99 + b"\r\n[node1:0] 11%",
         )
     )
-
-
-@pytest.mark.parametrize(
-    "pieces",
-    [(b"a\r\nb\r\n",), (b"a\r", b"\nb\r\n"), (b"a\r\nb\r", b"\n"), (b"a", b"\r\nb", b"\r\n")],
-    ids=["whole", "cut", "cut at the end", "in bits"],
-)
-def test_crlf_is_one_line_end_wherever_it_is_cut(screens: Screens, pieces: tuple[bytes, ...]) -> None:
-    assert screens.shown(*((out(0), piece) for piece in pieces)) == b"[node1:0] a\r\n[node1:0] b\r\n"
 
 
 @settings(deadline=None)  # The machine may be busy.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import socket
 import threading
@@ -99,6 +100,7 @@ def told(config: LaunchConfig) -> str:
 def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_wins(
     config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     monkeypatch.chdir(tmp_path)
     Path("nodes").write_text("a1\na1\na2\na2\n")
 
