@@ -18,7 +18,7 @@ from ddplaunch.errors import UsageError
 from ddplaunch.features.page import command as page_command
 from ddplaunch.features.page import serve
 from ddplaunch.features.page.serve import _Server
-from tests.support import run_folders
+from tests.support import golden, run_folders
 from tests.support.processes import wait_until
 
 
@@ -205,19 +205,11 @@ def test_a_run_of_several_launchers_has_one_page_and_one_address(base: Path, ser
 # Their options.
 
 
-@pytest.mark.parametrize(
-    ("options", "others", "words"),
-    [
-        ({"page": "x", "script": "train.py"}, {}, "--page: train.py: no script is run"),
-        ({"serve": "", "script": "train.py"}, {}, "--serve: train.py: no script is run"),
-        ({"serve": "train.py"}, {}, "--serve train.py: not a port"),
-        ({"serve": "70000"}, {}, "--serve 70000: not a port"),
-        ({"serve": "0"}, {}, "--serve 0: not a port"),
-        ({"serve": "", "page": "x"}, {}, "--serve cannot be combined with --page"),
-        ({"page": "x"}, {"--ps": True}, "--page cannot be combined with --ps"),
-    ],
-)
-def test_what_cannot_be_meant_is_an_error(options: dict[str, object], others: dict[str, bool], words: str):
-    given = {"page": None, "serve": None, "script": "", "log_dir": None, **options}
-    with pytest.raises(UsageError, match=re.escape(words)):
-        pages.command(others, given, print, print)
+def test_what_cannot_be_meant_is_an_error():
+    def told(question: str) -> object:
+        words = question.split()
+        others = {word: True for word in words if word.startswith("--")}
+        usual = {"page": None, "serve": None, "script": "", "log_dir": None}
+        return pages.command(others, {**usual, **dict(word.split("=") for word in words if "=" in word)}, print, print)
+
+    golden.check_answers("page_options", told)
