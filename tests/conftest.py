@@ -30,8 +30,8 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 
 _started = 0
 
-# Machines are shared and noisy: no example is timed.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# Machines are shared and noisy: no example is timed. Each run draws others, so half of the usual number is enough.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 
 

@@ -10,7 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
@@ -153,7 +153,6 @@ def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pyt
     )
 
 
-@settings(deadline=None)  # The machine may be busy.
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))
 def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_else(data: bytes) -> None:
     prefixed = line_prefix.prefixed(data, b"<>")

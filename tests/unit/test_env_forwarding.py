@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.errors import UsageError
@@ -124,14 +124,12 @@ def test_an_error_never_shows_a_value(line: str):
         assert "hunter2" not in error.message + error.hint
 
 
-@settings(deadline=None)
 @given(st.text(texts.ENCODABLE))
 def test_any_file_is_read_or_refused(text: str):
     with contextlib.suppress(UsageError):
         assert all(name.isidentifier() and "\0" not in value for name, value in parse_env_file(text).items())
 
 
-@settings(deadline=None)
 @given(st.lists(st.text(texts.ENCODABLE)))
 def test_any_option_is_read_or_refused(asked: list[str]):
     with contextlib.suppress(UsageError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.errors import USAGE, UsageError
@@ -49,7 +49,6 @@ def test_what_the_grammar_shows_can_be_said(line: str):
     assert describe(parse(f"{form} after-line='TEXT'")).endswith("prints 'TEXT' in attempt 0")
 
 
-@settings(deadline=None)
 @given(st.text(texts.ENCODABLE))
 def test_any_text_is_read_or_refused(text: str):
     for words in text, f"kill rank=0 {text}", f"kill rank=0 after={text}", f"slow rank=0 by={text}":

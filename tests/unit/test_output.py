@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.agent import launcher_channel
@@ -59,7 +59,6 @@ def stream(send: Callable[[Output, bytes], bool] | None, log: LogFile | None = N
 # Whole lines.
 
 
-@settings(deadline=None)  # The machine may be busy.
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])), st.data())
 def test_no_byte_is_lost_or_moved_wherever_the_reads_cut(pieces: list[bytes], data: st.DataObject) -> None:
     whole = b"".join(pieces)

@@ -6,7 +6,7 @@ import ast
 import gc
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.worker.preload import (
@@ -43,7 +43,6 @@ def test_the_test_programs_are_parsed() -> None:
         assert modules_for(script.read_bytes())[:2] == ALWAYS
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_no_text_is_too_strange(source: bytes) -> None:
     assert modules_for(source)[:2] == ALWAYS
@@ -63,7 +62,6 @@ EXPRESSIONS = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(EXPRESSIONS, st.sampled_from(["{}", "import torch\n{}", "{} = 1", "del {}", "with {}: pass", "import {}"]))
 def test_no_statement_is_too_strange(expression: str, statement: str) -> None:
     source = statement.format(expression).encode()

@@ -12,7 +12,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.features.slow_ranks import records as collectives
@@ -121,7 +121,6 @@ def as_line(body: object) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-@settings(deadline=None)
 @given(ANY_RECORD)
 def test_a_record_survives_the_wire(record: Any) -> None:
     line = encode(record)
@@ -193,7 +192,6 @@ def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
         decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
 
 
-@settings(deadline=None)
 @given(st.text(texts.ANY, max_size=8))
 def test_the_reader_accepts_every_text_that_can_be_sent(text: str) -> None:
     spec = ProcessSpec(tag=text, how="exec", argv=(text,), env={text: text})
@@ -222,21 +220,18 @@ def test_a_surrogate_that_stands_for_nothing_becomes_its_escape(text: str, arriv
 # Garbage.
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_bytes_are_no_record(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(garbage, RECORDS)
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_json_alone_is_no_record(body: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(as_line(body), RECORDS)
 
 
-@settings(deadline=None)
 @given(ANY_RECORD, st.data())
 def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) -> None:
     line = encode(record)
@@ -245,7 +240,6 @@ def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) 
         read_record(io.BytesIO(line[:cut]), RECORDS)
 
 
-@settings(deadline=None)
 @given(ANY_RECORD, JSON, st.data())
 def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any, data: st.DataObject) -> None:
     body = json.loads(encode(record))
