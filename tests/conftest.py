@@ -6,6 +6,7 @@ import functools
 import os
 import signal
 import sys
+import time
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -29,8 +30,8 @@ _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.sy
 
 _started = 0
 
-# Machines are shared and noisy: no example is timed.
-hypothesis.settings.register_profile("untimed", deadline=None)
+# Machines are shared and noisy: no example is timed. Each run draws others, so half of the usual number is enough.
+hypothesis.settings.register_profile("untimed", deadline=None, max_examples=50)
 hypothesis.settings.load_profile("untimed")
 
 
@@ -92,6 +93,16 @@ def _start_method(node: pytest.Item) -> str:
     """Of a test with that parameter; workers are forked where nothing else is said."""
     parameters = node.callspec.params if isinstance(node, pytest.Function) and hasattr(node, "callspec") else {}
     return str(parameters.get("start_method", "forkserver"))
+
+
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Times of day are the same everywhere."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
 
 
 @pytest.fixture

@@ -73,12 +73,6 @@ def test_a_script_that_is_a_fifo_is_refused_and_not_waited_for(tmp_path: Path) -
     assert_refused(run(tmp_path / "fifo.py"), NOT_READY, "fifo.py: is not a regular file on ")
 
 
-def test_a_module_that_is_not_there_fails_in_the_worker_as_with_python(start_method: str) -> None:
-    finished = run("--start-method", start_method, "-m", "no_such_module_at_all")
-    assert finished.returncode == 1
-    assert "No module named no_such_module_at_all" in finished.err
-
-
 @pytest.mark.parametrize(
     ("program", "text"),
     [
@@ -250,7 +244,6 @@ AWKWARD = [
         ("spawn", "module"),
         ("spawn", "program"),
         ("forkserver", "script"),
-        ("forkserver", "module"),
     ],
 )
 def test_arguments_and_environment_reach_the_worker_byte_for_byte(start_method: str, how: str, tmp_path: Path) -> None:
@@ -272,8 +265,10 @@ def test_arguments_and_environment_reach_the_worker_byte_for_byte(start_method: 
     assert [bytes.fromhex(got["environ"][f"DUMP_{number}"]) for number in range(len(AWKWARD))] == AWKWARD
 
 
-def test_secrets_of_the_environment_stay_out_of_command_lines_logs_and_report() -> None:
-    running = start(*SPAWN, "--nproc-per-node", "2", EXIT_WITH, env={"API_TOKEN": "hunter2hunter2"})
+def test_secrets_of_the_environment_stay_out_of_command_lines_logs_and_report(start_method: str) -> None:
+    running = start(
+        "--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, env={"API_TOKEN": "hunter2hunter2"}
+    )
     running.wait_for(r"ready \(pid", 2)
     shown = "".join(command_line(int(pid)) for pid in os.listdir("/proc") if pid.isdigit())
     running.signal(signal.SIGTERM)
@@ -325,7 +320,7 @@ def test_a_low_soft_limit_of_open_files_is_raised_for_us_and_not_for_the_workers
     assert finished.out.count("open files (64, 4096)") == 12
 
 
-@pytest.mark.parametrize("limit", [6, 11, 20, 39])
+@pytest.mark.parametrize("limit", [6, 11, 20])
 def test_few_open_files_never_show_a_traceback(limit: int) -> None:
     finished = run(
         *("-v", *SPAWN, "--nproc-per-node", "2", EXIT_WITH, "*=code:0"),
@@ -335,7 +330,7 @@ def test_few_open_files_never_show_a_traceback(limit: int) -> None:
     assert "bug in ddplaunch" not in finished.err
 
 
-@pytest.mark.parametrize("limit", [2, 4, 7, 12, 20])
+@pytest.mark.parametrize("limit", [2, 7, 20])
 def test_few_processes_end_in_a_message(limit: int) -> None:
     with limited("pids", max=limit) as folder:
         finished = run(*SPAWN, "--nproc-per-node", "4", EXIT_WITH, "*=code:0", under=inside(folder))

@@ -120,17 +120,6 @@ def test_ctrl_c_interrupts_what_was_typed_and_twice_stops_the_job(screen: Debugg
     assert screen.settings() == screen.before
 
 
-def test_each_node_of_a_dry_run_can_be_debugged(screen: Debugger, script) -> None:
-    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "--max-restarts", "1")
-    running = screen.start(*options, script(STOP), "1", "2")
-    assert re.search(rb"rank 1 on node0 stopped at breakpoint", screen.prompted())
-    assert re.search(rb"rank 2 on node1 stopped at breakpoint", screen.say("c"))
-    assert b"\n27\n" in screen.say("p x")
-    screen.enter("q")
-    assert running.finish(QUIT_S).returncode == 130
-    assert not re.search(rb"BdbQuit|failed|restart", screen.close())
-
-
 @pytest.fixture
 def two_launchers() -> tuple[str, ...]:
     """Options of the launchers of two nodes, of one rank each, but for the node's rank."""

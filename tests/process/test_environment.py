@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +13,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.protocol import environment as worker_environment
-from tests.support.processes import command_line
-from tests.support.runs import PROGRAMS, Finished, environment, run, start
+from tests.support.runs import PROGRAMS, Finished, environment, run
 
 DUMP = PROGRAMS / "dump_environ.py"
 
@@ -281,18 +279,3 @@ def test_torchs_rpc_works(tmp_path: Path) -> None:
 def said_by_each_rank(finished: Finished) -> list[list[str]]:
     files = sorted(finished.run_dir.glob("attempt_0/*/stdout.log"))
     return [file.read_text().splitlines() for file in files]
-
-
-# Secrets.
-
-
-def test_what_is_in_the_environment_is_on_no_command_line(start_method: str, tmp_path: Path) -> None:
-    secret = "hunter2-" + "x" * 20
-    options = ("--start-method", start_method, "--nproc-per-node", "2")
-    running = start(*options, DUMP, tmp_path, "wait", env={"API_TOKEN": secret})
-    running.wait_for("ready", 2)
-    lines = [command_line(int(entry)) for entry in os.listdir("/proc") if entry.isdigit()]
-    assert sum("dump_environ.py" in line for line in lines) >= 3
-    assert not any(secret in line for line in lines)
-    running.signal(signal.SIGTERM)
-    assert running.finish().returncode == 128 + signal.SIGTERM

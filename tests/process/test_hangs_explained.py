@@ -42,8 +42,6 @@ def explained(running: Running, state: str = "stuck") -> dict[str, Any]:
     ("kind", "nodes", "ranks", "state", "text"),
     [
         ("lock", 2, [2], "stuck", r"rank 2 on node1 never joined all_reduce #3 of default_pg"),
-        ("other_order", 1, [2], "stuck", r"same calls in another order, from #3 on: .* rank 2 called all_gather"),
-        ("recv", 1, [0, 1], "stuck", r"rank 0 receives from rank 1, which does not send"),
         ("endless", 1, [2], "busy", r"rank 2 is at hangs.py:\d+ in endless, computing on"),
     ],
 )

@@ -103,17 +103,6 @@ def test_a_slow_rank_gets_little_of_the_time(tmp_path: Path) -> None:
 # Nodes.
 
 
-def test_a_spare_takes_the_place_of_a_lost_node(tmp_path: Path) -> None:
-    options = (*dry("lose node=1 after-line=ready"), "--hosts", "a,b,c")
-    running = start(*options, EXIT_WITH, f"*=+{tmp_path}/go+code:0")
-    running.wait_for(r"^\[c:1\] ready")
-    (tmp_path / "go").touch()
-    finished = running.finish()
-    assert finished.returncode == 0, finished.err
-    assert "c replaces b" in finished.err
-    assert account(finished).startswith("all processes of b were killed at once ")
-
-
 def test_without_a_spare_the_world_gets_smaller_and_meets_anew(tmp_path: Path) -> None:
     running = start(*dry("lose node=0 after-line=ready", nodes="1:2"), EXIT_WITH, f"*=+{tmp_path}/go+code:0")
     lost = pid_of(running, 0)

@@ -83,16 +83,6 @@ def test_a_spare_takes_the_rank_of_a_lost_node_and_the_others_keep_theirs(job: J
     assert "c replaces a" in finished.err
 
 
-def test_a_run_without_spares_ends_and_names_the_node(job: Job) -> None:
-    job.start("--nnodes", "2")
-    job.wait_for_world(2, "node0,node1")
-    os.kill(job.agents()[1], signal.SIGKILL)
-    finished = job.running.finish()
-    assert finished.returncode == NODE_LOST
-    assert "error: the agent on node1 was killed by SIGKILL; left: nothing" in finished.err
-    assert finished.report["outcome"] == "failed"
-
-
 def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
     job.start("--nnodes", "2")
     job.wait_for_world(2, "node0,node1")

@@ -14,36 +14,10 @@ from ddplaunch.features.page.make import make
 from tests.support import chromium, run_folders
 from tests.support.chromium import Chromium
 
+DATA = Path(__file__).parent / "data"
 EVIL = "</script><script>console.error(1)</script><img src='http://127.0.0.1:9/x' onerror='console.error(2)'>"
 
-OVERLAPS = """(() => {
-  const walker = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT), boxes = [];
-  const clips = (style) => [style.overflowX, style.overflowY].some((each) => each !== "visible");
-  while (walker.nextNode()) {
-    const node = walker.currentNode, parent = node.parentElement;
-    if (!node.data.trim() || /^(script|style|title)$/i.test(parent.tagName) || !parent.checkVisibility()) continue;
-    const range = document.createRange();
-    range.selectNodeContents(node);
-    for (const found of range.getClientRects()) {
-      let [left, top, right, bottom] = [found.left, found.top, found.right, found.bottom];
-      for (let each = parent; each && each !== document.body; each = each.parentElement) {
-        if (each instanceof SVGElement || !clips(getComputedStyle(each))) continue;
-        const box = each.getBoundingClientRect();
-        left = Math.max(left, box.left); right = Math.min(right, box.right);
-        top = Math.max(top, box.top); bottom = Math.min(bottom, box.bottom);
-      }
-      if (right - left > 1 && bottom - top > 1) boxes.push({ node, left, top, right, bottom });
-    }
-  }
-  const bad = [];
-  boxes.forEach((a, index) => boxes.slice(index + 1).forEach((b) => {
-    const width = Math.min(a.right, b.right) - Math.max(a.left, b.left);
-    const height = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
-    const isSticky = [a, b].some((each) => each.node.parentElement.tagName === "TH");
-    if (a.node !== b.node && !isSticky && width > 1 && height > 3) bad.push([a.node.data, b.node.data]);
-  }));
-  return { texts: boxes.length, bad, width: document.documentElement.scrollWidth };
-})()"""
+OVERLAPS = (DATA / "overlaps.js").read_text()
 
 
 @pytest.fixture(scope="module")
@@ -235,27 +209,7 @@ def test_it_follows_the_light_or_dark_setting(browser: Chromium, runs: dict[str,
     assert len(colours) == 2
 
 
-CONTRAST = """(() => {
-  const rgb = (text) => text.match(/[\\d.]+/g).map(Number);
-  const light = ([r, g, b]) => [r, g, b].map((c) => c / 255)
-    .map((c) => c <= 0.03928 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
-    .reduce((sum, c, index) => sum + c * [0.2126, 0.7152, 0.0722][index], 0);
-  const behind = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = rgb(getComputedStyle(each).backgroundColor);
-      if (colour.length < 4 || colour[3] > 0) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const low = [];
-  for (const element of document.querySelectorAll("h1, h2, h3, p, b, dd, dt, td, th, span, li, pre, summary, footer")) {
-    if (!element.checkVisibility() || !element.textContent.trim()) continue;
-    const a = light(rgb(getComputedStyle(element).color)), b = light(behind(element));
-    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
-    if (ratio < 4.5) low.push([element.tagName, element.className, element.textContent.slice(0, 30), ratio]);
-  }
-  return low;
-})()"""
+CONTRAST = (DATA / "contrast.js").read_text()
 
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

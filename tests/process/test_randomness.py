@@ -26,15 +26,15 @@ def test_every_rank_draws_other_numbers_in_every_attempt(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_seeded_training_has_the_same_losses_however_it_is_started(tmp_path: Path) -> None:
+    """Ours are forked, those of torchrun are new interpreters, as with spawn."""
     script, env = PROGRAMS / "train_tiny.py", {"OMP_NUM_THREADS": "1"}
-    for method in ("forkserver", "spawn"):
-        finished = run("--start-method", method, "--nproc-per-node", "2", script, tmp_path / method, env=env)
-        assert finished.returncode == 0, finished.err
+    finished = run("--nproc-per-node", "2", script, tmp_path / "ours", env=env)
+    assert finished.returncode == 0, finished.err
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script)]
     subprocess.run(
         [*torchrun, tmp_path / "torchrun"], env=environment(env), capture_output=True, check=True, timeout=100
     )
     curves = {path.name: path.read_text().split() for path in tmp_path.iterdir() if path.is_file()}
-    assert curves["forkserver"] == curves["spawn"] == curves["torchrun"]
-    first, last = (float.fromhex(curves["spawn"][step]) for step in (0, -1))
+    assert curves["ours"] == curves["torchrun"]
+    first, last = (float.fromhex(curves["ours"][step]) for step in (0, -1))
     assert last < first

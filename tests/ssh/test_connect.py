@@ -11,7 +11,7 @@ import time
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.protocol.launcher_agent import AgentEnded, Notice, SweepRun
+from ddplaunch.protocol.launcher_agent import Notice, SweepRun
 from ddplaunch.transport.failures import failures_table
 from tests.support.connecting import ChannelClosed, connecting
 from tests.support.nodes import LAB_ADDRESS, NodeOptions
@@ -37,16 +37,6 @@ def test_eight_hosts_are_connected_at_once_and_answer_what_they_are_sent(make_la
             codes.append(handle.close())
         assert codes == [7] * 8
         assert len(them.wait_for(ChannelClosed, 8)) == 8
-
-
-def test_a_real_agent_runs_over_ssh(make_lab):
-    with connecting(make_lab(1)) as them:
-        them.start(entry="ddplaunch.agent.main")
-        them.settle()
-        them.handles["node1"].send(SweepRun("no such run", ()))
-        assert them.wait_for(AgentEnded) == [AgentEnded(())]
-        them.wait_for(ChannelClosed)
-        assert them.handles["node1"].close() == 0
 
 
 def test_the_environment_arrives_whole_and_nothing_of_it_is_in_a_command_line(make_lab):

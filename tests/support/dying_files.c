@@ -3,7 +3,7 @@
    DYING_FOLDER   the folder
    DYING_ERRNO    number of the errno; without it nothing fails
    DYING_TRIGGER  a file; while it does not exist nothing fails
-   DYING_ONLY     "OPERATION GLOB": only this operation on such paths, relative to the folder
+   DYING_ONLY     "OPERATION GLOB" a line: only these operations on such paths, relative to the folder
    DYING_SIDE     "launcher" or "node": only processes without or with DDPLAUNCH_RUN_ID in their environment
    DYING_LOG      a file that gets a line "OPERATION PATH" for each operation */
 #define _GNU_SOURCE
@@ -64,6 +64,19 @@ static void absolute(int dirfd, const char *path, char *found) {
     snprintf(found, PATH_MAX, "%.2000s/%.2000s", start, path);
 }
 
+/* Whether the operation is one of DYING_ONLY. */
+static int is_chosen(const char *operation) {
+    char pattern[PATH_MAX];
+    for (const char *next = only; *next;) {
+        size_t length = strcspn(next, "\n");
+        snprintf(pattern, sizeof pattern, "%.*s", (int)length, next);
+        if (!fnmatch(pattern, operation, 0))
+            return 1;
+        next += length + (next[length] == '\n');
+    }
+    return 0;
+}
+
 /* Whether this operation fails; then errno is set. A NULL path: dirfd is the file itself. */
 static int fails(const char *operation, int dirfd, const char *path) {
     char found[PATH_MAX], line[PATH_MAX + 64];
@@ -87,7 +100,7 @@ static int fails(const char *operation, int dirfd, const char *path) {
         }
     }
     line[size - 1] = 0;
-    if (!number || (only && fnmatch(only, line, 0)) || (trigger && syscall(SYS_faccessat, AT_FDCWD, trigger, F_OK))) {
+    if (!number || (only && !is_chosen(line)) || (trigger && syscall(SYS_faccessat, AT_FDCWD, trigger, F_OK))) {
         errno = before;
         return 0;
     }

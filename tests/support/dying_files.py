@@ -41,7 +41,7 @@ class DyingFiles:
 
         ``settings`` are the variables of dying_files.c, without their prefix and in lower case.
         """
-        self.folder.mkdir(exist_ok=True)
+        self.folder.mkdir(parents=True, exist_ok=True)
         options = [argument for argument in arguments if argument.startswith("-")]
         ends = [argument for argument in arguments if not argument.startswith("-")]
         variables = {f"DYING_{name.upper()}": str(value) for name, value in settings.items()}
@@ -56,9 +56,12 @@ class DyingFiles:
 
     def operations(self, *arguments: str) -> list[str]:
         """Each operation below the folder in such a run, as a pattern for ``only``."""
-        log = self.folder / "log"
-        self.run(*arguments, log=str(log))
-        lines = set(log.read_text().splitlines())
+        self.run(*arguments, log=str(self.folder / "log"))
+        return self.logged()
+
+    def logged(self) -> list[str]:
+        """The operations that were tried in runs with the setting ``log``, also those that failed."""
+        lines = set((self.folder / "log").read_text().splitlines())
         for name, pattern in _NAMES.items():
             lines = {re.sub(name, pattern, line) for line in lines}
         return sorted(lines)

@@ -10,13 +10,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import Output
+from tests.support import golden
 from tests.support.processes import wait_until
 
 STALL_S = 10.0
@@ -107,25 +108,6 @@ def read_all(fd: int, until: bytes) -> bytes:
 # Prefixes.
 
 
-def test_every_line_begins_with_the_host_and_the_global_rank(screens: Screens) -> None:
-    pieces = [(out(3), b"one\n\nthree\n"), (out(12), b"other\n")]
-    assert screens.shown(*pieces) == b"[node1:3] one\n[node1:3] \n[node1:3] three\n[node1:12] other\n"
-
-
-def test_a_template_knows_torchruns_macros_and_the_host_and_keeps_others(tmp_path: Path) -> None:
-    """torchrun: tail_log_test 3."""
-    screens = Screens(tmp_path, template="${role_name}/$rank/${local_rank}@${host} $unknown ${} $$|")
-    shown = screens.shown((Output("node1", 5, 1, "stdout", 0), b"x\n"))
-    assert shown == b"trainer/5/1@node1 $unknown ${} $|x\n"
-
-
-def test_colour_marks_the_prefix_alone_and_only_on_the_stream_that_has_it(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, colour={"stdout": True, "stderr": False})
-    shown = screens.shown((out(0), b"a\n"), (out(1), b"b\n"), (err(0), b"c\n"))
-    assert re.fullmatch(rb"\x1b\[36m\[node1:0\] \x1b\[0ma\n\x1b\[32m\[node1:1\] \x1b\[0mb\n", shown)
-    assert screens.errors() == b"[node1:0] c\n"
-
-
 @pytest.mark.parametrize(("is_coloured", "cause"), [(False, b"cause"), (True, b"\x1b[1mcause\x1b[0m")])
 def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, cause: bytes, tmp_path: Path) -> None:
     screens = Screens(tmp_path, one=True, colour={"stdout": False, "stderr": is_coloured})
@@ -133,60 +115,24 @@ def test_the_cause_of_a_failure_page_is_bold_on_a_terminal(is_coloured: bool, ca
     assert screens.shown() == b"== title ==\n" + cause + b"\ndetails\n"
 
 
-def test_stdout_goes_to_stdout_and_stderr_and_our_own_words_to_stderr(screens: Screens) -> None:
-    assert screens.shown((out(0), b"result\n"), (err(0), b"warning\n"), "ours") == b"[node1:0] result\n"
-    assert screens.errors() == b"[node1:0] warning\nours\n"
+# Lines and pieces of lines.
 
 
-def test_a_lone_workers_bytes_stay_as_they_are(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    screens.console.show_no_prefix()
-    pieces = [(out(0), b"50%\r"), (err(0), b"warn"), (out(0), b"\xff\x00\r\n"), (err(0), b"ing\n")]
-    assert screens.shown(*pieces) == b"50%\rwarn\xff\x00\r\ning\n"
+def test_pieces_of_lines_are_put_together_by_rank_and_stream(tmp_path: Path) -> None:
+    """A question names one screen or two, then pieces: of stdout of a rank, of stderr (``e``), or our words."""
 
+    def piece(text: str) -> tuple[Output, bytes] | str:
+        who, _, words = text.partition(":")
+        header = err(int(who[1:])) if who.startswith("e") else out(int(who)) if who != "us" else None
+        return (header, words.encode("latin-1")) if header else words
 
-# Unfinished lines.
+    def screen(question: str) -> str:
+        number, *pieces = question.split(" | ")
+        screens = Screens(tmp_path, one=number == "one")
+        shown = [screens.shown(*map(piece, pieces)), *([screens.errors()] if number == "two" else [])]
+        return " and ".join(ascii(each.decode("latin-1")) for each in shown)
 
-
-def test_an_unfinished_line_goes_on_where_it_stopped(screens: Screens) -> None:
-    assert screens.shown((out(0), b"name"), (out(0), b"? ")) == b"[node1:0] name? "
-    assert screens.shown((out(0), b"Ada\nnext\n")) == b"[node1:0] name? Ada\n[node1:0] next\n"
-
-
-def test_another_ranks_line_starts_on_a_line_of_its_own(screens: Screens) -> None:
-    pieces = [(out(0), b"half"), (out(1), b"whole\n"), (out(0), b" rest\n")]
-    assert screens.shown(*pieces) == b"[node1:0] half\n[node1:1] whole\n[node1:0]  rest\n"
-
-
-def test_a_line_that_was_ended_for_another_is_not_ended_again_by_its_own_newline(screens: Screens) -> None:
-    """Python writes a line and its newline one after the other; on a busy machine much can come between."""
-    pieces = [(out(0), b"one"), (out(1), b"two\n"), (out(0), b"\n"), (out(1), b"x"), (out(0), b"y"), (out(1), b"\nz\n")]
-    shown = screens.shown(*pieces)
-    assert shown == b"[node1:0] one\n[node1:1] two\n[node1:1] x\n[node1:0] y\n[node1:1] z\n"
-
-
-def test_our_own_words_start_on_a_line_of_their_own(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    pieces = [(out(0), b"half"), "ours", (out(0), b" rest\n"), "ours"]
-    assert screens.shown(*pieces) == b"[node1:0] half\nours\n[node1:0]  rest\nours\n"
-
-
-def test_streams_that_share_a_terminal_do_not_write_into_each_others_lines(tmp_path: Path) -> None:
-    screens = Screens(tmp_path, one=True)
-    assert screens.shown((out(0), b"half"), (err(0), b"E\n")) == b"[node1:0] half\n[node1:0] E\n"
-
-
-def test_streams_on_two_screens_do_not_disturb_each_other(screens: Screens) -> None:
-    assert screens.shown((out(0), b"half"), (err(0), b"E\n"), (out(0), b" rest\n")) == b"[node1:0] half rest\n"
-
-
-# Carriage returns.
-
-
-def test_of_progress_bars_in_a_file_the_end_is_shown(screens: Screens) -> None:
-    pieces = [(out(0), b"1%\r2%\r"), (out(1), b"\r5%"), (out(0), b"3%\r"), (out(1), b"\r6%\n"), (out(0), b"done\n")]
-    assert screens.shown(*pieces) == b"[node1:1] 6%\n[node1:0] done\n"
-    assert screens.shown((out(0), b"\r1%"), (out(0), b"\r2%")).endswith(b"done\n[node1:0] 2%\n")
+    golden.check_answers("console", screen)
 
 
 def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,16 +153,6 @@ def test_a_terminal_shows_a_live_line_per_rank_below_the_others(monkeypatch: pyt
     )
 
 
-@pytest.mark.parametrize(
-    "pieces",
-    [(b"a\r\nb\r\n",), (b"a\r", b"\nb\r\n"), (b"a\r\nb\r", b"\n"), (b"a", b"\r\nb", b"\r\n")],
-    ids=["whole", "cut", "cut at the end", "in bits"],
-)
-def test_crlf_is_one_line_end_wherever_it_is_cut(screens: Screens, pieces: tuple[bytes, ...]) -> None:
-    assert screens.shown(*((out(0), piece) for piece in pieces)) == b"[node1:0] a\r\n[node1:0] b\r\n"
-
-
-@settings(deadline=None)  # The machine may be busy.
 @given(st.lists(st.sampled_from([b"a", b"bc", b"\n", b"\r\n", b"\r", b"\xff"])).map(b"".join))
 def test_prefixes_stand_behind_each_line_end_but_the_last_and_change_nothing_else(data: bytes) -> None:
     prefixed = line_prefix.prefixed(data, b"<>")
@@ -233,31 +169,6 @@ def test_lines_that_the_agent_had_to_drop_are_said_where_they_are_missing(screen
     shown = screens.shown((out(0), b"a"), (out(0, lost_lines=1204), b"b\n"), (out(1, lost_lines=2), b""))
     first, second = b"... 1,204 lines not shown, see /logs/0", b"... 2 lines not shown, see /logs/1"
     assert shown == b"[node1:0] a\n%b/stdout.log\n[node1:0] b\n%b/stdout.log\n" % (first, second)
-
-
-def test_a_screen_that_lags_loses_lines_and_every_one_of_them_is_counted(
-    stuck_pipe: tuple[int, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    reader, writer = stuck_pipe
-    monkeypatch.setattr(stream_writer, "_QUEUE_BYTES", 1 << 20)
-    shown = Console(style(), writer, writer)
-    chunks, lines_each = 400, 100
-    for number in range(chunks):
-        text = "".join(f"{number * lines_each + line:08d} {'x' * 50}\n" for line in range(lines_each))
-        shown.output(out(number % 2), text.encode())
-    assert shown._stdout._queued_bytes < 2 << 20, "the queue is bounded"
-    shown.show("the end")
-    data = read_all(reader, b"the end\n")
-    shown.drain(lambda: False, STALL_S)  # What was lost last is counted behind all that was queued.
-    os.write(writer, b"EOF")
-    data += read_all(reader, b"EOF")
-    assert not re.search(rb"^(?!\[node1:[01]\] \d{8} x{50}$|\.\.\. |the end$|EOF)", data, re.MULTILINE)
-    lost = sum(int(count.replace(b",", b"")) for count in re.findall(rb"\.\.\. ([\d,]+) lines", data))
-    assert lost > 0
-    assert data.count(b" xxx") + lost == chunks * lines_each
-    for rank in (b"0", b"1"):
-        numbers = re.findall(rb"\[node1:%s\] (\d+)" % rank, data)
-        assert numbers == sorted(numbers), "in the worker's order"
 
 
 def test_short_pieces_do_not_fill_the_memory_either(

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.system.gpus import devices
+from tests.support import golden
 
 EIGHT = tuple("01234567")
 UUIDS = ("GPU-8932f937-d72c-4106-c12f-20bd9faed9f6", "GPU-11111111-2222-3333-4444-555555555555")
@@ -180,25 +181,13 @@ def test_nothing_is_said_about_devices_on_a_node_without_any(tmp_path: Path) -> 
     assert devices.visible_devices({}, None, str(tmp_path)) is None
 
 
-@pytest.mark.parametrize(
-    ("value", "seen"),
-    [
-        ("2,4,7", ("2", "4", "7")),
-        ("7, 0", ("7", "0")),
-        ("03", ("3",)),
-        ("", ()),
-        ("-1", ()),
-        ("NoDevFiles", ()),
-        ("0,2,-1,1", ("0", "2")),
-        ("0,8,1", ("0",)),
-        ("0,,1", ("0",)),
-        ("1,1", ()),
-        (",".join(UUIDS), UUIDS),
-        ("MIG-GPU-8932f937/1/0", ("MIG-GPU-8932f937/1/0",)),
-    ],
-)
-def test_cuda_visible_devices_is_read_as_cuda_reads_it(eight_gpus: str, value: str, seen: tuple[str, ...]) -> None:
-    assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": value}, None, eight_gpus) == seen
+def test_which_devices_are_visible_or_why_a_request_is_refused(eight_gpus: str) -> None:
+    def visible(question: str) -> str:
+        variables, _, requested = question.partition("--gpus ")
+        environ = dict(word.split("=", 1) for word in variables.strip().split(" -") if word)
+        return str(devices.visible_devices(environ, tuple(requested.split(";")) if _ else None, eight_gpus))
+
+    golden.check_answers("visible_devices", visible)
 
 
 def test_cuda_visible_devices_is_believed_where_gpus_cannot_be_counted(tmp_path: Path) -> None:
@@ -223,26 +212,6 @@ def test_requested_gpus_are_refused_where_there_is_no_driver(tmp_path: Path) -> 
     with pytest.raises(ValueError, match=r"there is no GPU here; without --gpus .* --dry-run"):
         devices.visible_devices({}, ("0", "9"), str(tmp_path))
     assert devices.visible_devices({"CUDA_VISIBLE_DEVICES": "0,9"}, ("9",), str(tmp_path)) == ("9",)
-
-
-@pytest.mark.parametrize(
-    ("requested", "environ", "message"),
-    [
-        (("0", "x"), {}, "'x' is neither a GPU's index nor its UUID"),
-        (("-1",), {}, "'-1' is neither"),
-        (("",), {}, "'' is neither"),
-        (("٣",), {}, "'٣' is neither"),
-        (("8",), {}, "no GPU 8 on this node: it has 8, counted from 0"),
-        (("1", "01"), {}, "names GPU 1 more than once"),
-        (("3",), {"CUDA_VISIBLE_DEVICES": "0,1"}, "GPU 3 is not among those that 'CUDA_VISIBLE_DEVICES=0,1' leaves"),
-        (("0",), {"CUDA_VISIBLE_DEVICES": ""}, "GPU 0 is not among those that 'CUDA_VISIBLE_DEVICES=' leaves"),
-    ],
-)
-def test_a_request_that_cannot_be_met_is_refused_by_name(
-    eight_gpus: str, requested: tuple[str, ...], environ: dict[str, str], message: str
-) -> None:
-    with pytest.raises(ValueError, match=message):
-        devices.visible_devices(environ, requested, eight_gpus)
 
 
 @pytest.mark.parametrize(
@@ -272,33 +241,18 @@ def test_amds_variables_mean_nothing_on_other_nodes(eight_gpus: str) -> None:
 # How many workers, and which devices each gets
 
 
-@pytest.mark.parametrize(
-    ("nproc", "visible", "gpus_per_proc", "count"),
-    [
-        (None, EIGHT, 0, 8),
-        (None, EIGHT, 1, 8),
-        (None, EIGHT, 3, 2),
-        (None, ("0",), 2, 1),
-        (None, (), 1, 1),
-        (None, None, 0, 1),
-        (5, EIGHT, 1, 5),
-        ("gpu", EIGHT, 2, 4),
-        ("auto", EIGHT, 1, 8),
-        ("auto", None, 0, 3),
-        ("cpu", EIGHT, 1, 3),
-    ],
-)
-def test_the_number_of_workers_follows_the_word(
-    nproc: int | str | None,
-    visible: tuple[str, ...] | None,
-    gpus_per_proc: int,
-    count: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_number_of_workers_follows_the_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """torchrun: test_run 6."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {1, 2, 5})
-    assert devices.resolve_nproc(nproc, visible, gpus_per_proc, str(tmp_path)) == count
+
+    def count(question: str) -> int:
+        """Of the word, the number of visible devices and those per worker."""
+        nproc, visible, gpus_per_proc = (None if word == "None" else word for word in question.split())
+        devices_ = EIGHT[: int(visible)] if visible else None
+        number = int(nproc) if nproc and nproc.isdigit() else nproc
+        return devices.resolve_nproc(number, devices_, int(gpus_per_proc or 0), str(tmp_path))
+
+    golden.check_answers("worker_counts", count)
 
 
 @pytest.mark.parametrize("word", ["gpu", "xpu"])

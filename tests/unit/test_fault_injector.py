@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import pytest
-
 from ddplaunch.features.faults.fault_spec import parse
 from ddplaunch.features.faults.injector import Fault, LineSeen, describe_effect, with_line_search
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
+from tests.support import golden
 
 
 def result(exit_code: int, *outcomes: Outcome, signal: str | None = None) -> RunResult:
@@ -32,62 +31,42 @@ def done(text: str, run: RunResult, starts: dict[int, float]) -> str:
     return told.account
 
 
-@pytest.mark.parametrize(
-    ("text", "deed"),
-    [
-        ("kill rank=3", "rank 3 on node1 got SIGKILL"),
-        ("exit rank=3 code=7", "rank 3 on node1 ended with exit code 7"),
-        ("hang rank=3", "rank 3 on node1 was suspended (SIGSTOP)"),
-        ("slow rank=3 by=10x", "rank 3 on node1 became 10 times slower"),
-        ("lose node=1", "all processes of node1 were killed at once"),
-        ("partition node=1 for=3s", "node1 was disconnected for 3 s,"),
-        ("partition node=1", "node1 was disconnected until the end of the run,"),
-        ("crash agent node=1", "the agent on node1 got SIGKILL"),
-    ],
+LATER = {0: 100.0, 1: 101.25}
+DEEDS = (
+    *("kill rank=3", "exit rank=3 code=7", "hang rank=3", "slow rank=3 by=10x", "lose node=1"),
+    *("partition node=1 for=3s", "partition node=1", "crash agent node=1"),
 )
-def test_what_happened_is_told_with_the_time(text: str, deed: str):
-    told = done(text, RECOVERED, {0: 100.0, 1: 101.25})
-    assert told == f"{deed} 0.5 s into attempt 0; attempt 1 ran 0.75 s later, and the job succeeded"
-
-
-@pytest.mark.parametrize(
-    ("run", "starts", "answer"),
-    [
-        (SUCCEEDED, {0: 1.0}, "the attempt continued, and the job succeeded"),
-        (result(9, "failed"), {0: 1.0}, "the job ended with exit code 9"),
-        (result(84), {0: 1.0}, "the job ended with exit code 84"),
-        (
-            result(7, "failed", "failed"),
-            {0: 1.0, 1: 2.0},
-            "attempt 1 ran 0.50 s later, and the job ended with exit code 7",
-        ),
-        (result(130, "stopped", signal="SIGINT"), {0: 1.0}, "the job was stopped by SIGINT"),
-    ],
+RUNS = {
+    "it went on": (SUCCEEDED, {0: 1.0}),
+    "it failed": (result(9, "failed"), {0: 1.0}),
+    "a node was lost": (result(84), {0: 1.0}),
+    "the next attempt failed": (result(7, "failed", "failed"), {0: 1.0, 1: 2.0}),
+    "the user stopped it": (result(130, "stopped", signal="SIGINT"), {0: 1.0}),
+}
+NOT_DONE = (
+    ("kill rank=3 attempt=2", {}, RECOVERED),
+    ("kill rank=3 attempt=1", {}, RECOVERED),
+    ("lose node=1 attempt=1", {}, RECOVERED),
+    ("kill rank=3 after=1m", {"started_at": 1.0}, SUCCEEDED),
+    ("kill rank=3 after=1m", {"started_at": 1.0}, result(84)),
+    ("hang rank=3", {"started_at": 1.0, "tried_at": 1.0}, SUCCEEDED),
+    ("hang rank=3 after-line=x", {"started_at": 1.0}, SUCCEEDED),
 )
-def test_how_the_job_answered_is_told(run: RunResult, starts: dict[int, float], answer: str):
-    assert done("kill rank=3", run, starts) == f"rank 3 on node1 got SIGKILL 0.5 s into attempt 0; {answer}"
 
 
-@pytest.mark.parametrize(
-    ("text", "case", "run", "why"),
-    [
-        ("kill rank=3 attempt=2", {}, RECOVERED, "there was no attempt 2"),
-        ("kill rank=3 attempt=1", {}, RECOVERED, "attempt 1 had no rank 3"),
-        ("lose node=1 attempt=1", {}, RECOVERED, "attempt 1 had no node 1"),
-        ("kill rank=3 after=1m", {"started_at": 1.0}, SUCCEEDED, "attempt 0 was over after 2.0 s"),
-        ("kill rank=3 after=1m", {"started_at": 1.0}, result(84), "node1 was already lost"),
-        ("hang rank=3", {"started_at": 1.0, "tried_at": 1.0}, SUCCEEDED, "rank 3 had already ended"),
-        (
-            "hang rank=3 after-line=x",
-            {"started_at": 1.0},
-            SUCCEEDED,
-            "no such line reached the console from rank 3 in attempt 0",
-        ),
-    ],
-)
-def test_what_did_not_happen_is_told_with_the_reason(text: str, case: dict[str, float], run: RunResult, why: str):
+def not_done(text: str, case: dict[str, float], run: RunResult) -> str:
     told = describe_effect(Fault(parse(text), "node1", **case), {0: 1.0, 1: 2.0}, run)
-    assert told == Injected(text, None, f"did not happen: {why}")
+    assert told == Injected(text, None, told.account)
+    return f"{text}: {told.account}"
+
+
+def test_what_happened_how_the_job_answered_and_what_did_not_happen_is_told():
+    pages = {
+        "deeds": [done(text, RECOVERED, LATER) for text in DEEDS],
+        "answers": [f"{name}: {done('kill rank=3', run, starts)}" for name, (run, starts) in RUNS.items()],
+        "not done": [not_done(*case) for case in NOT_DONE],
+    }
+    golden.check("fault_effects", {name: "\n".join(lines) for name, lines in pages.items()})
 
 
 # Lines.

@@ -15,9 +15,9 @@ import pytest
 from ddplaunch.agent import gpu_reader
 from ddplaunch.agent.gpu_reader import GpuReader, read_once
 from ddplaunch.features.health import gpu_rules
-from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead
+from ddplaunch.protocol.gpus import GpuReading, GpusRead
 from ddplaunch.system.gpus import devices, gpu_child, nvml
-from tests.support import fake_nvml
+from tests.support import fake_nvml, golden
 from tests.support.fake_nvml import Says
 
 
@@ -26,62 +26,65 @@ def test_without_the_library_there_is_no_reader(monkeypatch: pytest.MonkeyPatch)
     assert GpuReader.start(print) is None
 
 
-def test_all_values_of_a_gpu_are_read(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "driver 575.51.03", *fake_nvml.healthy(0))
-    (gpu,) = watch().read().gpus
-    assert gpu == GpuReading(
-        index=0,
-        uuid="GPU-0000-0",
-        name="Fake H100",
-        pci_address="00000000:10:00.0",
-        driver="575.51.03",
-        vbios="96.00.74.00.1A",
-        is_mig=False,
-        has_display=False,
-        memory_bytes=85_899_345_920,
-        used_bytes=4_194_304,
-        power_limit_w=700.0,
-        recovery_action=0,
-        uncorrected_rows=0,
-        is_remap_pending=False,
-        is_remap_failed=False,
-        is_sram_worn=False,
-        uncorrected_errors=0,
-        sram_corrected=0,
-        dram_corrected=0,
-        is_ecc_on=True,
-        is_ecc_wanted=True,
-        is_ecc_usual=True,
-        pcie_width=16,
-        pcie_max_width=16,
-        fabric_state=3,
-        fabric_status=0,
-        fabric_health=0xAAA,
-        clock_reasons=1,
-        throttled_minutes=0,
-        nvlinks=18,
-        nvlinks_active=18,
-        nvlinks_usual=18,
-        nvlink_errors=0,
-        nvlink_error_minutes=0,
-        temperature_margin_c=45,
-    )
-    assert gpu_rules.at_start(gpu) == ()
+def changed(gpu: GpuReading) -> str:
+    """What is known of it."""
+    usual = vars(GpuReading(index=0))
+    return " ".join(f"{name}={value!r}" for name, value in vars(gpu).items() if value != usual[name] or name == "index")
 
 
-def test_what_a_gpu_does_not_support_is_unknown(driver: Says, watch: Any) -> None:
-    driver("gpus 1")
-    (gpu,) = watch().read().gpus
-    known = {"index", "uuid", "name", "pci_address", "power_limit_w", "clock_reasons", "throttled_minutes"}
-    assert {
-        name
-        for name, value in vars(gpu).items()
-        if name not in ("is_mig", "memory_bytes") and value not in (None, "", ())
-    } == {
-        *known,
-        "nvlink_error_minutes",
-    }
-    assert gpu_rules.at_start(gpu) == ()
+class Story:
+    """A driver and its reader. The methods are the steps."""
+
+    def __init__(self, driver: Says, watch: Any) -> None:
+        self._driver, self._watch = driver, watch
+        self.watched: Any = None
+
+    def says(self, text: str) -> str:
+        """What the driver says from now on."""
+        lines = text.encode().decode("unicode_escape").split(" / ")
+        found = (fake_nvml.healthy(0) if line == "healthy" else [line] for line in lines)
+        self._driver(*(line for group in found for line in group))
+        return ""
+
+    def start(self, interval_s: str) -> str:
+        self.watched = self._watch(interval_s=float(interval_s or 60))
+        return self.read("")
+
+    def read(self, question: str) -> str:
+        found = self.watched.read(question or "health")
+        rules = [finding.rule for gpu in found.gpus for finding in gpu_rules.at_start(gpu)] if not question else []
+        return "\n".join([*map(changed, found.gpus), *([found.missing] if found.missing else []), *rules])
+
+    def wanted(self, _: str) -> str:
+        self.watched.reader.ask("health")
+        return self.read("")
+
+    def event(self, _: str) -> str:
+        return str(self.watched.event())
+
+    def over(self, _: str) -> str:
+        """The child ends."""
+        return f"exit code {self.watched.reader._process.wait(10)}"
+
+    def once(self, question: str) -> str:
+        """One question, as for a hang."""
+        found = read_once(question, 5)  # type: ignore[arg-type]
+        return "\n".join([*map(changed, found.gpus), *([found.missing] if found.missing else [])])
+
+    def play(self, step: str) -> str:
+        word, _, rest = step.partition(" ")
+        return "\n    ".join(filter(None, [step, *getattr(self, word)(rest).splitlines()]))
+
+
+def test_what_the_driver_says_is_read(driver: Says, watch: Any) -> None:
+    def told(story: str) -> str:
+        played = Story(driver, watch)
+        steps = [played.play(step) for step in story.split("; ")]
+        if played.watched:
+            played.watched.reader.close()
+        return "\n".join(steps)
+
+    golden.check_pages("gpu_reader", told)
 
 
 def test_an_old_driver_tells_what_it_can(
@@ -94,81 +97,6 @@ def test_an_old_driver_tells_what_it_can(
     assert (gpu.recovery_action, gpu.is_sram_worn, gpu.fabric_state, gpu.is_ecc_usual) == (0, None, None, None)
     assert (gpu.pids, gpu.memory_bytes, gpu.is_remap_failed) == ((4194304,), 85_899_345_920, False)
     assert watched.event().xid == 79
-
-
-def test_a_driver_with_the_second_structure_of_the_fabric_is_understood(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "fabric 2", "0 fabric 2 0 0")
-    assert watch().read().gpus[0].fabric_state == 2
-
-
-def test_memory_that_the_driver_reserves_is_not_in_use(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "0 total 85899345920", "0 used 700000000", "0 reserved 600000000")
-    assert watch().read().gpus[0].used_bytes == 100_000_000
-
-
-@pytest.mark.parametrize("function", ["nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetRemappedRows"])
-def test_a_gpu_that_is_lost_is_told_beside_the_others(function: str, driver: Says, watch: Any) -> None:
-    driver("gpus 2", f"error {function} 15", f"only {function} 1")
-    first, second = watch().read().gpus
-    assert (first.error, second.error) == ("", "GPU is lost")
-
-
-# Later readings, questions and events.
-
-
-def test_a_reading_is_sent_when_something_has_changed(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "0 rows 0 0 0 0", "0 margin 40")
-    watched = watch(interval_s=0.02)
-    watched.read()
-    driver("gpus 1", "0 rows 0 0 0 0", "0 margin 41", "0 pid 12")
-    driver("gpus 1", "0 rows 0 0 1 0", "0 margin 42", "0 pid 12")
-    changed = watched.read()
-    assert changed.gpus[0].is_remap_pending
-
-
-def test_memory_is_read_when_asked_for(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "0 total 85899345920", "0 used 3000000000", "0 pid 4194304")
-    watched = watch()
-    watched.read()
-    memory = GpuReading(index=0, used_bytes=3_000_000_000, memory_bytes=85_899_345_920, pids=(4194304,))
-    assert watched.read("memory").gpus == (memory,)
-
-
-@pytest.mark.parametrize(
-    ("event", "kind", "xid"),
-    [("8 79", "xid", 79), ("2 0", "ecc", 0), ("16384 0", "unavailable", 0), ("32768 1", "recovery", 0)],
-)
-def test_an_event_is_told_when_it_happens(event: str, kind: Any, xid: int, driver: Says, watch: Any) -> None:
-    driver("gpus 2")
-    watched = watch()
-    watched.read()
-    driver("gpus 2", f"event 1 1 {event}")
-    assert watched.event() == GpuEvent(index=1, uuid="GPU-0000-1", kind=kind, xid=xid)
-
-
-def test_each_of_several_events_is_told(driver: Says, watch: Any) -> None:
-    driver("gpus 2", "event 1 0 8 48", "event 2 1 8 45", "event 3 0 8 94")
-    watched = watch()
-    watched.read()
-    told = [watched.event() for _ in range(3)]
-    assert [(event.index, event.xid) for event in told] == [(0, 48), (1, 45), (0, 94)]
-
-
-def test_after_an_event_the_gpus_are_read_at_once(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "0 field230 0")
-    watched = watch()
-    watched.read()
-    driver("gpus 1", "0 field230 4", "event 1 0 32768 4")
-    watched.event()
-    assert watched.read().gpus[0].recovery_action == 4
-
-
-def test_a_gpu_that_is_lost_during_the_wait_is_read_at_once(driver: Says, watch: Any) -> None:
-    driver("gpus 1")
-    watched = watch()
-    watched.read()
-    driver("gpus 1", "error nvmlEventSetWait_v2 15", "error nvmlDeviceGetName 15")
-    assert watched.read().gpus[0].error == "GPU is lost"
 
 
 def test_a_driver_that_hangs_during_the_run_is_told_once(
@@ -239,9 +167,6 @@ def test_minutes_with_errors_of_nvlinks_are_counted_and_forgotten(monkeypatch: p
     assert (counts[0], counts[14], counts[15], max(counts), counts[-1]) == (1, 15, 16, 21, 0)
 
 
-# What the child says is checked.
-
-
 def test_a_driver_that_hangs_is_told_in_time_and_read_when_it_goes_on(driver: Says, watch: Any) -> None:
     driver("gpus 1", "block nvmlDeviceGetName")
     started = time.monotonic()
@@ -255,28 +180,12 @@ def test_a_driver_that_hangs_is_told_in_time_and_read_when_it_goes_on(driver: Sa
     assert (len(later.gpus), later.missing) == (1, "")
 
 
-def test_a_driver_that_is_not_loaded_is_a_reason_and_ends_the_watch(driver: Says, watch: Any) -> None:
-    driver("error nvmlInitWithFlags 9")
-    watched = watch()
-    assert watched.read() == GpusRead(missing="NVML: Driver Not Loaded")
-    watched.reader._process.wait(10)
-    assert watched.read("memory").missing == "NVML: Driver Not Loaded"
-
-
 def test_a_killed_child_is_told_once(driver: Says, watch: Any) -> None:
     driver("gpus 1")
     watched = watch()
     watched.read()
     watched.reader._process.kill()
     assert watched.read() == GpusRead(missing="the process that asked NVML ended with -9")
-
-
-def test_a_wanted_reading_comes_although_nothing_has_changed(driver: Says, watch: Any) -> None:
-    driver("gpus 1")
-    watched = watch()
-    first = watched.read()
-    watched.reader.ask("health")
-    assert watched.read().gpus == first.gpus
 
 
 @pytest.mark.parametrize(
@@ -291,46 +200,6 @@ def test_a_line_that_makes_no_sense_is_a_reason(
     assert watch().read() == GpusRead(missing="the answer of the GPU driver could not be read")
 
 
-def test_what_the_driver_says_cannot_steer_the_terminal(driver: Says, watch: Any) -> None:
-    driver("gpus 1", "0 name \x1b[31mred")
-    assert watch().read().gpus[0].name == r"\x1b[31mred"
-
-
-def test_a_number_that_makes_no_sense_is_unknown(driver: Says, watch: Any) -> None:
-    driver("gpus 1", f"0 total {1 << 61}", "0 used 60")
-    watched = watch()
-    watched.read()
-    (found,) = watched.read("usage").gpus
-    assert (found.memory_bytes, found.used_bytes) == (0, 60)
-
-
-def test_usage_is_read_when_it_is_asked_for(driver: Says, watch: Any) -> None:
-    driver("gpus 2", *fake_nvml.gpu(0, 91, 40, 412_500), "0 total 80", "0 used 60", "0 clocks 64", "0 temperature 71")
-    watched = watch()
-    watched.read()
-    first, second = watched.read("usage").gpus
-    assert first == GpuReading(
-        index=0,
-        memory_bytes=80,
-        used_bytes=60,
-        utilization=91,
-        memory_utilization=40,
-        power_w=412.5,
-        temperature_c=71,
-        clock_reasons=64,
-        throttled="thermal slowdown (hardware)",
-    )
-    assert (second.index, second.used_bytes, second.temperature_c) == (1, None, None)
-
-
-def test_usage_of_a_driver_that_fails_is_empty(driver: Says, watch: Any) -> None:
-    driver("gpus 1")
-    watched = watch()
-    watched.read()
-    driver("gpus 1", "error nvmlDeviceGetCount_v2 999")
-    assert watched.read("usage").gpus == ()
-
-
 # One question, as for a hang.
 
 
@@ -338,24 +207,6 @@ def test_usage_of_a_driver_that_fails_is_empty(driver: Says, watch: Any) -> None
 def installed(driver: Says, monkeypatch: pytest.MonkeyPatch) -> Says:
     monkeypatch.setattr(devices, "has_nvml", lambda: True)
     return driver
-
-
-def test_what_a_gpu_does_is_read_with_what_identifies_it(installed: Says) -> None:
-    installed("gpus 2", *fake_nvml.gpu(0, 100, 0, 120_500), *fake_nvml.gpu(1, 37, 21, 655_000))
-    read = read_once("activity", 5)
-    assert read.gpus[0] == GpuReading(
-        index=0,
-        name="Fake H100",
-        uuid="GPU-0000-0",
-        pci_address="00000000:10:00.0",
-        power_limit_w=700.0,
-        utilization=100,
-        memory_utilization=0,
-        power_w=120.5,
-        clock_reasons=0,
-    )
-    second = read.gpus[1]
-    assert (second.index, second.utilization, second.memory_utilization, second.power_w) == (1, 37, 21, 655.0)
 
 
 @pytest.mark.parametrize(
@@ -370,14 +221,6 @@ def test_what_a_gpu_does_is_read_with_what_identifies_it(installed: Says) -> Non
 )
 def test_why_a_gpu_is_throttled(clocks: int | None, text: str) -> None:
     assert nvml.throttled(clocks) == text
-
-
-@pytest.mark.parametrize(
-    ("says", "missing"), [("error nvmlInitWithFlags 9", "NVML: Driver Not Loaded"), ("gpus 0", "NVML knows no GPU")]
-)
-def test_why_there_are_no_gpus_is_told(says: str, missing: str, installed: Says) -> None:
-    installed(says)
-    assert read_once("health", 5) == GpusRead(missing=missing)
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUtilizationRates"])

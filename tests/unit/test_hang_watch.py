@@ -19,117 +19,116 @@ from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     ExamineWorkers,
     NodeEvidence,
-    RankEvidence,
     RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
 from ddplaunch.protocol.gpus import GpuReading
-from ddplaunch.protocol.launcher_agent import OrderToNodes
-from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
 from ddplaunch.timeouts import TimeoutConfig
+from tests.support import golden
+from tests.support.configs import rendezvous_config
 from tests.support.hangs import call, done, evidence
+
+pytestmark = pytest.mark.usefixtures("utc")
 
 WAITS = evidence(0, [*done(2), call(3)])
 SLEEPS = evidence(1, done(2), where="train.py:6 in step (sleep)")
-COMPUTES = replace(SLEEPS, cpu_s=4.0)
-MOVES = replace(SLEEPS, collectives_moved=True)
+RANKS = {
+    "waits": WAITS,
+    "sleeps": SLEEPS,
+    "computes": replace(SLEEPS, cpu_s=4.0),
+    "moves": replace(SLEEPS, collectives_moved=True),
+    "writes": replace(SLEEPS, silent_s=0.5),
+    "moving": replace(WAITS, collectives_moved=True),
+}
+GPU = GpuReading(index=0, utilization=97, memory_utilization=60, power_w=600.0, power_limit_w=700.0)
 
 
-class Watched:
-    """A HangWatch of two nodes with a worker each, at a time that the test sets."""
+class Job:
+    """A HangWatch of two nodes with a worker each. Its methods are the steps of a story."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None = None, **timeouts: Any) -> None:
-        self.now = 1000.0
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None, options: dict[str, float]) -> None:
+        self.now, self.number = 1000.0, 0
         monkeypatch.setattr(hang_watch.time, "monotonic", lambda: self.now)
-        self.sent: list[object] = []
-        self.shown: list[str] = []
-        config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**timeouts))
-        messages = SimpleNamespace(show=lambda text, *_: self.shown.append(text), record=lambda *_: None)
-        self.watch = HangWatch(config, self.sent.append, lambda: folder, messages)  # type: ignore[arg-type]
-        self.now += 1
-        self.watch.run_due(self.now)
+        self.said: list[str] = []
+        meets = rendezvous_config() if options.pop("launchers", 1) == 2 else None
+        limits = {f"{name}_s": limit or None for name, limit in options.items()}
+        config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**limits), rendezvous=meets)
+        messages = SimpleNamespace(show=lambda text, *_: self.said.append(text), record=lambda *_: None)
+        self.watch = HangWatch(config, self._sent, lambda: folder, messages)  # type: ignore[arg-type]
+        self.later(1)
 
-    def quiet(self, quiet_s: float, still_s: float | None = None, nodes: tuple[int, ...] = (0, 1)) -> float:
-        """Both nodes report, late enough to be judged; returns when the watch wants to be called again."""
-        self.now += hang_watch._JUDGE_S
-        for index in nodes:
-            activity = WorkerActivity(0, quiet_s, quiet_s if still_s is None else still_s)
-            self.watch.on_report(index, (0, 1), activity)
-        return self.watch.run_due(self.now)
+    def _sent(self, order: Any) -> None:
+        self.said.append(f"order: {order}")
+        order = getattr(order, "order", order)
+        self.number = order.number if isinstance(order, ExamineWorkers) else self.number
 
-    def answer(self, *ranks: RankEvidence, node: NodeEvidence | None = None) -> None:
-        (order,) = self.sent
-        assert isinstance(order, ExamineWorkers)
-        self.sent.clear()
-        for index, rank in enumerate(ranks):
-            self.watch.on_report(index, (0, 1), WorkersExamined(0, order.number, (rank,), node))
+    def later(self, seconds: float) -> None:
+        """Time passes."""
+        self.now += float(seconds)
+        self.deadline = self.watch.run_due(self.now)
 
+    def due(self) -> None:
+        """Until the watch wants to be called."""
+        self.later(self.deadline - self.now)
 
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> Watched:
-    return Watched(monkeypatch)
+    def report(self, node: int, **facts: Any) -> None:
+        self.watch.on_report(node, (0, 1), WorkerActivity(0, **facts))
 
+    def quiet(self, quiet_s: str, still_s: str = "", nodes: str = "01") -> None:
+        """These nodes report, and are judged."""
+        for node in map(int, nodes):
+            self.report(node, quiet_s=float(quiet_s), still_s=float(still_s or quiet_s), host=f"gpu{node}")
+        self.later(hang_watch._JUDGE_S)
 
-def test_a_job_that_stands_still_is_reported_once_and_goes_on(watched: Watched) -> None:
-    watched.quiet(299.0)
-    assert watched.sent == []
-    watched.quiet(300.0)
-    assert watched.sent == [ExamineWorkers(0, 1)]
-    watched.answer(WAITS, SLEEPS)
-    assert watched.shown[0] == "nothing has moved for 5 min: the job seems to hang"
-    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3 of default_pg")
-    assert "  rank 1 is at train.py:6 in step (sleep)" in watched.shown
-    watched.now += 1000
-    watched.quiet(1300.0)
-    assert watched.sent == []
+    def waiting(self, waiting_s: str) -> None:
+        """Rank 0 waits in a collective, and rank 1 writes output."""
+        limit_s = float(waiting_s)
+        self.report(0, quiet_s=limit_s, still_s=limit_s, waiting_s=limit_s, has_waiting=True)
+        self.report(1, waiting_s=limit_s)
+        self.later(hang_watch._JUDGE_S)
 
+    def active(self, node: str) -> None:
+        self.report(int(node))
 
-def test_it_is_reported_that_the_job_moves_again_and_the_next_pause_must_be_ten_times_as_long(
-    watched: Watched,
-) -> None:
-    watched.quiet(310.0)
-    watched.answer(WAITS, SLEEPS)
-    watched.shown.clear()
-    watched.watch.on_report(1, (0, 1), WorkerActivity(0))
-    assert watched.shown == ["the job moves again, after 5 min 10 s"]
-    watched.now += 100
-    watched.quiet(3000.0)
-    assert watched.sent == []
-    watched.quiet(3100.0)
-    assert watched.sent == [ExamineWorkers(0, 2)]
+    def finished(self, node: str) -> None:
+        self.report(int(node), is_finished=True)
 
+    def examined(self, node: str, rank: str, gpu: str = "") -> None:
+        """The answer of a node; ``gpu``: its GPU computes."""
+        facts = NodeEvidence(host="gpu0", gpus=(GPU,)) if gpu else None
+        found = replace(RANKS[rank], rank=int(node))
+        self.watch.on_report(int(node), (0, 1), WorkersExamined(0, self.number, (found,), facts))
 
-def test_a_job_is_not_examined_while_a_node_moves_or_has_not_reported(watched: Watched) -> None:
-    watched.quiet(500.0, nodes=(0,))
-    watched.watch.on_report(1, (0, 1), WorkerActivity(0))
-    watched.watch.run_due(watched.now)
-    assert watched.sent == []
+    def stopped(self) -> None:
+        """The user has stopped the job, after an examination that nobody asked for."""
+        self.watch.show_stopped()
+
+    def play(self, step: str) -> str:
+        self.said.clear()
+        word, *arguments = step.split()
+        getattr(self, word)(*arguments)
+        return "\n".join([step, *(f"    {line}" for line in self.said)])
 
 
-def test_a_node_that_has_done_its_part_does_not_count(watched: Watched) -> None:
-    watched.watch.on_report(1, (0, 1), WorkerActivity(0, is_finished=True))
-    watched.quiet(300.0, nodes=(0,))
-    watched.answer(replace(SLEEPS, rank=0))
-    assert watched.shown[0].startswith("nothing has moved for 5 min")
+def test_when_a_job_is_examined_reported_and_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A story is a list of limits, and of steps."""
+
+    def story(text: str) -> str:
+        limits, _, steps = text.partition(": ")
+        options = {name: float(limit) for name, limit in (word.split("=") for word in limits.split() if "=" in word)}
+        job = Job(monkeypatch, None, options)
+        return "\n".join(map(job.play, steps.split(", ")))
+
+    golden.check_pages("hang_watch", story)
 
 
-def test_evidence_of_movement_prevents_any_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0, busy_timeout_s=60.0)
-    watched.quiet(400.0)
-    watched.answer(WAITS, MOVES)
-    assert (watched.sent, watched.shown) == ([], [])
-
-
-def test_a_job_that_stands_still_is_ended_if_the_user_wants_that(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    watched = Watched(monkeypatch, tmp_path, hang_timeout_s=60.0)
-    watched.quiet(60.0)
-    watched.answer(WAITS, SLEEPS)
-    (order,) = watched.sent
-    assert isinstance(order, AbortHungAttempt)
-    assert order.reason.startswith("nothing has moved for 1 min: the job hangs; rank 1 never joined all_reduce #3")
+def test_the_files_of_a_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job(monkeypatch, tmp_path, {"hang_timeout": 60.0})
+    for step in ("quiet 60", "examined 0 waits", "examined 1 sleeps"):
+        job.play(step)
+    assert AbortHungAttempt.__name__ in job.said[-1]
     facts = json.loads((tmp_path / "hang.json").read_text())
     assert (facts["schema"], facts["job_state"], facts["culprits"]) == (1, "stuck", [1])
     assert [rank["rank"] for rank in facts["ranks"]] == [0, 1]
@@ -145,142 +144,16 @@ def test_a_file_of_an_earlier_hang_is_never_overwritten(tmp_path: Path) -> None:
     assert "bytes read and written (too little to count)" in (tmp_path / "hang.txt").read_text()
 
 
-def test_ranks_that_wait_for_one_that_computes_are_reported_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.quiet(300.0, still_s=0.0)
-    watched.answer(WAITS, COMPUTES)
-    assert watched.sent == []
-    assert watched.shown[0] == "no output and no collective for 5 min, while some ranks compute"
-
-
-def test_they_are_ended_with_a_busy_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, busy_timeout_s=60.0)
-    watched.quiet(60.0, still_s=0.0)
-    watched.answer(WAITS, COMPUTES)
-    (order,) = watched.sent
-    assert isinstance(order, AbortHungAttempt)
-    assert order.reason.startswith("no output and no collective for 1 min (--busy-timeout); rank 1 never joined")
-
-
-def test_a_gpu_that_computes_is_movement(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.quiet(60.0)
-    gpu = GpuReading(index=0, utilization=97, memory_utilization=60, power_w=600.0, power_limit_w=700.0)
-    watched.answer(WAITS, SLEEPS, node=NodeEvidence(host="gpu0", gpus=(gpu,)))
-    assert watched.sent == []
-
-
-def test_without_the_answer_of_one_node_the_others_are_reported_and_nothing_is_ended(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=300.0)
-    for index in (0, 1):
-        watched.watch.on_report(index, (0, 1), WorkerActivity(0, 300.0, 300.0, host=f"gpu{index}"))
-    deadline = watched.watch.run_due(watched.now)
-    watched.answer(WAITS)
-    watched.now = deadline
-    watched.watch.run_due(deadline)
-    silence = "no output and no collective for 5 min, and no answer from gpu1 for 20 s"
-    assert watched.shown[0] == f"{silence}: the job may hang; of the other nodes:"
-    assert any("never joined all_reduce #3" in line for line in watched.shown)
-    watched.now += 100
-    watched.quiet(500.0)
-    assert watched.sent == [ExamineWorkers(0, 2)], "the question is still open"
-
-
-def waiting(watched: Watched, waiting_s: float) -> None:
-    """Rank 0 waits in a collective, and rank 1 writes output."""
-    watched.now += hang_watch._JUDGE_S
-    watched.watch.on_report(0, (0, 1), WorkerActivity(0, waiting_s, waiting_s, waiting_s=waiting_s, has_waiting=True))
-    watched.watch.on_report(1, (0, 1), WorkerActivity(0, waiting_s=waiting_s))
-    watched.watch.run_due(watched.now)
-
-
-WRITES = replace(SLEEPS, silent_s=0.5)
-
-
-def test_ranks_that_wait_for_one_that_only_writes_output_are_reported_once(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    watched = Watched(monkeypatch, tmp_path, hang_timeout_s=60.0, busy_timeout_s=60.0)
-    waiting(watched, 299.0)
-    assert watched.sent == []
-    waiting(watched, 300.0)
-    watched.answer(WAITS, WRITES)
-    assert watched.sent == [], "it is never ended"
-    assert watched.shown[0].startswith(
-        "no collective was called or finished for 5 min: ranks wait in one while others write output, "
-        "as in a long evaluation or an endless loop"
-    )
-    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3 of default_pg")
-    assert json.loads((tmp_path / "hang.json").read_text())["job_state"] == "busy"
-    watched.now += 1000
-    waiting(watched, 1300.0)
-    assert watched.sent == []
-    watched.shown.clear()
-    waiting(watched, 0.0)
-    assert watched.shown == ["collectives are called and finished again, after 21 min 40 s"]
-    watched.now += 1000
-    waiting(watched, 12_000.0)
-    assert watched.sent == [], "the next wait must be ten times as long"
-    waiting(watched, 13_001.0)
-    assert len(watched.sent) == 1
-
-
-def test_ranks_that_call_collectives_while_they_are_examined_are_not_reported(watched: Watched) -> None:
-    waiting(watched, 300.0)
-    watched.answer(WAITS, MOVES)
-    assert watched.shown == []
-
-
-def test_a_node_may_take_long_because_nothing_on_it_answers(watched: Watched) -> None:
-    watched.quiet(300.0)
-    watched.answer(WAITS)
-    watched.now += 15
-    watched.watch.run_due(watched.now)
-    watched.watch.on_report(1, (0, 1), WorkersExamined(0, 1, (SLEEPS,)))
-    assert watched.shown[0] == "nothing has moved for 5 min: the job seems to hang"
-
-
-def test_reports_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_report_s=None)
-    watched.quiet(90000.0)
-    assert watched.sent == []
-
-
-def test_where_each_node_has_a_launcher_the_order_goes_to_all_nodes(
-    monkeypatch: pytest.MonkeyPatch, watched: Watched
-) -> None:
-    config = SimpleNamespace(timeouts=TimeoutConfig(), rendezvous=object())
-    watched.watch = HangWatch(config, watched.sent.append, lambda: None, SimpleNamespace())  # type: ignore[arg-type]
-    watched.quiet(300.0)
-    assert watched.sent == [OrderToNodes(ExamineWorkers(0, 1))]
-
-
-def test_a_job_that_moved_when_it_was_stopped_is_not_explained(watched: Watched) -> None:
-    watched.watch.on_report(0, (0,), WorkersExamined(0, 0, (replace(WAITS, collectives_moved=True),)))
-    watched.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
-    assert not watched.shown
-
-
-def test_what_the_ranks_did_before_the_user_stopped_the_job_is_shown(watched: Watched) -> None:
-    watched.watch.on_report(0, (0, 1), WorkersExamined(0, 0, (WAITS,)))
-    watched.watch.on_report(1, (0, 1), WorkersExamined(0, 0, (SLEEPS,)))
-    watched.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
-    assert watched.shown[0] == "when it was stopped:"
-    assert watched.shown[1].startswith("  rank 1 never joined all_reduce #3")
-
-
-def test_reports_that_come_together_are_judged_once(watched: Watched) -> None:
+def test_reports_that_come_together_are_judged_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each judgement passes over all nodes: one for each report would take minutes of CPU time with thousands."""
-    watched.quiet(100.0)
-    for index in (0, 1):
-        watched.watch.on_report(index, (0, 1), WorkerActivity(0, 300.0, 300.0))
-        assert watched.watch.run_due(watched.now) == watched.now + hang_watch._JUDGE_S
-    assert watched.sent == []
-    watched.now += hang_watch._JUDGE_S
-    watched.watch.run_due(watched.now)
-    assert watched.sent == [ExamineWorkers(0, 1)]
+    job = Job(monkeypatch, None, {})
+    job.play("quiet 100")
+    for node in (0, 1):
+        job.report(node, quiet_s=300.0, still_s=300.0)
+        assert job.watch.run_due(job.now) == job.now + hang_watch._JUDGE_S
+    assert job.said == []
+    job.due()
+    assert job.said == ["order: ExamineWorkers(attempt=0, number=1, is_requested=False, all_nodes_at='')"]
 
 
 def test_each_event_of_a_quiet_job_costs_the_same_with_two_nodes_and_a_thousand(
@@ -296,12 +169,12 @@ def test_each_event_of_a_quiet_job_costs_the_same_with_two_nodes_and_a_thousand(
             return super().__getattribute__(name)
 
     def looks(nodes: int) -> float:
-        watched, participants, CountedReport.looks = Watched(monkeypatch), range(nodes), 0
+        job, participants, CountedReport.looks = Job(monkeypatch, None, {}), range(nodes), 0
         for number in range(10):
             for index in participants:
-                watched.watch.on_report(index, participants, CountedReport(0, 30.0 * number, 30.0 * number))
-                watched.watch.run_due(watched.now)
-            watched.now += 30.0
+                job.watch.on_report(index, participants, CountedReport(0, 30.0 * number, 30.0 * number))
+                job.watch.run_due(job.now)
+            job.now += 30.0
         return CountedReport.looks / nodes
 
     assert looks(1000) < 2 * looks(2)
@@ -311,22 +184,26 @@ def exit_(rank: int, returncode: int = 0, **fields: Any) -> WorkerExit:
     return WorkerExit(rank, 0, f"node{rank}", 1, returncode, stopped=False, time_s=0.0, duration_s=1.0, **fields)
 
 
-def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(watched: Watched) -> None:
+def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(monkeypatch: pytest.MonkeyPatch) -> None:
     lost = exit_(0, 1, error=WorkerError("Timed out waiting 3000ms for recv operation", "", 1.0))
     waits = evidence(0, [*done(5), call(6)], world=2, is_running=False, window_s=0.0)
     is_late = evidence(1, done(5), world=2, host="gpu1", window_s=0.0, where="train.py:9 in load")
     result = AttemptResult(0, "failed", (lost, exit_(1)), 1.0)
-    whole = watched.watch.explain(result, [RanksAtFailure(0, (is_late,)), RanksAtFailure(0, (waits,))])
+    whole = Job(monkeypatch, None, {}).watch.explain(
+        result, [RanksAtFailure(0, (is_late,)), RanksAtFailure(0, (waits,))]
+    )
     assert whole.collectives[0] == "rank 1 on gpu1 never joined all_reduce #6 of default_pg (3 floats)"
     assert whole.collectives[-1] == "rank 1 is at train.py:9 in load"
 
 
-def test_where_ranks_waited_is_known_when_a_node_is_lost(watched: Watched) -> None:
+def test_where_ranks_waited_is_known_when_a_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = evidence(0, [*done(5), call(6)], world=2, is_running=True, window_s=0.0, where="train.py:7")
-    whole = watched.watch.explain(AttemptResult(0, "stopped", (exit_(0),), 1.0), [RanksAtFailure(0, (waits,))])
+    whole = Job(monkeypatch, None, {}).watch.explain(
+        AttemptResult(0, "stopped", (exit_(0),), 1.0), [RanksAtFailure(0, (waits,))]
+    )
     assert whole.collectives == ("rank 0 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7)",)
 
 
-def test_sentences_of_an_agent_are_not_believed(watched: Watched) -> None:
+def test_sentences_of_an_agent_are_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
     result = AttemptResult(0, "failed", (exit_(0),), 1.0, collectives=("made up",))
-    assert watched.watch.explain(result, []).collectives == ()
+    assert Job(monkeypatch, None, {}).watch.explain(result, []).collectives == ()

@@ -6,11 +6,11 @@ import time
 from dataclasses import replace
 from types import SimpleNamespace
 
-from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.errors import LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
-from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
+from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol.gpus import HealthFinding
-from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode, StopWorkers
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
 from ddplaunch.protocol.results import RunResult
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import participants_of
@@ -18,7 +18,6 @@ from tests.support.fake_agents import participants_of
 ROW = HealthFinding(
     rule="row-remap-failed", text="a row is lost", action="drain", severity="refuse", gpu=2, uuid="GPU-2"
 )
-LINE = "GPU 2 (GPU-2): a row is lost (drain)"
 
 
 class Job:
@@ -52,47 +51,6 @@ class Job:
         self.watch.run_due(time.monotonic() + after_s)
 
 
-def test_nodes_without_findings_are_not_spoken_of() -> None:
-    job = Job((2, 2), "a", "b")
-    job.report(0, cpus=8)
-    job.report(1, cpus=8)
-    job.decide()
-    assert (job.said, job.errors) == ([], [])
-
-
-def test_a_spare_replaces_a_refused_node_once_all_have_reported() -> None:
-    job = Job((2, 2), "a", "b", "c")
-    job.report(1, ROW)
-    job.decide()
-    assert job.participants.indices == [0, 1]
-    job.report(0)
-    job.decide()
-    assert job.participants.indices == [0, 2]
-    assert isinstance(job.nodes.all[1].handle.sent[-1], StopWorkers)  # type: ignore[attr-defined]
-    assert job.said == [f"not used: b: {LINE}", "c replaces b"]
-    assert [(found.host, found.rule, found.gpu) for found in job.findings()] == [("b", "row-remap-failed", 2)]
-
-
-def test_without_a_spare_the_job_starts_with_fewer_nodes_or_not_at_all() -> None:
-    job = Job((1, 2), "a", "b")
-    job.report(1, ROW)
-    job.decide(after_s=60)
-    assert (job.participants.indices, job.errors) == ([0], [])
-
-
-def test_a_job_that_does_not_start_names_all_refused_nodes() -> None:
-    job = Job((3, 3), "a", "b", "c", "d")
-    job.report(2, ROW)
-    job.report(0)
-    job.report(1, ROW, replace(ROW, gpu=3, uuid=""))
-    job.decide()
-    (error,) = job.errors
-    assert error.exit_code == HARDWARE
-    assert error.message == (
-        f"the hardware is not sound; 3 nodes are needed, and 2 can be used\n  b: {LINE}; and 1 more\n  c: {LINE}"
-    )
-
-
 def test_a_spare_that_is_refused_later_is_replaced_too() -> None:
     job = Job((1, 2), "a", "b", "c")
     for index in (0, 1):
@@ -111,13 +69,6 @@ def test_a_refused_node_that_is_lost_before_the_decision_is_replaced_once() -> N
     job.participants.continue_without(job.nodes.all[1])
     job.decide(after_s=60)
     assert (job.participants.indices, job.errors) == ([0, 2], [])
-
-
-def test_with_warn_a_refused_node_is_only_shown() -> None:
-    job = Job((2, 2), "a", "b", policy="warn")
-    job.report(1, ROW)
-    job.decide(after_s=60)
-    assert (job.said, job.participants.indices) == ([f"b: {LINE}"], [0, 1])
 
 
 def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
@@ -154,17 +105,6 @@ def test_a_clock_is_wrong_only_if_that_is_certain_however_long_a_pong_has_taken(
     job.watch.on_event(1, [0, 1], Pong(now - 0.1, now + 65))
     assert len(job.said) == 1
     assert job.said[0].startswith("the clock of b is 1 min 4 s ahead"), job.said
-
-
-def test_where_each_node_has_a_launcher_the_records_come_over_the_rendezvous() -> None:
-    job = Job((1, 1), "a")
-    for index, host, cpus, ahead_s in ((0, "a", 8, 0.0), (3, "b", 4, -7.0)):
-        report = HardwareOfNode(attempt=0, host=host, hardware=NodeHardware(cpus=cpus), clock_ahead_s=ahead_s)
-        job.watch.on_event(0, [0], ReportOfNode(index, (0, 3), report))
-    assert job.said == [
-        "the nodes differ in CPUs: 8 on a, 4 on b",
-        "the clock of b is 7 s behind this machine's",
-    ]
 
 
 def test_with_health_off_no_clock_is_looked_at() -> None:

@@ -14,7 +14,6 @@ from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.launcher.run_files import log_collector, log_writer
 from ddplaunch.launcher.run_files.log_collector import LogCollector
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
-from ddplaunch.system.files import free_space
 from ddplaunch.transport.handle import LogData
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of
@@ -194,37 +193,6 @@ def test_what_was_not_asked_for_is_passed_over(tmp_path: Path) -> None:
     assert files(tmp_path) == {}
 
 
-def test_files_that_are_here_already_stay_as_they_are(run: Run) -> None:
-    """A file system that both machines have: the agent's file and the one to write are one."""
-    there = run.folder / "gpu1" / OUT
-    there.parent.mkdir(parents=True)
-    there.write_bytes(b"theirs")
-    run.find()
-    run.send(0, OUT, b"thei", is_last=False)
-    run.send(0, OUT, b"rs")
-    wait_until(lambda: GrantLogBytes(0) in run.sent_to(0))
-    run.send(1, OUT, b"good")
-    run.sent(1)
-    assert run.end() == [
-        f"logs of gpu1 are in {run.folder}, on a file system that these nodes share",
-        f"logs of 1 rank (4 B) from 1 node are in {run.folder}",
-    ]
-    assert files(run.folder) == {f"gpu1/{OUT}": b"theirs", f"gpu2/{OUT}": b"good"}
-
-
-def test_a_disk_that_is_full_is_told_once_and_keeps_room_for_the_report(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 62)
-    run.find()
-    run.send(0, OUT, b"x" * 1000, is_last=False)
-    run.send(1, OUT, b"y")
-    wait_until(lambda: run.run_due() and GrantLogBytes(0) in run.sent_to(0) and GrantLogBytes(0) in run.sent_to(1))
-    assert run.end() == [f"logs of gpu[1-2] are incomplete: {run.folder}: {os.strerror(errno.ENOSPC)}; {ON_NODES}"]
-    assert run.said[0][1] == -1
-    assert files(run.folder) == {}
-
-
 def test_a_folder_that_cannot_be_made_is_told_as_well(run: Run) -> None:
     (run.folder / "gpu1").write_text("a file")
     run.find()
@@ -242,17 +210,6 @@ def test_few_nodes_send_at_a_time(tmp_path: Path) -> None:
     run.leave(2)
     wait_until(lambda: run.run_due() and len(asked()) == 19)
     assert f"logs of gpu[2-39] are incomplete: the connection was closed; {ON_NODES}" in run.end()
-
-
-def test_lost_nodes_are_named_and_those_whose_agents_never_came_to_it(tmp_path: Path) -> None:
-    run = Run(tmp_path, *(f"gpu{n}" for n in range(1, 5)))
-    run.leave(0, 1, state=NodeState.LOST)
-    run.find(3)
-    run.sent(3)
-    assert run.end() == [
-        f"logs of gpu3 are incomplete: the connection was closed; {ON_NODES}",
-        "logs of gpu[1-2] could not be copied: the nodes were lost",
-    ]
 
 
 def test_files_that_an_agent_left_out_are_counted(run: Run) -> None:

@@ -20,56 +20,13 @@ from ddplaunch.protocol import log_transfer, wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Ping, Pong
 from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent, cost, is_safe
 from ddplaunch.system.signals import SignalReceived
-from tests.support import texts
+from tests.support import golden, texts
 
 # Names.
 
 
-@pytest.mark.parametrize(
-    "path", ["attempt_0/0/stdout.log", "attempt_12/4095/error.json", "attempt_0/filtered_stderr.log", "attempt_0/3/a.1"]
-)
-def test_what_agents_write_is_safe(path: str) -> None:
-    assert is_safe(path)
-
-
-@pytest.mark.parametrize(
-    "path",
-    [
-        "",
-        "stdout.log",
-        "report.json",
-        "attempt_0",
-        "attempt_0/",
-        "attempt_0/3",
-        "attempt_0/3/",
-        "attempt_0/3/4",
-        "attempt_0/../../x",
-        "attempt_0/0/..",
-        "attempt_0/0/../x",
-        "attempt_0/0/.",
-        "attempt_0/0/.bashrc",
-        "attempt_0//x",
-        "attempt_0/0//x",
-        "/etc/passwd",
-        "/attempt_0/0/x",
-        "../attempt_0/0/x",
-        "attempt_/0/x",
-        "attempt_0/a/x",
-        "attempt_0/0/x/y",
-        "attempt_0/0/x\0",
-        "attempt_0/0/x\n",
-        "attempt_0/0/x\ny",
-        "attempt_0/0/a b",
-        "attempt_0/0/\\x",
-        "attempt_0/0/é",
-        "attempt_0/٣/x",
-        "attempt_0/0/stdout.log.part",
-        "attempt_0/0/" + "x" * 101,
-        "attempt_1234567890/0/x",
-    ],
-)
-def test_other_names_are_not(path: str) -> None:
-    assert not is_safe(path)
+def test_only_what_agents_write_is_safe() -> None:
+    golden.check_answers("log_names", is_safe)
 
 
 @given(st.text(st.sampled_from("attempt_0/.x\n\\ -"), max_size=30) | st.text(texts.ENCODABLE, max_size=30))

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.features.come_back import logind
+from tests.support import golden
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
 SERVICES = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/terminal.scope\n"
@@ -34,22 +36,16 @@ CONF, PART, HIDDEN = (
 YES = "[Login]\n KillUserProcesses = yes\n"
 
 
-@pytest.mark.parametrize(
-    ("files", "is_ended"),
-    [
-        ({}, False),
-        ({CONF: "#KillUserProcesses=yes\n"}, False),
-        ({CONF: YES}, True),
-        ({CONF: YES, PART: "KillUserProcesses=no\n"}, False),
-        ({CONF: "KillUserProcesses=no\n", PART: YES}, True),
-        ({PART: "", HIDDEN: YES}, False),
-        ({CONF: YES + "KillExcludeUsers=bob ada\n"}, False),
-        ({CONF: YES + "KillOnlyUsers=bob\n"}, False),
-        ({CONF: YES + "KillOnlyUsers=bob ada\n"}, True),
-    ],
-)
-def test_a_session_is_ended_where_logind_says_so(files: dict[str, str], is_ended: bool, tmp_path: Path) -> None:
-    assert ("KillUserProcesses=yes" in said(tmp_path, SESSION, **files)) == is_ended
+def test_a_session_is_ended_where_logind_says_so(tmp_path: Path) -> None:
+    """A question is the files of logind."""
+
+    def found(question: str) -> str:
+        with tempfile.TemporaryDirectory(dir=tmp_path) as machine:
+            return said(
+                Path(machine), SESSION, **dict(file.split("=", 1) for file in question.split("; ") if "=" in file)
+            )
+
+    golden.check_answers("logind", found)
 
 
 def test_root_is_spared_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

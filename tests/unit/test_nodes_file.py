@@ -47,11 +47,11 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ddplaunch" / nodes_file.FILE
 
 
-def test_what_twenty_processes_add_at_once_is_all_there(path: Path) -> None:
-    processes = [python(ADD, path, number) for number in range(20)]
-    assert [process.wait(60) for process in processes] == [0] * 20
+def test_what_several_processes_add_at_once_is_all_there(path: Path) -> None:
+    processes = [python(ADD, path, number) for number in range(8)]
+    assert [process.wait(60) for process in processes] == [0] * 8
     entries = nodes_file.read(path)
-    assert sorted(entries) == sorted(f"{process}.{number}" for process in range(20) for number in range(5))
+    assert sorted(entries) == sorted(f"{process}.{number}" for process in range(8) for number in range(5))
     assert {file.name for file in path.parent.iterdir()} == {"nodes.json", ".nodes.lock"}
     assert path.stat().st_mode & 0o777 == 0o600
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.text import iso_time
+from tests.support import golden
 from tests.support.asked import asked
 
 NOW_S = 1_795_345_165.0
@@ -115,21 +117,16 @@ def test_what_a_real_report_says_is_shown(base: Path) -> None:
     assert line.endswith(r"1h03m     exit 1  ddplaunch x.py  rank 3 on gpu2: KeyError: 'lr\x1b'")
 
 
-@pytest.mark.parametrize(
-    ("report", "cause"),
-    [
-        ({"first_failure": {"rank": 1, "host": "gpu1", "returncode": -9}}, "rank 1 on gpu1: SIGKILL"),
-        ({"first_failure": {}}, "rank ? on ?: it is not known how"),
-        ({"attempts": [{"reason": "gpu3 is lost"}]}, "gpu3 is lost"),
-        ({"reason": "no host\n  a: b"}, "no host"),
-        ({"signal": "SIGINT"}, "SIGINT"),
-        ({"signal": "SIGTERM", "outcome": "stopped", "attempts": [{"reason": "gpu3 was stopped"}]}, "SIGTERM"),
-        ({"first_failure": [], "attempts": [3], "reason": 4, "signal": {}}, ""),
-        ({"outcome": "succeeded", "attempts": [{"reason": "x"}]}, ""),
-    ],
-)
-def test_the_first_cause_is_the_best_that_the_report_has(report: dict[str, Any], cause: str) -> None:
-    assert past_runs._cause(report) == cause
+def test_the_first_cause_is_the_best_that_the_report_has(base: Path) -> None:
+    """A question is a report."""
+
+    def cause(report: str) -> str:
+        folder = made(base, "job7", record("job7"), report)
+        (run,) = listed()
+        shutil.rmtree(folder)
+        return run.cause
+
+    golden.check_answers("first_causes", cause)
 
 
 @pytest.mark.parametrize(

@@ -64,32 +64,6 @@ def agent(monkeypatch: pytest.MonkeyPatch) -> Iterator[Agent]:
     return Agent()
 
 
-def test_without_limits_nothing_is_sampled_until_somebody_asks(agent: Agent) -> None:
-    agent.mailbox.post(ExamineWorkers(1, 7, is_requested=True))
-    agent.run_until(lambda: agent.reported)
-    [answer] = agent.reported
-    assert (answer.number, answer.node) == (7, NodeEvidence(host="node1"))
-    assert agent.stacks_requested == 2
-    assert agent.sampled == 2
-    assert agent.watch._deadline == float("inf")
-
-
-def test_every_question_gets_one_answer(agent: Agent) -> None:
-    """Those that come during an examination share the next one."""
-    for number in (1, 2, 3):
-        agent.mailbox.post(ExamineWorkers(1, number, is_requested=number > 1))
-    agent.run_until(lambda: len(agent.reported) == 3)
-    assert [answer.number for answer in agent.reported] == [1, 2, 3]
-    assert agent.stacks_requested == 4
-
-
-def test_a_launcher_of_this_node_alone_gets_the_answer_itself(agent: Agent) -> None:
-    agent.mailbox.post(ExamineWorkers(1, 1, is_requested=True, all_nodes_at="node0:29400"))
-    agent.run_until(lambda: agent.sent_to_launcher)
-    assert agent.reported == []
-    assert agent.sent_to_launcher[0].all_nodes_at == "node0:29400"
-
-
 def test_workers_that_have_ended_are_reported_at_once(agent: Agent) -> None:
     agent.watch.handle_event(ExamineWorkers(1, 1, is_requested=True))
     agent.run_until(lambda: True)

@@ -16,6 +16,7 @@ from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.transport.handle import node_tag
+from tests.support import golden
 
 FRESH = "20261120-193012-a1b2c3"
 GB = 1 << 30
@@ -97,18 +98,8 @@ def test_the_script_is_found_in_the_run_folder_of_the_launcher(tmp_path: Path) -
     assert list(run_json.of_launcher(1 << 30)) == []
 
 
-@pytest.mark.parametrize(
-    ("command", "script"),
-    [
-        (("/usr/bin/python3", "-u", "train.py", "--lr", "1"), "train.py"),
-        (("/usr/bin/python3", "-u", "-m", "pkg.train", "x"), "pkg.train"),
-        (("./program", "-u"), "./program"),
-        (("python3", "-u"), ""),
-        ((), ""),
-    ],
-)
-def test_the_script_is_in_the_command_line_of_a_worker(command: tuple[str, ...], script: str) -> None:
-    assert run_finder._script_of_worker(command) == script
+def test_the_script_is_in_the_command_line_of_a_worker() -> None:
+    golden.check_answers("scripts_of_workers", lambda command: run_finder._script_of_worker(tuple(command.split())))
 
 
 def has(
@@ -136,55 +127,40 @@ def found(**runs: list[RunOnHost]) -> dict[str, RunsFound]:
     return {host: RunsFound(host, tuple(its)) for host, its in runs.items()}
 
 
-def test_the_table_has_a_row_for_a_run_and_one_for_what_an_earlier_one_of_that_id_left() -> None:
-    text = page.run_table(
-        found(
-            login=[has("job7.0a1b2c", launcher_alive=True, launcher=1, memory_bytes=GB // 8, script="train.py")],
-            gpu1=[has("job7.0a1b2c", agent=1, worker=8, age_s=7300), has(FRESH, other=1)],
-            gpu2=[has("job7.0a1b2c", agent=1, worker=8, memory_bytes=20 * GB)],
-            gpu3=[has("job7.ffffff", other=2, age_s=3 * 86400, memory_bytes=0)],
-        )
-    )
-    assert text.splitlines() == [
-        f"{'run':22}  state            script    hosts           processes                         memory",
-        f"{FRESH}  left over 1m00s  ?         gpu1            1 other                           1024 MB",
-        f"{'job7':22}  left over 3d00h  ?         gpu3            2 others                          0 MB",
-        f"{'job7':22}  running 2h01m    train.py  gpu[1-2],login  1 launcher, 2 agents, 16 workers  21 GB",
-    ]
+OTHER = "20261120-193011-ffffff"
+TABLE = found(
+    login=[has("job7.0a1b2c", launcher_alive=True, launcher=1, memory_bytes=GB // 8, script="train.py")],
+    gpu1=[has("job7.0a1b2c", agent=1, worker=8, age_s=7300), has(FRESH, other=1)],
+    gpu2=[has("job7.0a1b2c", agent=1, worker=8, memory_bytes=20 * GB)],
+    gpu3=[has("job7.ffffff", other=2, age_s=3 * 86400, memory_bytes=0)],
+)
+AGREED = found(
+    gpu1=[has(FRESH, agent=1, launcher_alive=True)],
+    gpu2=[has(OTHER, run_id=FRESH, agent=1, worker=2, launcher_alive=True)],
+)
+BEFORE = found(
+    login=[],
+    gpu1=[has("a.000000", agent=1, worker=2), has("b.000000", other=5)],
+    gpu2=[has("a.000000", agent=1, worker=2)],
+    gpu3=[has("a.000000", other=1)],
+    gpu4=[has("a.000000", other=12)],
+)
+LEFT = {"login": (), "gpu1": (), "gpu2": (), "gpu4": tuple(range(10, 22))}
+HERE = [RunsFound("a", (has("x.000000"), has("x.000001.3")), (5,)), RunsFound("b", (has(FRESH),), (6, 7))]
 
 
-def test_the_parts_of_a_run_whose_nodes_agreed_on_a_run_id_are_one_row() -> None:
-    other = "20261120-193011-ffffff"
-    runs = found(
-        gpu1=[has(FRESH, agent=1, launcher_alive=True)],
-        gpu2=[has(other, run_id=FRESH, agent=1, worker=2, launcher_alive=True)],
-    )
-    (row,) = page.run_table(runs).splitlines()[1:]
-    assert row.split()[:5] == [FRESH, "running", "1m00s", "?", "gpu[1-2]"]
-    for name in (FRESH, other):
-        assert page.of_run(name, runs["gpu2"]) == list(runs["gpu2"].runs)
+def test_what_was_found_and_ended_is_told() -> None:
+    pages = {
+        "a run, what an earlier one of that id left, and another": [page.run_table(TABLE)],
+        "parts of a run whose nodes agreed on a run id are one row": [page.run_table(AGREED)],
+        "what was ended, equal hosts together": page.ended("a", BEFORE, LEFT),
+        "ids are told once": page.ids(HERE),
+        "hidden processes": page.hidden({"a": HERE[0], "b": HERE[1], "c": RunsFound("c", ())}),
+        "hidden processes of equal hosts": page.hidden({"a1": HERE[1], "a2": HERE[1]}),
+    }
+    golden.check("ps", {name: "\n".join(lines) for name, lines in pages.items()})
 
 
-def test_what_was_ended_is_told_by_host_equal_ones_together() -> None:
-    before = found(
-        login=[],
-        gpu1=[has("a.000000", agent=1, worker=2), has("b.000000", other=5)],
-        gpu2=[has("a.000000", agent=1, worker=2)],
-        gpu3=[has("a.000000", other=1)],
-        gpu4=[has("a.000000", other=12)],
-    )
-    left = {"login": (), "gpu1": (), "gpu2": (), "gpu4": tuple(range(10, 22))}
-    assert page.ended("a", before, left) == [
-        "gpu[1-2]: ended 1 agent, 2 workers",
-        "gpu4: had 12 others; pids 10, 11, 12, 13, 14, 15, 16, 17 and 4 more could not be ended",
-    ]
-
-
-def test_ids_are_told_once_and_hidden_processes_in_short() -> None:
-    here = [RunsFound("a", (has("x.000000"), has("x.000001.3")), (5,)), RunsFound("b", (has(FRESH),), (6, 7))]
-    assert page.ids(here) == [FRESH, "x"]
-    assert page.hidden({"a": here[0], "b": here[1], "c": RunsFound("c", ())}) == [
-        "a: a process of yours could not be inspected (pid 5)",
-        "b: 2 processes of yours could not be inspected (pid 6, 7)",
-    ]
-    assert page.hidden({"a1": here[1], "a2": here[1]}) == ["a[1-2]: 2 processes of yours could not be inspected"]
+def test_a_part_of_a_run_is_found_by_the_id_of_all_and_by_its_own() -> None:
+    for name in (FRESH, OTHER):
+        assert page.of_run(name, AGREED["gpu2"]) == list(AGREED["gpu2"].runs)

@@ -13,28 +13,12 @@ import ddplaunch
 from ddplaunch.agent.workers.exit_details import read_request_file
 from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.protocol import script_request
-from ddplaunch.protocol.script_request import Request, read
+from ddplaunch.protocol.script_request import read
+from tests.support import golden
 
 
-@pytest.mark.parametrize(
-    ("text", "returncode", "request_"),
-    [
-        ("", 1, Request()),
-        ("\n# give_up: not yet\n  \n", 1, Request()),
-        ("give_up: no data\n", 1, Request(give_up="no data")),
-        ("give_up:no data", -9, Request(give_up="no data")),
-        ("give_up", 7, Request(give_up="no reason given")),
-        ("avoid_this_node: sums differ: 3\r\n", 1, Request(avoid_node="sums differ: 3")),
-        ("give_up: a\ngive_up: b\navoid_this_node: c\n", 1, Request(give_up="a", avoid_node="c")),
-        ("", 93, Request(give_up="exit code 93")),
-        ("give_up: no data\n", 93, Request(give_up="no data")),
-        ("avoid_this_node: x\n", 88, Request(avoid_node="x")),
-        ("", 88, Request()),
-        ("giveup: x\ngive_up: y\nwhat?\n", 1, Request(give_up="y", unknown="giveup: x")),
-    ],
-)
-def test_a_line_says_what_is_asked_for(text: str, returncode: int, request_: Request) -> None:
-    assert read(text, returncode) == request_
+def test_a_line_says_what_is_asked_for() -> None:
+    golden.check_answers("script_requests", lambda text: read(text.partition(" ")[2], int(text.partition(" ")[0])))
 
 
 def test_a_reason_is_one_line_of_printable_text_and_bounded() -> None:

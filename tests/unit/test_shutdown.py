@@ -45,30 +45,6 @@ def stopping_of(nodes: Nodes, shown: list[str], **config: object) -> Shutdown:
     return Shutdown(LaunchConfig(script="train.py", **config), nodes, logs, messages)  # type: ignore[arg-type]
 
 
-def test_the_second_signal_sends_sigterm_with_a_short_grace_and_the_third_kills(nodes: Nodes):
-    shown: list[str] = []
-    stopping = stopping_of(nodes, shown)
-    for received_at in (100.0, 100.5, 101.0):
-        stopping.on_signal(SignalReceived(signal.SIGINT, received_at))
-    assert nodes.sent == [StopWorkers(2, 30.0), StopWorkers(15, 5.0), StopWorkers(15, 0.0)]
-    assert shown == [
-        "SIGINT: stopping the workers, SIGKILL in 30 s; again: SIGKILL in 5 s",
-        "SIGINT: stopping the workers by SIGTERM, SIGKILL in 5 s; again: SIGKILL at once",
-        "SIGINT: stopping the workers, SIGKILL at once",
-    ]
-
-
-@pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-def test_signals_of_one_moment_are_one_whatever_they_are(nodes: Nodes, second: int):
-    """SLURM sends SIGTERM twice at a time limit; a terminal that closes may bring SIGINT and SIGHUP."""
-    stopping = stopping_of(nodes, [])
-    for signum, received_at in ((signal.SIGTERM, 100.0), (second, 100.06), (second, 100.49)):
-        stopping.on_signal(SignalReceived(signum, received_at))
-    assert (nodes.sent, stopping.signals) == ([StopWorkers(15, 30.0)], [signal.SIGTERM])
-    stopping.on_signal(SignalReceived(signal.SIGINT, 100.5))
-    assert nodes.sent[1:] == [StopWorkers(15, 5.0)]
-
-
 def test_a_viewer_that_stops_the_run_belongs_to_a_signal_of_its_moment(nodes: Nodes, monkeypatch: pytest.MonkeyPatch):
     """Two viewers may both have asked their users before the run was stopped, so their moment is longer."""
     stopping = stopping_of(nodes, [])

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.slurm import lint, parse_counts, parse_node_list, read_allocation, read_step
 from ddplaunch.errors import UsageError
+from tests.support import golden
 
 JOB = {
     "SLURM_JOB_ID": "1234",
@@ -46,89 +47,37 @@ def without(environ: dict[str, str], *names: str) -> dict[str, str]:
     return {name: value for name, value in environ.items() if name not in names}
 
 
-# The step.
-
-
-def test_a_task_knows_its_step_and_not_its_job():
-    step = read_step({**STEP, "SLURM_RESTART_COUNT": "3"})
-    assert step is not None
-    assert (step.job_id, step.step_id, step.requeue_count) == ("1234", "2", 3)
-    assert step.hosts == ("gpu2", "gpu3", "gpu4")
-    assert (step.node_id, step.rank, step.local_rank, step.tasks_per_node) == (1, 1, 0, (1, 1, 1))
-    assert step.reserved_ports == ()
-    assert not [*lint(STEP, step)]
-
-
-def test_restarts_are_none_where_slurm_does_not_count_them():
-    step = read_step(STEP)
-    assert step is not None
-    assert step.requeue_count == 0
-
-
-@pytest.mark.parametrize(
-    "environ",
-    [
-        {},
-        JOB,
-        BATCH,
-        # Since 26.05 the batch script has a step id.
-        {**BATCH, "SLURM_STEP_ID": "-5"},
-        # salloc's shell on a compute node, with LaunchParameters=use_interactive_step.
-        {**STEP, "SLURM_STEP_ID": "4294967290"},
-        {**STEP, "SLURM_STEP_ID": "-6"},
-        # sbatch called in a step of another job, on another node.
-        {**BATCH, **{k: v for k, v in STEP.items() if "STEP" in k}, "SLURM_STEP_NODELIST": "login[7-9]"},
-    ],
-)
-def test_outside_of_a_step_there_is_none(environ: dict[str, str]):
-    assert read_step(environ) is None
-
-
 WORKERS = {**STEP, "SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)", "SLURM_PROCID": "2"}
 """Two tasks on each node; this is the first of the second node."""
 
 ONE_NODE = {**STEP, "SLURM_STEP_NODELIST": "gpu3", "SLURM_STEP_NUM_NODES": "1", "SLURM_NODEID": "0"}
 PLAIN = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "1", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_PROCID": "0"}
 TASKS = {**ONE_NODE, "SLURM_STEP_NUM_TASKS": "4", "SLURM_STEP_TASKS_PER_NODE": "4", "SLURM_LOCALID": "1"}
+KNOWN = {"none": {}, "job": JOB, "batch": BATCH, "step": STEP, "workers": WORKERS, "plain": PLAIN, "tasks": TASKS}
 
 
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        (STEP, ("SLURM_JOB_ID",)),
-        (STEP, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_STEP_NUM_TASKS")),
-        (WORKERS, ("SLURM_STEP_TASKS_PER_NODE",)),
-        (WORKERS, ("SLURM_PROCID",)),
-        (WORKERS, ("SLURM_LOCALID",)),
-        (TASKS, ("SLURM_PROCID", "SLURM_LOCALID")),
-    ],
-)
-def test_a_variable_that_is_lost_and_needed_is_named(environ: dict[str, str], names: tuple[str, ...]):
-    with pytest.raises(UsageError, match=f"({'|'.join(names)}) is not"):
-        read_step(without(environ, *names))
+def environment(question: str) -> dict[str, str]:
+    """``step NODEID=3 -LOCALID``: those of a step, with another value, and without one; ``SLURM_`` is left out."""
+    name, *changes = question.split()
+    lost = [f"SLURM_{change[1:]}" for change in changes if change.startswith("-")]
+    given = [change.split("=", 1) for change in changes if not change.startswith("-")]
+    return without({**KNOWN[name], **{f"SLURM_{name}": value for name, value in given}}, *lost)
 
 
-@pytest.mark.parametrize(
-    ("environ", "names"),
-    [
-        (STEP, ("SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", "SLURM_PROCID", "SLURM_NODEID")),
-        (STEP, ("SLURM_STEP_NUM_NODES", "SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_PROCID")),
-        (STEP, ("SLURM_NODEID", "SLURMD_NODENAME")),
-        (WORKERS, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_NODEID")),
-        (TASKS, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_NODEID")),
-        (PLAIN, ("SLURM_STEP_TASKS_PER_NODE", "SLURM_LOCALID", "SLURM_NODEID", "SLURM_PROCID")),
-        (PLAIN, ("SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NODES", "SLURM_LOCALID", "SLURMD_NODENAME")),
-    ],
-)
-def test_lost_variables_that_follow_from_the_others_are_not_needed(environ: dict[str, str], names: tuple[str, ...]):
-    assert read_step(without(environ, *names)) == read_step(environ)
-    assert read_step(environ | dict.fromkeys(names, "")) == read_step(environ)
+def test_a_task_knows_its_step_and_not_its_job():
+    golden.check_answers("slurm_steps", lambda question: read_step(environment(question)))
 
 
-def test_one_task_needs_no_job_id():
-    step = read_step(without(PLAIN, "SLURM_JOB_ID"))
-    assert step is not None
-    assert (step.job_id, step.tasks_per_node) == ("unknown", (1,))
+def test_outside_of_a_step_there_is_a_job():
+    golden.check_answers("slurm_jobs", lambda question: read_allocation(environment(question)))
+
+
+def test_traps_are_noticed():
+    def noticed(question: str) -> str:
+        environ = environment(question)
+        return "; ".join(lint(environ, read_step(environ)))
+
+    golden.check_answers("slurm_traps", noticed)
 
 
 def error_without(environ: dict[str, str], lost: tuple[str, ...]) -> str:
@@ -151,119 +100,11 @@ def test_whatever_is_lost_the_step_is_the_same_or_the_missing_variable_is_named(
             assert not error or any(f"{name} is not" in error for name in lost), (lost, error)
 
 
-def test_a_step_that_has_lost_its_nodes_does_not_start_those_of_the_job():
-    with pytest.raises(UsageError, match="SLURM_STEP_NODELIST is not"):
-        read_allocation(without(STEP, "SLURM_STEP_NODELIST"))
-    one_node = {**without(PLAIN, "SLURM_STEP_NODELIST"), "SLURM_JOB_NODELIST": "gpu3"}
-    assert read_allocation(one_node) is not None
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"SLURM_STEP_NUM_NODES": "4"},
-        {"SLURM_STEP_NUM_TASKS": "24"},
-        {"SLURM_STEP_TASKS_PER_NODE": "1(x2)"},
-        {"SLURM_STEP_NODELIST": "gpu[3-4]"},
-        {"SLURM_NODEID": "3"},
-        {"SLURM_PROCID": "3"},
-        {"SLURM_LOCALID": "1"},
-    ],
-)
-def test_variables_that_contradict_each_other_are_refused(wrong: dict[str, str]):
-    with pytest.raises(UsageError, match="contradict") as caught:
-        read_step({**STEP, **wrong})
-    assert "--cluster none" in caught.value.hint
-
-
-def test_a_number_that_is_none_is_refused():
-    with pytest.raises(UsageError, match="SLURM_NODEID=x: must be a whole number"):
-        read_step({**STEP, "SLURM_NODEID": "x"})
-
-
-def test_reserved_ports_are_those_of_the_step():
-    step = read_step({**STEP, "SLURM_STEP_RESV_PORTS": "12000-12002,12007"})
-    assert step is not None
-    assert step.reserved_ports == (12000, 12001, 12002, 12007)
-    with pytest.raises(UsageError, match="SLURM_STEP_RESV_PORTS"):
-        read_step({**STEP, "SLURM_STEP_RESV_PORTS": "some"})
-
-
-# The allocation.
-
-
-def test_a_batch_script_and_a_shell_know_their_job():
-    for environ in (JOB, BATCH):
-        job = read_allocation(environ)
-        assert job is not None
-        assert (job.job_id, job.hosts) == ("1234", ("gpu1", "gpu2", "gpu3", "gpu4"))
-    assert read_allocation({}) is None
-    assert read_allocation({"SLURM_JOB_ID": "1234"}) is None
-
-
-# Traps.
-
-
-def test_a_binding_left_over_from_the_step_in_which_sbatch_was_called_is_noticed():
-    assert "--cpu-bind" in " ".join(lint({**BATCH, "SLURM_CPU_BIND": "quiet,mask_cpu:0x0000000F"}, None))
-    assert not [*lint({**BATCH, "SLURM_CPU_BIND": "quiet,cores"}, None)]
-    # In a step it is that step's own.
-    assert not [*lint({**STEP, "SLURM_CPU_BIND": "quiet,mask_cpu:0x0000000F"}, read_step(STEP))]
-
-
-def test_one_component_of_a_heterogeneous_job_is_noticed():
-    assert "--het-group" in " ".join(lint({**BATCH, "SLURM_HET_SIZE": "2"}, None))
-
-
-def test_a_step_of_one_job_in_the_variables_of_another_is_noticed():
-    environ = {**STEP, "SLURM_JOB_NODELIST": "gpu[3-9]"}
-    assert "belongs to another job" in " ".join(lint(environ, read_step(environ)))
-
-
-def test_ranks_that_alternate_between_nodes_are_noticed():
-    tasks = {"SLURM_STEP_NUM_TASKS": "6", "SLURM_STEP_TASKS_PER_NODE": "2(x3)"}
-    block, cyclic = {**STEP, **tasks, "SLURM_PROCID": "2"}, {**STEP, **tasks, "SLURM_PROCID": "1"}
-    assert not [*lint(block, read_step(block))]
-    assert "--distribution=block" in " ".join(lint(cyclic, read_step(cyclic)))
-    # -m arbitrary, one task per node.
-    assert not [*lint({}, read_step({**STEP, "SLURM_PROCID": "0"}))]
-
-
 # Node lists.
 
 
-@pytest.mark.parametrize(
-    ("text", "names"),
-    [
-        ("n1", ["n1"]),
-        ("n[1-3]", ["n1", "n2", "n3"]),
-        ("n[01-03,7],login", ["n01", "n02", "n03", "n7", "login"]),
-        ("n[08-11]", ["n08", "n09", "n10", "n11"]),
-        ("n[0099-0101]", ["n0099", "n0100", "n0101"]),
-        ("a[1-2],b,c[3,5]", ["a1", "a2", "b", "c3", "c5"]),
-        ("rack[1-2]node[01-02]", ["rack1node01", "rack1node02", "rack2node01", "rack2node02"]),
-        ("dgx-[1-2].cluster.example", ["dgx-1.cluster.example", "dgx-2.cluster.example"]),
-        ("n[2,1]", ["n2", "n1"]),
-        ("[1-2]", ["1", "2"]),
-        (" n[1-2] ", ["n1", "n2"]),
-    ],
-)
-def test_a_node_list_is_read_in_its_order(text: str, names: list[str]):
-    assert list(parse_node_list(text)) == names
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        *("", ",", "n1,,n2", "n1,", "n[", "n]", "n[]", "n[1", "n1]", "n[1-2", "n[a]", "n[1--2]", "n[-1]", "n[1,]"),
-        *("n[3-1]", "n[08-9]", "n[[1-2]]", "n[1-2],n[", "n 1", "n;rm", "-n1", ".n", "n:22", "[fd00::1]", "$(id)"),
-        *("n[1x2]", "é1", "n[0-999999999999]", "n[0-9999][0-9999]", "a[1-60000],b[1-60000]", "n" * 300),
-    ],
-)
-def test_what_is_no_node_list_is_refused_with_the_variable_it_came_from(text: str):
-    with pytest.raises(UsageError, match=r"^SLURM_JOB_NODELIST=") as caught:
-        parse_node_list(text, "SLURM_JOB_NODELIST")
-    assert len(caught.value.message) < 300
+def test_a_node_list_is_read_in_its_order_or_refused():
+    golden.check_answers("slurm_node_lists", lambda text: " ".join(parse_node_list(text, "SLURM_JOB_NODELIST")))
 
 
 NAMES = st.sets(
@@ -308,20 +149,8 @@ def test_any_text_is_names_or_a_usage_error(text: str):
 # Counts.
 
 
-@pytest.mark.parametrize(
-    ("text", "counts"),
-    [("8", (8,)), ("8(x3),4", (8, 8, 8, 4)), ("2(x3),1,2", (2, 2, 2, 1, 2)), ("1(x2)", (1, 1))],
-)
-def test_counts_are_one_per_node(text: str, counts: tuple[int, ...]):
-    assert parse_counts(text) == counts
-
-
-@pytest.mark.parametrize(
-    "text", ["", "x", "8(x)", "8(3)", "8(x3", "(x3)", "8,,8", "8,", "0", "8(x0)", "-1", "8(x999999)"]
-)
-def test_what_is_no_list_of_counts_is_refused(text: str):
-    with pytest.raises(UsageError, match=r"^SLURM_STEP_TASKS_PER_NODE="):
-        parse_counts(text, "SLURM_STEP_TASKS_PER_NODE")
+def test_counts_are_one_per_node_or_refused():
+    golden.check_answers("slurm_counts", lambda text: parse_counts(text, "SLURM_STEP_TASKS_PER_NODE"))
 
 
 @given(st.lists(st.tuples(st.integers(1, 999), st.integers(1, 9)), min_size=1, max_size=9))

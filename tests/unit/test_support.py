@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,7 +13,6 @@ import pytest
 
 from tests.support import runs
 from tests.support.processes import (
-    catches,
     children,
     command_line,
     ignores,
@@ -25,10 +23,7 @@ from tests.support.processes import (
     state,
     wait_until,
 )
-from tests.support.runs import Finished, Running, environment
-
-NO_PID = 4_194_304 + 1
-"""Above any pid there may be (PID_MAX_LIMIT)."""
+from tests.support.runs import Running, environment
 
 
 @pytest.fixture
@@ -64,22 +59,6 @@ def test_a_program_of_a_test_ignores_no_signal_that_the_shell_ignores() -> None:
             signal.signal(signum, handler)
 
 
-def test_waiting_ends_when_the_condition_holds() -> None:
-    answers = iter([None, [], "", "there"])
-    assert wait_until(lambda: next(answers)) == "there"
-
-
-def test_waiting_has_an_end_and_says_for_what() -> None:
-    before = time.monotonic()
-    with pytest.raises(TimeoutError, match="the moon"):
-        wait_until(lambda: False, 0.05, "the moon")
-    assert time.monotonic() - before >= 0.05
-
-
-def test_a_condition_is_asked_at_least_once() -> None:
-    assert wait_until(lambda: 1, 0.0) == 1
-
-
 def test_a_living_process_is_seen(sleeper: subprocess.Popen[bytes]) -> None:
     assert is_alive(sleeper.pid)
     assert state(sleeper.pid) in ("S", "R")
@@ -91,11 +70,6 @@ def test_a_living_process_is_seen(sleeper: subprocess.Popen[bytes]) -> None:
     assert pids_with("SLEEPER=no") == pids_with("SLEEPER") == pids_with(mark[1:]) == []
 
 
-def test_handled_and_ignored_signals_are_told_apart(sleeper: subprocess.Popen[bytes]) -> None:
-    found = [(catches(sleeper.pid, number), ignores(sleeper.pid, number)) for number in (10, 12, 15)]
-    assert found == [(True, False), (False, True), (False, False)]
-
-
 def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:
     os.kill(sleeper.pid, signal.SIGKILL)
     wait_until(lambda: state(sleeper.pid) == "Z")
@@ -103,14 +77,6 @@ def test_a_zombie_counts_as_gone(sleeper: subprocess.Popen[bytes]) -> None:
     assert sleeper.pid not in children(os.getpid())
     assert pids_with(f"SLEEPER={os.getpid()}") == []
     assert command_line(sleeper.pid) == ""
-
-
-def test_nothing_is_known_of_a_process_that_is_not_there() -> None:
-    assert state(NO_PID) == command_line(NO_PID) == ""
-    assert not is_alive(NO_PID)
-    assert children(NO_PID) == []
-    assert not catches(NO_PID, 15)
-    assert not ignores(NO_PID, 15)
 
 
 def running(program: str) -> Running:
@@ -126,35 +92,6 @@ def test_the_output_of_a_run_is_waited_for_and_kept() -> None:
     assert (finished.returncode, finished.out) != (0, "")
     assert finished.out == "a 1\n"
     assert finished.err.startswith("a 2\n")
-
-
-def test_a_line_that_never_comes_is_an_error_that_shows_the_others() -> None:
-    process = running("print('something else')")
-    with pytest.raises(TimeoutError, match="something else"):
-        process.wait_for("ready", timeout_s=10)
-    process.finish()
-
-
-def test_a_run_that_does_not_end_is_killed_and_told_of() -> None:
-    process = running("print('here', flush=True); import signal; signal.pause()")
-    process.wait_for("here")
-    with pytest.raises(TimeoutError, match="here"):
-        process.finish(timeout_s=0.1)
-    assert not is_alive(process.pid)
-
-
-def test_bytes_that_are_no_text_are_shown_replaced() -> None:
-    finished = running(r"import os; os.write(1, b'\xff\xfe\n')").finish()
-    assert finished.out == "\ufffd\ufffd\n"
-
-
-def test_the_folder_of_a_run_is_read_from_what_was_said(tmp_path: Path) -> None:
-    (tmp_path / "report.json").write_text('{"exit_code": 3}')
-    finished = Finished(3, "", f"ddplaunch: 2 workers on node1, logs in {tmp_path}\n")
-    assert finished.run_dir == tmp_path
-    assert finished.report == {"exit_code": 3}
-    with pytest.raises(AssertionError, match="no log folder"):
-        _ = Finished(3, "", "nothing").run_dir
 
 
 def test_the_checkout_is_found_from_any_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

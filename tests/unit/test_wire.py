@@ -12,7 +12,7 @@ import typing
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch import features
@@ -29,7 +29,6 @@ from ddplaunch.protocol.launcher_agent import (
     Notice,
     Output,
     PassSignal,
-    Pong,
     RunIdAgreed,
     StopWorkers,
 )
@@ -37,7 +36,7 @@ from ddplaunch.protocol.rendezvous import NodeJoined
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import ProcessSpec
 from ddplaunch.protocol.wire import MAX_CHUNK_BYTES, Nested, ProtocolError, decode, encode, read_record
-from tests.support import texts
+from tests.support import golden, texts
 
 RECORDS: tuple[type, ...] = tuple(
     dict.fromkeys(
@@ -121,14 +120,12 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SHORT, inner, max_size=3),
     max_leaves=5,
 )
-EXAMPLE = {"record": "StopWorkers", "signum": 15, "grace_s": 1.5}
 
 
 def as_line(body: object) -> bytes:
     return json.dumps(body).encode() + b"\n"
 
 
-@settings(deadline=None)
 @given(ANY_RECORD)
 def test_a_record_survives_the_wire(record: Any) -> None:
     line = encode(record)
@@ -200,7 +197,6 @@ def test_a_name_that_could_steer_the_terminal_is_refused(host: str) -> None:
         decode(encode(NodeJoined(0, host, 1)), (NodeJoined,))
 
 
-@settings(deadline=None)
 @given(st.text(texts.ANY, max_size=8))
 def test_the_reader_accepts_every_text_that_can_be_sent(text: str) -> None:
     spec = ProcessSpec(tag=text, how="exec", argv=(text,), env={text: text})
@@ -226,32 +222,21 @@ def test_a_surrogate_that_stands_for_nothing_becomes_its_escape(text: str, arriv
     assert decode(encode(Notice(text)), (Notice,)) == Notice(arrives)
 
 
-@pytest.mark.parametrize("number", [float("nan"), float("inf"), -float("inf"), 1e308, -1e308, 1 << 62])
-def test_a_number_with_which_nobody_can_calculate_is_refused(number: float) -> None:
-    with pytest.raises(ProtocolError, match="is not a number from"):
-        decode(encode(StopWorkers(15, number)), (StopWorkers,))
-    with pytest.raises(ProtocolError, match="is not a number from"):
-        decode(encode(Pong(number)), FROM_AGENT)
-
-
 # Garbage.
 
 
-@settings(deadline=None)
 @given(st.binary())
 def test_bytes_are_no_record(garbage: bytes) -> None:
     with pytest.raises(ProtocolError):
         decode(garbage, RECORDS)
 
 
-@settings(deadline=None)
 @given(JSON)
 def test_json_alone_is_no_record(body: Any) -> None:
     with pytest.raises(ProtocolError):
         decode(as_line(body), RECORDS)
 
 
-@settings(deadline=None)
 @given(ANY_RECORD, st.data())
 def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) -> None:
     line = encode(record)
@@ -260,7 +245,6 @@ def test_a_line_that_was_cut_off_is_no_record(record: Any, data: st.DataObject) 
         read_record(io.BytesIO(line[:cut]), RECORDS)
 
 
-@settings(deadline=None)
 @given(ANY_RECORD, JSON, st.data())
 def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any, data: st.DataObject) -> None:
     body = json.loads(encode(record))
@@ -273,57 +257,14 @@ def test_a_field_of_another_type_is_refused_or_harmless(record: Any, value: Any,
     assert decode(encode(again), RECORDS).__class__ is again.__class__
 
 
-@pytest.mark.parametrize(
-    ("change", "complaint"),
-    [
-        ({"signum": "15"}, "'15' is not int"),
-        ({"signum": True}, "'True' is not int"),
-        ({"signum": 15.0}, "'15.0' is not int"),
-        ({"signum": None}, "'None' is not int"),
-        ({"grace_s": "soon"}, "'soon' is not float"),
-        ({"grace_s": 10**400}, "not a record"),
-        ({"more": 1}, "StopWorkers has no 'more'"),
-        ({"record": "Nothing"}, "not a record"),
-        ({"record": ["StopWorkers"]}, "not a record"),
-        ({"record": None}, "not a record"),
-        ({"record": "ProcessSpec"}, "not a record"),
-    ],
-)
-def test_a_wrong_field_is_refused_and_named(change: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ProtocolError, match=complaint):
-        decode(as_line({**EXAMPLE, **change}), (StopWorkers, PassSignal))
+def test_a_line_is_a_record_or_refused_with_the_reason() -> None:
+    def read(question: str) -> str:
+        try:
+            return str(decode(question.encode() + b"\n", (StopWorkers, PassSignal, ProcessSpec)))
+        except ProtocolError as error:
+            return f"refused: {error}".partition(" of (")[0]
 
-
-def test_a_missing_field_is_refused() -> None:
-    for name in EXAMPLE:
-        with pytest.raises(ProtocolError):
-            decode(as_line({key: value for key, value in EXAMPLE.items() if key != name}), (StopWorkers,))
-
-
-def test_a_whole_number_of_seconds_is_a_number_of_seconds() -> None:
-    again = decode(as_line({**EXAMPLE, "grace_s": 3}), (StopWorkers,))
-    assert again == StopWorkers(15, 3.0)
-    assert type(again.grace_s) is float
-
-
-@pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("how", "other"),
-        ("how", ["exec"]),
-        ("argv", "text"),
-        ("argv", ["x", 1]),
-        ("argv", {"0": "x"}),
-        ("env", {"A": 1}),
-        ("env", [["A", "1"]]),
-        ("cpus", ["1"]),
-        ("cpus", [[1]]),
-    ],
-)
-def test_what_is_inside_a_field_is_checked_too(field: str, value: Any) -> None:
-    body = json.loads(encode(ProcessSpec(tag="0", how="exec")))
-    with pytest.raises(ProtocolError):
-        decode(as_line({**body, field: value}), (ProcessSpec,))
+    golden.check_answers("wire", read)
 
 
 @pytest.mark.parametrize(
