@@ -17,9 +17,9 @@ BY_NAME = {option.long_name: option.row for options in main.command.groups.value
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.run)
 def test_a_row_names_an_option_and_a_function_of_a_request(command: Command) -> None:
     assert command.option in BY_NAME
-    if command.run:
-        [parameter] = inspect.signature(load(command.run)).parameters.values()
-        assert parameter.annotation == "Request"
+    parameters = [*inspect.signature(load(command.run)).parameters.values()]
+    assert [each.annotation for each in parameters][:1] == ["LaunchConfig" if command.starts_run else "Request"]
+    assert len(parameters) == (3 if command.starts_run else 1)
 
 
 def test_options_of_a_command_name_it() -> None:

@@ -24,7 +24,7 @@ from ddplaunch.features.hangs.records import (
     WorkersExamined,
 )
 from ddplaunch.protocol.gpus import GpuReading
-from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support import golden
 from tests.support.configs import rendezvous_config
@@ -103,7 +103,7 @@ class Job:
 
     def stopped(self) -> None:
         """The user has stopped the job, after an examination that nobody asked for."""
-        self.watch.show_stopped()
+        self.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
 
     def play(self, step: str) -> str:
         self.said.clear()

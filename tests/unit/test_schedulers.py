@@ -137,7 +137,7 @@ def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monk
 def test_a_row_is_documented_looked_for_and_not_forwarded_by_a_pattern(row):
     [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.name == "cluster"]
     assert row.word in WORDS
-    assert row.word in (option.help or "")
+    assert row.word in option.text
     assert row.variables[0].startswith(PREFIXES)
     assert rule_of(row.variables[0]).when == "named"
 
