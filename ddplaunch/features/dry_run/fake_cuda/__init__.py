@@ -23,7 +23,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     from ddplaunch.features.dry_run.fake_cuda import (
         attention,
         cuda,
-        custom_ops,
         forks,
         kernels,
         patching,
@@ -47,7 +46,6 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     sharded_random.install()
     profiling.install()
     kernels.install()
-    custom_ops.install()
     patching.replace_imported_names()
     _install_in_children(gpus, compile_on_cpu)
     sys.excepthook = unsupported.excepthook
