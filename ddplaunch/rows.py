@@ -68,6 +68,7 @@ class Option:
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
         only: without these it has no effect.
+        feature: it is of this feature, and there is none without that. Empty: it is of the core.
     """
 
     def __init__(
@@ -92,6 +93,7 @@ class Option:
         gives: object = True,
         variable: str = "",
         only: tuple[Condition, ...] = (),
+        feature: str = "",
     ) -> None:
         self.names = names
         self.long_name = names.split()[-1]
@@ -114,6 +116,7 @@ class Option:
         self.gives = gives
         self.variable = variable
         self.only = only
+        self.feature = feature
 
     def is_given(self, given: object) -> bool:
         """Whether it has a value, by what the parser has returned for it."""

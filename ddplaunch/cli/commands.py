@@ -9,6 +9,7 @@ import os
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch import features
 from ddplaunch.cli.host_options import HOST_OPTIONS
 from ddplaunch.cli.options import ROWS
 from ddplaunch.errors import UsageError
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.rows import Option
 
-COMMANDS = [
+_ALL = [
     Command("--serve", run="ddplaunch.features.page.serve:serve"),
     Command("--page", run="ddplaunch.features.page.command:page"),
     Command("--leave", run="ddplaunch.features.come_back.launcher_request:leave"),
@@ -38,9 +39,11 @@ COMMANDS = [
     Command("--plan", run="ddplaunch.features.plan.show:show", takes_script=True),
     Command("--detach", run="ddplaunch.features.come_back.detached:start", takes_script=True, starts_run=True),
 ]
-"""In the order in which messages name them."""
+"""In the order in which messages name them. What one runs is of the feature that its path names."""
 
 _ROWS = {row.long_name: row for row in ROWS}
+
+COMMANDS = [row for row in _ALL if row.option in _ROWS and row.run.split(".")[2] in features.names()]
 
 WORDS = {row.option.removeprefix("--") for row in COMMANDS}
 """What might be typed without dashes."""

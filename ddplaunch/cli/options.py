@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch import features
 from ddplaunch.cli import values
 from ddplaunch.cli.run_options import EXISTING_RUNS, LEAVING_AND_COMING_BACK
 from ddplaunch.cli.worker_options import DEVICES, RESTARTS_AND_STOPPING, WORKERS
@@ -47,7 +48,7 @@ def docs_folder() -> Path:
     return next(path for path in (package / "docs", package.parent / "docs") if os.path.isdir(path))
 
 
-OPTIONS: dict[str, tuple[Option, ...]] = {
+_ALL: dict[str, tuple[Option, ...]] = {
     "Workers": WORKERS,
     "Devices": DEVICES,
     "Restarts and stopping": RESTARTS_AND_STOPPING,
@@ -128,6 +129,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Do not read every 2 s what workers, GPUs and nodes use. Default: read it, into samples/ of the run.",
             sets="output.samples",
             gives=False,
+            feature="usage",
         ),
         Option(
             "--metrics-file",
@@ -135,12 +137,14 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "Write what workers, GPUs and nodes do into FILE every 10 s, in Prometheus' text format. Default: none.",
             path="file",
             sets="output.metrics_file",
+            feature="metrics",
         ),
         flag(
             "--no-page",
             "Do not make run.html, the page of the run. Default: it is made.",
             sets="output.page",
             gives=False,
+            feature="page",
         ),
         Option(
             "--event-log-handler",
@@ -320,6 +324,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "--check",
             "Test this machine, or --hosts: versions, GPUs, health, limits, network speed; run no script.",
             short="test this machine or the hosts; run no script",
+            feature="check",
         ),
         flag(
             "--deep",
@@ -341,11 +346,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             "With --dry-run: torch.compile compiles for the CPU. Default: it returns the model unchanged.",
             sets="compile_on_cpu",
             only=(DRY_RUN,),
+            feature="dry_run",
         ),
         flag(
             "--plan",
             "Show the plan of the run: nodes, ranks, GPUs, environment; start nothing.",
             short="show what would be started; start nothing",
+            feature="plan",
         ),
         flag("--json", "With --plan: print JSON, for machines.", of="--plan"),
         Option(
@@ -355,6 +362,7 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
             multiple=True,
             sets="injections",
             only=(DRY_RUN,),
+            feature="faults",
         ),
     ),
     "Accepted, without effect": (
@@ -373,5 +381,13 @@ OPTIONS: dict[str, tuple[Option, ...]] = {
         _shows("-h", "Show the most used options.", _short_help),
     ),
 }
+
+_OFFERED = {row.long_name for rows in _ALL.values() for row in rows if row.feature in ("", *features.names())}
+OPTIONS = {
+    heading: kept
+    for heading, rows in _ALL.items()
+    if (kept := tuple(row for row in rows if row.long_name in _OFFERED and row.of in ("", *_OFFERED)))
+}
+"""By heading of the help page."""
 
 ROWS = [row for rows in OPTIONS.values() for row in rows if not row.prints]

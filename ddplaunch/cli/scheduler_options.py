@@ -98,7 +98,7 @@ def _with_job(
 ) -> CompletedOptions:
     """Add the SLURM job that contains this process, whichever program in it started ddplaunch."""
     options, job = completed.options, None
-    requeue_on = values.parse_requeue_signals(options["requeue_on"])
+    requeue_on = values.parse_requeue_signals(options.get("requeue_on") or "")
     if "SLURM_JOB_ID" in environ and options["cluster"] != "none":
         from ddplaunch.cluster import slurm
 

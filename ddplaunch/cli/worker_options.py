@@ -49,6 +49,7 @@ WORKERS = (
         parse=values.parse_seconds,
         variable="DDPLAUNCH_KEEP_WARM",
         only=(REAL_RUN,),
+        feature="warm",
     ),
     flag(
         "--pass-local-rank",
@@ -125,6 +126,7 @@ RESTARTS_AND_STOPPING = (
         short="the job fails if nothing moves for so long",
         sets="timeouts.hang_timeout_s",
         parse=values.parse_seconds,
+        feature="hangs",
     ),
     Option(
         "--busy-timeout",
@@ -133,6 +135,7 @@ RESTARTS_AND_STOPPING = (
         "ever. Default: never.",
         sets="timeouts.busy_timeout_s",
         parse=values.parse_seconds,
+        feature="hangs",
     ),
     Option(
         "--hang-report",
@@ -142,6 +145,7 @@ RESTARTS_AND_STOPPING = (
         sets="timeouts.hang_report_s",
         parse=values.parse_hang_report,
         completes=("off",),
+        feature="hangs",
     ),
     flag(
         "--debug-on-error",
@@ -149,6 +153,7 @@ RESTARTS_AND_STOPPING = (
         "breakpoint() works without any option.",
         sets="workers.debug_on_error",
         only=(PYTHON,),
+        feature="debug",
     ),
     Option(
         "--debug-ranks",
@@ -157,6 +162,7 @@ RESTARTS_AND_STOPPING = (
         sets="workers.debug_ranks",
         parse=values.parse_ranks,
         only=(PYTHON,),
+        feature="debug",
     ),
     Option(
         "--health",
@@ -165,6 +171,7 @@ RESTARTS_AND_STOPPING = (
         "used; warn: faults are only shown; off: nothing is looked at. Default: refuse.",
         sets="health",
         parse=values.parse_health,
+        feature="health",
     ),
     Option(
         "--signals-to-handle",
@@ -179,11 +186,13 @@ RESTARTS_AND_STOPPING = (
         "USR1,TERM",
         "In a SLURM job these signals also stop the run, and SLURM then requeues the job. Default: none.",
         "",
+        feature="requeue",
     ),
     Option(
         "--on-exit",
         "COMMAND",
         "Run this shell command when the run has ended; DDPLAUNCH_OUTCOME and others are in its environment.",
         sets="on_exit",
+        feature="on_exit",
     ),
 )

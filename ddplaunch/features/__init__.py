@@ -75,6 +75,12 @@ FEATURES = (
 """Their parts are called in this order: the last usage sample comes before what takes time."""
 
 
+@cache
+def names() -> frozenset[str]:
+    """The names of all features."""
+    return frozenset(each.name for each in FEATURES)
+
+
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
     return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import ddplaunch
+from ddplaunch.cli.options import ROWS
 from ddplaunch.features import FEATURES
 from tests.support.runs import environment
 
@@ -35,6 +36,10 @@ def without(name: str) -> set[str]:
     while more := {each.name for each in FEATURES if gone & {*each.needs}} - gone:
         gone |= more
     return gone
+
+
+def options_of(features: set[str]) -> set[str]:
+    return {row.long_name for row in ROWS if row.feature in features}
 
 
 def copy_without(removed: set[str], target: Path) -> Path:
@@ -64,12 +69,15 @@ EACH = [each.name for each in FEATURES]
 
 @pytest.mark.parametrize("removed", [*([name] for name in EACH), EACH], ids="-".join)
 def test_a_job_fails_restarts_and_succeeds_without_the_feature(removed: list[str], tmp_path: Path) -> None:
-    folder = copy_without(set().union(*map(without, removed)), tmp_path)
+    gone = set().union(*map(without, removed))
+    folder = copy_without(gone, tmp_path)
     script = tmp_path / "train.py"
     script.write_text(RESTARTS)
     done = run_copy(folder, "--nproc-per-node", "2", "--max-restarts", "1", script)
     assert (done.returncode, done.stdout.count("attempt 1")) == (0, 2), done.stderr
     assert "attempt 0" in done.stdout, "rank 0 may be stopped before it prints"
-    assert run_copy(folder, "--help").returncode == 0
+    shown = run_copy(folder, "--help")
+    assert shown.returncode == 0, shown.stderr
+    assert not {*re.findall(r"^  (?:-\w )?(--[a-z-]+)", shown.stdout, re.MULTILINE)} & options_of(gone)
     imported = run_copy(folder, code=f"exec({IMPORT_CORE!r})")
     assert imported.returncode == 0, imported.stderr
