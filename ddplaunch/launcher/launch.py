@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
-from ddplaunch.errors import StartNotice
+from ddplaunch.errors import LaunchError, StartNotice
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import run_folder
 from ddplaunch.transport import agent_process
@@ -77,6 +77,7 @@ def run(
     from ddplaunch.launcher import setup
     from ddplaunch.mailbox import Mailbox
     from ddplaunch.system import signals
+    from ddplaunch.system.limits import NO_ROOM_HINT
 
     features.call("check_start", config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
@@ -95,4 +96,8 @@ def run(
             stack.enter_context(contextlib.closing(console))
             if warning:
                 console.show(f"ddplaunch: {warning}")
-            return Run(config, run_id, run_tag, early_agent, mailbox, folder, console).run()
+            try:
+                job = Run(config, run_id, run_tag, early_agent, mailbox, folder, console)
+            except OSError as error:  # Too many open files: what this run needs is imported now.
+                raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
+            return job.run()

@@ -46,11 +46,16 @@ class NodeRanks:
                 self._check(node, attempt, named)
 
     def _check_started(self, node: Node, event: AttemptStarted) -> None:
-        """Where each node has a launcher, this launcher does not know how many workers the other nodes have."""
+        """Where each node has a launcher, this launcher does not know how many workers the other nodes have.
+
+        Nor does it while the AgentReady of a node is on its way: the nodes may have met over a faster link.
+        """
         workers, participants = len(event.pids), self._participants
         fits = workers <= node.workers and event.first_rank + workers <= event.world_size
         if participants.rendezvous:
-            fits = fits and event.world_size <= sum(each.workers for each in participants.nodes.all)
+            nodes = participants.nodes.all
+            is_known = all(nodes[index].workers for index in participants.indices)
+            fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))
         if not fits or event.node_rank >= event.nnodes:
             raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
 

@@ -214,13 +214,12 @@ class Watches:
         return [line for watch in self.all for line in watch.report_lines(result)]
 
     def on_run_ended(self, end: RunEnd) -> None:
-        """The result has been shown: do what follows, and wait for it."""
+        """The result has been shown: do what follows, and wait for it, and for the console."""
         for watch in self.all:
             watch.on_run_ended(end)
-        for watch in self.all:
-            self._run.messages.drain(end.result, end.is_interrupted)
-            watch.finish(end)
         self._run.messages.drain(end.result, end.is_interrupted)
+        for watch in self.all:
+            watch.finish(end)
 
     def close(self) -> None:
         """End what the watches hold."""

@@ -17,11 +17,13 @@ import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from common import size
 
+from ddplaunch import features
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, WorkerConfig
 from ddplaunch.features.hangs.records import WorkerActivity
@@ -124,7 +126,9 @@ class Nodes:
     def close(self) -> None: ...
 
     def post(self, index: int, event: object) -> None:
-        self._post(FromNode(index, wire.decode(event, FROM_AGENT) if isinstance(event, bytes) else event))
+        if isinstance(event, bytes):
+            event = wire.decode(event, FROM_AGENT, partial(features.records, "FROM_AGENT"))
+        self._post(FromNode(index, event))
 
     def post_each(self, event: bytes) -> None:
         for index in range(self.agents.count):

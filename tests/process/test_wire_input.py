@@ -20,6 +20,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ddplaunch import features
 from ddplaunch.config import LaunchConfig, WorkerConfig
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import wire
@@ -89,7 +90,7 @@ def tell_agent(data: bytes) -> tuple[list[Any], subprocess.CompletedProcess[byte
     )
     stream = io.BytesIO(done.stdout)
     said = []
-    while received := wire.read_record(stream, FROM_AGENT):
+    while received := wire.read_record(stream, (*FROM_AGENT, *features.records("FROM_AGENT"))):
         said.append(received[0])
     return said, done
 
@@ -217,7 +218,8 @@ def test_an_agent_that_restarts_more_often_than_it_may_is_not_believed(tmp_path:
     (tmp_path / "sitecustomize.py").write_text(IN_PLACE_OF_AN_AGENT)
     records = [wire.encode(AgentReady(1))]
     for attempt in range(200):
-        result = AttemptResult(attempt, "failed", (), 1.0, attempt_follows=True, restart_count=attempt)
+        follows = {"attempt_follows": True, "restart_follows": True, "decision": f"restart {attempt + 1} of 2"}
+        result = AttemptResult(attempt, "failed", (), 1.0, restart_count=attempt, **follows)
         records += [wire.encode(AttemptStarted(attempt, 1, (11,), 0, 1, 0)), wire.encode(AttemptEnded(result))]
     (tmp_path / "said").write_bytes(b"".join(records))
     env = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "IN_PLACE": f"cat {tmp_path / 'said'}; exec cat >/dev/null"}

@@ -19,6 +19,7 @@ from ddplaunch.features.faults.records import FaultInjected
 from ddplaunch.features.usage import records as usage
 from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
+from ddplaunch.launcher.node_ranks import NodeRanks
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.run import Run
 from ddplaunch.mailbox import Mailbox
@@ -41,7 +42,8 @@ from ddplaunch.protocol.launcher_agent import (
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
-from tests.support.configs import launch_config
+from tests.support.configs import launch_config, rendezvous_config
+from tests.support.fake_agents import participants_of
 from tests.support.spoken_agents import Answer, Mutator, SpokenHandle, SpokenTransport, honest
 
 HOSTS = ("node0", "node1")
@@ -306,3 +308,15 @@ def test_on_this_machine_it_is_a_bug_that_ends_the_run_in_order(
     report = json.loads((session.folder / "report.json").read_text())
     assert (report["exit_code"], report["reason"]) == (INTERNAL, error.message)
     assert [exit_["returncode"] for exit_ in report["attempts"][0]["exits"]] == [-15]
+
+
+def test_a_node_is_believed_while_another_ones_first_record_is_on_its_way() -> None:
+    """The nodes may have met over a network that is faster than the launcher's connection to one of them."""
+    participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
+    ranks, (first, second) = NodeRanks(participants), participants.nodes.all
+    first.workers = 8
+    ranks.check(first, AttemptStarted(0, 16, tuple(range(8)), 0, 2, 0))
+    second.workers = 8
+    ranks.check(second, AttemptStarted(0, 16, tuple(range(8)), 1, 2, 8))
+    with pytest.raises(wire.ProtocolError, match="do not fit"):
+        ranks.check(second, AttemptStarted(0, 32, tuple(range(8)), 1, 2, 8))

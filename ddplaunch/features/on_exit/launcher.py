@@ -23,7 +23,9 @@ class OnExit(Watch):
         """Run the command."""
         from ddplaunch.features.on_exit import on_exit
 
-        on_exit.run(self._run.config, end.result, end.error, self._run.messages.show, end.is_interrupted)
+        messages = self._run.messages
+        on_exit.run(self._run.config, end.result, end.error, messages.show, end.is_interrupted)
+        messages.drain(end.result, end.is_interrupted)
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
