@@ -246,7 +246,7 @@ class LaunchConfig:
         run_id: name of the run; None: a new one.
         max_restarts: restarts after a failure; an attempt that follows a lost or a new node is not counted.
         signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
-        on_exit: shell command that the launcher runs when the run has ended, see ``launcher.on_exit``.
+        on_exit: shell command that the launcher runs when the run has ended, see ``features.on_exit``.
         workers: number of workers of a node, their devices, and how they are started.
         output: logs, filters and format of the workers' output.
         timeouts: time limits of the run.

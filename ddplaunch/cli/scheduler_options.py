@@ -11,16 +11,18 @@ import socket
 import sys
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
-from ddplaunch.cluster.schedulers import SchedulerInfo
 from ddplaunch.cluster.slurm import SlurmJob
 from ddplaunch.cluster.task import ScheduledTask
 from ddplaunch.errors import LaunchError, OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
+
+if TYPE_CHECKING:
+    from ddplaunch.cluster.schedulers import SchedulerInfo
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
 """Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""

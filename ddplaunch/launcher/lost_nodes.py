@@ -7,7 +7,7 @@ Runs in the launcher, in the main thread. A host loses power, in a run whose lau
     that has just been started has ``setup.SLOW_START_S``, 25 s, more. If only the agent dies, ``ChannelClosed`` comes
     at once. A node whose records cannot be handled is lost, too (``GivenUp``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
-    SWEEPING until then, for at most ``nodes.SWEEP_S``, 20 s, and then LOST. Nothing else waits for the sweep.
+    SWEEPING until then, for at most ``nodes.SWEEP_S``, 20 s, and then LOST. Only the end of the run waits for it.
 3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
     Otherwise the user sees "HOST has not answered for 5 s; the job goes on", and "SPARE replaces HOST" if a spare
     takes its position. Without a spare the world shrinks.

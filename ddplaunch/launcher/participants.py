@@ -184,13 +184,16 @@ class Participants:
     def move_rendezvous(self, index: int, token: str, reason: str) -> None:
         """Node ``index`` has lost the rendezvous ``token``: if it is the present one, the nodes start another.
 
+        The user is told once, however many nodes report it before the new one begins.
+
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
         rendezvous, nodes = self.rendezvous, self.nodes.all
-        if rendezvous and token == rendezvous.token and index in self.indices:
-            server = rendezvous.server
-            which = "the rendezvous" if server in (None, index) else f"the rendezvous on {nodes[server].host}"
+        is_present = rendezvous and token == rendezvous.token and rendezvous.server is not None
+        if rendezvous and is_present and index in self.indices:
+            server = rendezvous.server or 0
+            which = "the rendezvous" if server == index else f"the rendezvous on {nodes[server].host}"
             host = nodes[index].host
             self._show(f"{host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
             rendezvous.relocate(f"{host} cannot join {which}: {reason}")

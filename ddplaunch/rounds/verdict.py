@@ -1,6 +1,6 @@
 """What follows a round: a restart, an attempt with other nodes, or the end of the run; always with the reason.
 
-The one place that decides it, for a single node and for many. Pure.
+The one place that decides it, for a single node and for many. Pure, but for the count of restarts that it is given.
 """
 
 from __future__ import annotations

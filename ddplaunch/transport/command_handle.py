@@ -156,6 +156,6 @@ class CommandTransport(Transport):
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:
             return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)
-        except OSError as error:
+        except (FileNotFoundError, NotADirectoryError, PermissionError) as error:
             message = f"{command[0]} cannot be run here: {error.strerror}"
             raise LaunchError(message, self.missing_hint, NODE_NOT_READY) from None
