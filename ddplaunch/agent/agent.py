@@ -150,10 +150,13 @@ class Agent:
         """Kill all processes that this agent has started. Returns the pids that SIGKILL has not ended."""
         if self._group and not self._group.all_ended and not self._unkillable_pids:
             self._kill_workers(self._group)
-        for part in (*self._parts, self._worker_socket, self._gpus, self._rendezvous):
-            if part:
-                part.close()
-        return self._forkserver.close()
+        unkillable: list[int] = []
+        with contextlib.ExitStack() as stack:  # An error of one keeps no other from its end.
+            stack.callback(lambda: unkillable.extend(self._forkserver.close()))
+            for part in (self._rendezvous, self._gpus, self._worker_socket, *reversed(self._parts)):
+                if part:
+                    stack.callback(part.close)
+        return tuple(unkillable)
 
     # One attempt.
 

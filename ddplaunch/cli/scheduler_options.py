@@ -22,7 +22,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from ddplaunch.cluster.schedulers import SchedulerInfo
+    from ddplaunch.cluster.schedulers import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
 
 PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
 """Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""

@@ -53,20 +53,20 @@ class Feature(NamedTuple):
 
 
 FEATURES = (
-    Feature("usage", ("launcher", "agent", "records")),
+    Feature("usage", ("launcher", "agent", "records"), needs=("come_back",)),
     Feature("health", ("launcher", "agent", "records"), before_run=("hosts", "node_memory")),
     Feature("hangs", ("launcher", "agent", "worker", "plan", "records"), needs=("ps",)),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
     Feature("slurm_nodes", ("launcher",)),
     Feature("debug", ("launcher", "agent", "worker", "records", "options"), fields=("workers.debug_on_error",)),
     Feature("faults", ("launcher", "agent", "records", "options"), fields=("injections",)),
-    Feature("page", ("launcher",)),
+    Feature("page", ("launcher",), needs=("come_back",)),
     Feature("metrics", ("launcher",), needs=("usage",), before_run=("output.metrics_file", "metrics_file")),
     Feature("requeue", ("launcher",), before_run=("slurm_job", "slurm_requeue")),
     Feature("on_exit", ("launcher",)),
     Feature("come_back", ("launcher",)),
     Feature("ps", ("queries",)),
-    Feature("plan"),
+    Feature("plan", needs=("faults",)),
     Feature("check", ("queries",), needs=("health",)),
     Feature("functions", ("launcher", "agent", "worker", "target")),
     Feature("warm", ("agent", "options", "early_agent"), fields=("keep_warm_s",)),

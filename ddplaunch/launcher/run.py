@@ -140,8 +140,8 @@ class Run:
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
         finally:
-            self._watches.close()
-            self._nodes.close(close_s)
+            self._marks.callback(self._nodes.close, close_s)
+            self._marks.callback(self._watches.close)
             self._marks.close()
         return self._finish()
 

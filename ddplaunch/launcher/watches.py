@@ -222,6 +222,7 @@ class Watches:
             watch.finish(end)
 
     def close(self) -> None:
-        """End what the watches hold."""
-        for watch in self.all:
-            watch.close()
+        """End what the watches hold; an error of one keeps no other from it."""
+        with contextlib.ExitStack() as stack:
+            for watch in self.all:
+                stack.callback(watch.close)

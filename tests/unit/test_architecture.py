@@ -122,6 +122,18 @@ def test_the_core_imports_no_feature() -> None:
     assert [pair for pair in pairs if pair[1].startswith("ddplaunch.features.")] == []
 
 
+def test_a_feature_names_those_whose_modules_it_imports() -> None:
+    needs = {each.name: {each.name, *each.needs} for each in FEATURES}
+    for file in FILES:
+        if len(file.parts) > 2 and file.parts[0] == "features":
+            used = {
+                MODULES[name].parts[1]
+                for name in modules_imported(file)
+                if len(MODULES[name].parts) > 2 and MODULES[name].parts[0] == "features"
+            }
+            assert used <= needs[file.parts[1]], file
+
+
 def test_a_module_of_a_feature_belongs_to_one_process() -> None:
     """What runs in the launcher imports nothing that runs in an agent or a worker, and the other way round."""
     of_launcher, of_agent = {"cli", "launcher", "transport"}, {"agent"}
