@@ -83,7 +83,12 @@ def names() -> frozenset[str]:
 
 def loaded(module: str) -> Iterator[Any]:
     """The modules of this name of all features, in their order; imported now if they have not been."""
-    return (import_module(f"{__name__}.{each.name}.{module}") for each in FEATURES if module in each.modules)
+    return map(import_module, paths(module))
+
+
+def paths(module: str) -> tuple[str, ...]:
+    """The full names of these modules."""
+    return tuple(f"{__name__}.{each.name}.{module}" for each in FEATURES if module in each.modules)
 
 
 def call(name: str, config: object, *args: object) -> dict[str, Any]:

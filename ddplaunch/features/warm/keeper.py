@@ -16,7 +16,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from ddplaunch import late_dataclass
+from ddplaunch import features, late_dataclass
 from ddplaunch.features.warm import handover, keeper_files, pressure, surroundings
 from ddplaunch.features.warm.imports import Imports, user_folders
 from ddplaunch.features.warm.records import (
@@ -56,6 +56,7 @@ _AGENT_MODULES = (
     "ddplaunch.agent.rendezvous.choice",
     "ddplaunch.agent.rendezvous.multi_node",
     "ddplaunch.rounds.coordinator",
+    *features.paths("agent"),
 )
 _RECORDS = (*TO_KEEPER, AgentSpec, ForkserverSpec, ProcessSpec, *FROM_FORKSERVER)
 """What this process, an agent and a forkserver read before the first line of a worker."""
@@ -92,7 +93,7 @@ def main(search_path: list[str]) -> Continuation:
     exit.register()
     keeper.learn(_AGENT_MODULES)
     sys.path[:] = search_path
-    keeper.learn(_modules(spec.script, spec.preload))
+    keeper.learn((*_modules(spec.script, spec.preload), *features.paths("worker")))
     _prepare_forks()
     return keeper.serve()
 
