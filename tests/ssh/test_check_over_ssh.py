@@ -32,7 +32,7 @@ def test_equal_nodes_are_one_row_and_one_real_job(make_lab):
     finished = check(lab, "node1:slots=4,node2")
     assert finished.returncode == 0, finished.err
     assert rows(finished) == ["node[1-2]"]
-    assert re.search(r"^all-reduce by gloo over 2 nodes: [0-9.e+]+ Gbit/s", finished.out, re.MULTILINE)
+    assert re.search(r"^all-reduce by gloo over 2 nodes: [0-9.e+]+ [MG]bit/s", finished.out, re.MULTILINE)
     assert "no problems found" in finished.err
     assert "logs on" not in finished.err
     assert not lab.leftovers()
