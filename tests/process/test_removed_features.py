@@ -78,6 +78,8 @@ def test_a_job_fails_restarts_and_succeeds_without_the_feature(removed: list[str
     assert "attempt 0" in done.stdout, "rank 0 may be stopped before it prints"
     shown = run_copy(folder, "--help")
     assert shown.returncode == 0, shown.stderr
-    assert not {*re.findall(r"^  (?:-\w )?(--[a-z-]+)", shown.stdout, re.MULTILINE)} & options_of(gone)
+    offered = {*re.findall(r"^  (?:-\w )?(--[a-z-]+)", shown.stdout, re.MULTILINE)}
+    assert "--max-restarts" in offered
+    assert not offered & options_of(gone)
     imported = run_copy(folder, code=f"exec({IMPORT_CORE!r})")
     assert imported.returncode == 0, imported.stderr

@@ -20,7 +20,7 @@ MODULE = "ddplaunch.features.check.worker_gpus"
 """Module that the job's workers run."""
 
 _PREFIX = b"check-gpus: "
-"""Start of the line with the rates of a node. ``worker.gpu_check`` has it too."""
+"""Start of the line with the rates of a node. ``features.check.worker_gpus`` has it too."""
 
 _SILENT = "its worker has ended without an answer"
 

@@ -1,6 +1,6 @@
 """The memory of nodes across runs: which hosts are used last, and what a run adds to nodes.json at its end.
 
-Runs in the launcher, before and after a run, and in ``--ps --nodes`` and ``--forget``. ``health.node_history`` has the
+Runs in the launcher, before and after a run, and in ``--ps --nodes`` and ``--forget``. ``node_history`` has the
 rules. A file that is damaged or cannot be written never stops a run.
 """
 

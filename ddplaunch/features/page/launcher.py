@@ -1,7 +1,8 @@
 """Has run.html made: by child processes with the lowest priority, while the run goes on, and at its end.
 
 Runs in the launcher, in the main thread, but for a thread that waits for each child. The launcher never waits for a
-child while workers run, and ends every child; if it is killed, the child ends within ``LIMIT_S`` of ``page.__main__``.
+child while workers run, and ends every child; if it is killed, the child ends within ``LIMIT_S`` of
+``features.page.__main__``.
 The first page is made after ``FIRST_S``: nobody could open an earlier one. The child for the page of a failure is
 started when the workers have failed: it loads its modules while the run ends.
 """

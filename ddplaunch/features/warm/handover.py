@@ -1,7 +1,7 @@
 """Turns a fork of the keeper into the agent of a run, and a fork of that into its forkserver.
 
 All that a started process gets from the command is set here: descriptors, working directory, umask, environment,
-session. What cannot be set was compared before (``system.surroundings``).
+session. What cannot be set was compared before (``features.warm.surroundings``).
 """
 
 from __future__ import annotations

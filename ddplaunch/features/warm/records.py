@@ -64,7 +64,7 @@ class Takeover:
     inherits, which get the numbers from ``FIRST_INHERITED`` on.
 
     Attributes:
-        surroundings: what the agent would inherit, by name, as ``system.surroundings`` reads it.
+        surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
         env: the environment of the agent.
         umask: of the agent.
         preload: the modules of --preload.

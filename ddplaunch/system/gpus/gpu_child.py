@@ -1,6 +1,6 @@
 """Reads the GPUs, in a process of its own: a driver that does not answer blocks whoever asks it.
 
-``agent.watches.gpu_reader`` starts this file by its path, writes questions to its stdin, one a line, and reads records
+``agent.gpu_reader`` starts this file by its path, writes questions to its stdin, one a line, and reads records
 of ``protocol.gpus`` from its stdout. After a first question about the health, it also tells of events, and of changes.
 The driver is called in threads only: the main one must see the end of stdin, which ends this process.
 """
