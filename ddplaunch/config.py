@@ -8,10 +8,8 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from ddplaunch import features
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST, Host
-from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.cluster.job import ScheduledTask, SlurmJob
 from ddplaunch.errors import OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import KEEPER_ID, is_run_id
@@ -44,19 +42,6 @@ class Streams:
         """Whether the setting covers ``stream`` of the worker with this local rank."""
         mask = dict(self.by_local_rank).get(local_rank, self.default)
         return bool(mask & (1 if stream == "stdout" else 2))
-
-
-@dataclass(frozen=True)
-class FakeGpuConfig:
-    """The simulated GPUs of a node in a dry run.
-
-    Attributes:
-        gpus: number of simulated GPUs; 0 until the agent has counted the GPUs that its workers need.
-        compile_on_cpu: ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
-    """
-
-    gpus: int = 0
-    compile_on_cpu: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -171,7 +156,8 @@ class RendezvousConfig:
         join_timeout_s: seconds to wait for ``min_nodes`` nodes.
         last_call_timeout_s: seconds to wait for further nodes after that, up to ``max_nodes``.
         search_timeout_s: seconds to wait for any answer at the endpoint; None: ``join_timeout_s``.
-        lost_after_s: seconds without a heartbeat after which a node counts as lost.
+        silent_after_s: seconds without a heartbeat after which a node counts as lost. Where one launcher starts all
+            nodes, that notices a loss first, by ``TimeoutConfig.lost_after_s``.
         secret: common to all nodes; records in the store that are not signed with it are ignored. Empty: no signatures.
     """
 
@@ -186,7 +172,7 @@ class RendezvousConfig:
     interface: str | None
     join_timeout_s: float
     last_call_timeout_s: float
-    lost_after_s: float
+    silent_after_s: float
     search_timeout_s: float | None = None
     participants: tuple[int, ...] = ()
     departing: tuple[int, ...] = ()
@@ -231,7 +217,40 @@ class RemoteConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaunchConfig:
+class AgentConfig:
+    """Those settings of a run that its agents need, too: an agent gets them in its ``AgentSpec``.
+
+    Attributes:
+        max_restarts: restarts after a failure; an attempt that follows a lost or a new node is not counted.
+        signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
+        workers: number of workers of a node, their devices, and how they are started.
+        output: logs, filters and format of the workers' output.
+        timeouts: time limits of the run.
+        rendezvous: rendezvous with the other nodes; None on a single node, or where one launcher starts all nodes.
+        master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
+        master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
+        task: the only worker of this launcher, where a scheduler started a process for every worker.
+        health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
+        dry_run: all nodes are simulated on one machine, and their GPUs on the CPU.
+        compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU; otherwise it returns functions unchanged.
+    """
+
+    max_restarts: int = 0
+    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
+    workers: WorkerConfig = field(default_factory=WorkerConfig)
+    output: OutputConfig = field(default_factory=OutputConfig)
+    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
+    rendezvous: RendezvousConfig | None = None
+    master_addr: str | None = None
+    master_port: int | None = None
+    task: ScheduledTask | None = None
+    health: HealthPolicy = "refuse"
+    dry_run: bool = False
+    compile_on_cpu: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchConfig(AgentConfig):
     """The settings of one run, in groups. The names are those of the options, with the unit where there is one.
 
     Attributes:
@@ -244,25 +263,13 @@ class LaunchConfig:
         min_nodes: smallest number of nodes of an attempt.
         max_nodes: largest number of nodes of an attempt; further ``hosts`` are spares.
         run_id: name of the run; None: a new one.
-        max_restarts: restarts after a failure; an attempt that follows a lost or a new node is not counted.
-        signals: names of the signals that stop the job. SIGUSR1 and SIGUSR2, if not named, are passed to the workers.
         on_exit: shell command that the launcher runs when the run has ended, see ``features.on_exit``.
-        workers: number of workers of a node, their devices, and how they are started.
-        output: logs, filters and format of the workers' output.
-        timeouts: time limits of the run.
-        rendezvous: rendezvous with the other nodes; None on a single node, or where this launcher starts all nodes.
         hosts: machines on which this launcher starts all nodes.
         remote: connections to other machines, and variables of the workers on all machines.
-        master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
-        master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
         local_addr: address for connections from other nodes; None: detected.
         interface: network interface between the nodes; None: detected.
-        dry_run: all nodes are simulated on this machine, and their GPUs on the CPU.
-        compile_on_cpu: in a dry run ``torch.compile`` compiles for the CPU.
         injections: faults to inject in a dry run, as on the command line: ``kill rank=3 after=5s``.
-        task: the only worker of this launcher, where a scheduler started a process for every worker.
         slurm_job: the SLURM job that contains this process; the signals of its ``requeue_on`` are among ``signals``.
-        health: what follows if a node's hardware is not sound; ``off``: it is not looked at.
         keep_warm_s: leave torch imported on each node for the next run, for so many seconds; 0: do not use what an
             earlier run has left; None: leave nothing.
         notices: messages about the configuration, shown at the start.
@@ -280,25 +287,13 @@ class LaunchConfig:
     min_nodes: int = 1
     max_nodes: int = 1
     run_id: str | None = None
-    max_restarts: int = 0
-    signals: tuple[str, ...] = ("SIGTERM", "SIGINT", "SIGHUP", "SIGQUIT")
     on_exit: str | None = None
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
-    rendezvous: RendezvousConfig | None = None
     hosts: tuple[Host, ...] = ()
     remote: RemoteConfig = field(default_factory=RemoteConfig)
-    master_addr: str | None = None
-    master_port: int | None = None
     local_addr: str | None = None
     interface: str | None = None
-    dry_run: bool = False
-    compile_on_cpu: bool = False
     injections: tuple[str, ...] = ()
-    task: ScheduledTask | None = None
     slurm_job: SlurmJob | None = None
-    health: HealthPolicy = "refuse"
     keep_warm_s: float | None = None
     notices: tuple[StartNotice, ...] = ()
 
@@ -307,7 +302,6 @@ class LaunchConfig:
         self.timeouts.validate()
         self._check_values()
         self._check_nodes()
-        features.call("check", self)
 
     @property
     def is_local(self) -> bool:
@@ -320,9 +314,14 @@ class LaunchConfig:
         return "local" if self.is_local else self.remote.transport
 
     @property
+    def each_node_has_launcher(self) -> bool:
+        """Whether this launcher starts one node of several, which meets the others at an endpoint."""
+        return self.rendezvous is not None
+
+    @property
     def launcher_assigns_rendezvous(self) -> bool:
         """Whether this launcher starts several nodes, and so assigns their rendezvous and ranks."""
-        return self.rendezvous is None and self.max_nodes > 1
+        return self.max_nodes > 1 and not self.each_node_has_launcher
 
     def _check_values(self) -> None:
         if not self.script:
@@ -354,7 +353,14 @@ class LaunchConfig:
         if self.hosts and len(self.hosts) < self.min_nodes:
             named = "one host is named" if len(self.hosts) == 1 else f"{len(self.hosts)} hosts are named"
             raise OptionError("--nnodes", self.min_nodes, named, "Name more hosts, or lower --nnodes.")
-        least_s = _MIN_WITHOUT_HEARTBEAT_S if self.rendezvous else _MIN_LOST_AFTER_S if self.max_nodes > 1 else 0.0
-        if (lost_after_s := (self.rendezvous or self.timeouts).lost_after_s) < least_s:
-            problem = f"{lost_after_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
+        least_s = (
+            _MIN_WITHOUT_HEARTBEAT_S
+            if self.each_node_has_launcher
+            else _MIN_LOST_AFTER_S
+            if self.max_nodes > 1
+            else 0.0
+        )
+        waited_s = self.rendezvous.silent_after_s if self.rendezvous else self.timeouts.lost_after_s
+        if waited_s < least_s:
+            problem = f"{waited_s:g} s without an answer are too few to count a node as lost (least: {least_s:g} s)"
             raise OptionError("--rdzv-conf", "keep_alive_interval x keep_alive_max_attempt", problem)

@@ -15,10 +15,15 @@ import weakref
 from collections import deque
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from ddplaunch.threads import in_thread
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 E = TypeVar("E")
+
+NEVER = float("inf")
+"""A deadline that does not come."""
 
 
 class Mailbox(Generic[E]):
@@ -81,9 +86,8 @@ class Mailbox(Generic[E]):
         os.set_blocking(writer, False)
         # The thread must not hold the mailbox itself, which would never be closed.
         wake = weakref.WeakMethod(self._wake)
-        thread = threading.Thread(target=_forward_wakeups, args=(reader, wake), name="signals", daemon=True)
         try:
-            thread.start()
+            in_thread("signals", lambda: _forward_wakeups(reader, wake))
         except RuntimeError:
             os.close(reader)
             os.close(writer)

@@ -1,16 +1,27 @@
-"""Rows of the tables of options and commands: plain data, so that whoever has an option can bring its row.
+"""Rows of the tables of options and commands, and parsers that several rows use.
 
-The command line makes its parser and its help page of them. What a row names as ``module:name`` is imported on use.
-The rows are no dataclasses, whose methods would take 2 ms of each start to make.
+The command line makes its parser and its help page of the rows: its own, and those that the features bring. What a row
+names as ``module:name`` is imported on use. The rows are no dataclasses, whose methods would take 2 ms of each start to
+make.
 """
 
 from __future__ import annotations
 
+import math
+import re
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
+
+from ddplaunch.errors import OptionError
+from ddplaunch.text import seconds
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+
+COMING_BACK = "Leaving a run and coming back"
+EXISTING_RUNS = "Existing runs (yours, here and on --hosts)"
+"""Headings of the help page."""
 
 
 class Condition:
@@ -58,8 +69,8 @@ class Option:
         hidden: it is not on the help page.
         short: description on the short help page, of ``-h``; empty: it is not on that page.
         choices: all possible values; empty: not limited.
-        path: the value is the path of a file or of a folder.
-        completes: what a shell offers for its value: words, or ``module:function``; empty: as its type says.
+        completes: what a shell offers for its value: words, ``file``, ``folder`` or ``module:function``; empty:
+            ``choices``.
         prints: returns what it prints, of the parser's context; it then ends the command.
         of: the command without which it has no meaning: "--logs".
         parse: returns its value, of its text and its name; None: the text is its value, and an empty one is none.
@@ -68,7 +79,8 @@ class Option:
         gives: value of a flag.
         variable: name of a variable of the environment that has its text if it is not given.
         only: without these it has no effect.
-        feature: it is of this feature, and there is none without that. Empty: it is of the core.
+        heading: that of the help page below which it stands; of a feature's option.
+        after: in place of ``heading``: it stands below this option. One with ``of`` stands below that.
     """
 
     def __init__(
@@ -84,7 +96,6 @@ class Option:
         hidden: bool = False,
         short: str = "",
         choices: tuple[str, ...] = (),
-        path: Literal["", "file", "folder"] = "",
         completes: tuple[str, ...] | str = (),
         prints: Callable[[Any], object] | None = None,
         of: str = "",
@@ -93,7 +104,8 @@ class Option:
         gives: object = True,
         variable: str = "",
         only: tuple[Condition, ...] = (),
-        feature: str = "",
+        heading: str = "",
+        after: str = "",
     ) -> None:
         self.names = names
         self.long_name = names.split()[-1]
@@ -107,7 +119,6 @@ class Option:
         self.hidden = hidden
         self.short = short
         self.choices = choices
-        self.path = path
         self.completes = completes
         self.prints = prints
         self.of = of
@@ -116,7 +127,8 @@ class Option:
         self.gives = gives
         self.variable = variable
         self.only = only
-        self.feature = feature
+        self.heading = heading
+        self.after = of or after
 
     def is_given(self, given: object) -> bool:
         """Whether it has a value, by what the parser has returned for it."""
@@ -130,6 +142,8 @@ class Option:
         """
         if self.metavar is None:
             return self.gives
+        if self.choices and given not in self.choices:
+            raise OptionError(origin, given, f"must be {', '.join(self.choices[:-1])} or {self.choices[-1]}")
         if self.multiple:
             return tuple(self.parse(each, origin) if self.parse else each for each in given)
         return self.parse(given, origin) if self.parse else given
@@ -175,3 +189,89 @@ def load(path: str) -> Any:
     """What ``module:name`` of a row names."""
     module, _, name = path.partition(":")
     return getattr(import_module(module), name)
+
+
+MAX_RANK = 1_000_000
+_MAX_PORT = 65535
+
+
+def parse_whole(text: str, option: str) -> int:
+    """A whole number.
+
+    Raises:
+        OptionError: anything else.
+    """
+    try:
+        return int(text)
+    except ValueError:
+        raise OptionError(option, text, "must be a whole number") from None
+
+
+def parse_count(text: str, option: str) -> int:
+    """A whole number that is not negative.
+
+    Raises:
+        OptionError: anything else.
+    """
+    number = parse_whole(text, option)
+    if number < 0:
+        raise OptionError(option, text, "must not be negative")
+    return number
+
+
+def parse_seconds(text: str, option: str) -> float:
+    """A time: a number of seconds, of either sign, or with units: ``90s``, ``5m``, ``1h30m``.
+
+    Raises:
+        OptionError: neither, or not finite.
+    """
+    found_s = seconds(text)
+    if found_s is None:
+        try:
+            found_s = float(text)
+        except ValueError:
+            found_s = math.nan
+    if not math.isfinite(found_s):
+        raise OptionError(option, text, "must be a number of seconds, or a time like 90s, 5m or 1h30m")
+    return found_s
+
+
+def parse_positive_seconds(text: str, option: str) -> float:
+    """A time as of ``parse_seconds``, above 0.
+
+    Raises:
+        OptionError: anything else.
+    """
+    found_s = parse_seconds(text, option)
+    if found_s <= 0:
+        raise OptionError(option, text, "must be above 0")
+    return found_s
+
+
+def parse_ranks(text: str, option: str) -> frozenset[int] | None:
+    """``0,4-7`` as a set of ranks; an empty text means no filter.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if not text.strip():
+        return None
+    ranks: set[int] = set()
+    for part in text.split(","):
+        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
+        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+        if not first <= last <= MAX_RANK:
+            raise OptionError(option, text, "must be ranks like 0,4-7")
+        ranks.update(range(first, last + 1))
+    return frozenset(ranks)
+
+
+def parse_port(text: str, option: str) -> int:
+    """A port; 0, any free one, for an empty text.
+
+    Raises:
+        OptionError: anything else.
+    """
+    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
+        raise OptionError(option, text, "not a port", f"A port is a number from 1 to {_MAX_PORT}.")
+    return int(text or 0)

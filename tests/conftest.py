@@ -6,23 +6,31 @@ import functools
 import os
 import signal
 import sys
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import hypothesis
 import pytest
 
-from ddplaunch.system.gpus import devices
+from ddplaunch.cluster import schedulers
+from ddplaunch.system import devices
 from tests.support import fake_nvml, runs, slowest
 from tests.support.debugging import Debugger
-from tests.support.gpus import Watched, readers
 from tests.support.processes import command_line, has_children, pass_on_no_ignored_signals, pids_with, wait_until
 from tests.support.runs import SLOW_IMPORT
 
+if TYPE_CHECKING:
+    from tests.support.gpus import Watched  # Of a feature: tests of the core run without it, too.
+
 STUBS = Path(__file__).parent / "support" / "stubs"
+
+_CLEARED = ("PET_*", "TORCHELASTIC_*", *schedulers.OWN)
+"""Variables of whatever started the tests."""
 
 _VANISH_S = 15.0
 _STARTS = {"subprocess.Popen", "os.fork", "os.forkpty", "os.posix_spawn", "os.system"}
@@ -60,7 +68,7 @@ def leaves_no_process(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterat
     monkeypatch.setenv("DDPLAUNCH_TEST_MARK", mark)
     monkeypatch.setenv("DDPLAUNCH_PAGE", "off")  # But where a page is the subject: each costs some tenths of a second.
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    for name in [name for name in os.environ if name.startswith(("PET_", "TORCHELASTIC_", "SLURM_"))]:
+    for name in [name for name in os.environ if any(fnmatchcase(name, pattern) for pattern in _CLEARED)]:
         monkeypatch.delenv(name)
     started_before = _started
     yield
@@ -96,6 +104,17 @@ def _start_method(node: pytest.Item) -> str:
 
 
 @pytest.fixture
+def no_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No thread can be started, as above ``ulimit -u``."""
+
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", start)
+    monkeypatch.setattr(threading.Timer, "start", start)
+
+
+@pytest.fixture
 def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Times of day are the same everywhere."""
     with monkeypatch.context() as patch:
@@ -125,7 +144,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> None:
     """On CI a test that cannot run is a test that fails."""
     if os.environ.get("CI") == "true" and call.excinfo and call.excinfo.errisinstance(pytest.skip.Exception):
-        call.excinfo = pytest.ExceptionInfo.from_exception(AssertionError(f"skipped on CI: {call.excinfo.value}"))
+        error = AssertionError(f"skipped on CI: {call.excinfo.value}").with_traceback(call.excinfo.tb)
+        call.excinfo = pytest.ExceptionInfo.from_exception(error)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -162,6 +182,8 @@ def driver(nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.fixture
 def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Watched]]:
     """Starts a reader of GPUs, as on a machine with NVIDIA's library."""
+    from tests.support.gpus import readers
+
     monkeypatch.setattr(devices, "has_nvml", lambda: True)
     with readers() as start:
         yield start

@@ -13,21 +13,17 @@ import time
 from itertools import chain
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import node_details, parts
-from ddplaunch.agent.attempt_outcome import final_failure, outcome
+from ddplaunch.agent import parts, rendezvous, this_node
 from ddplaunch.agent.events import AttemptFailure, ChildExited, LauncherLost
 from ddplaunch.agent.parts import NodeServices
-from ddplaunch.agent.rendezvous import choice as rendezvous_choice
 from ddplaunch.agent.rendezvous.name_lookup import NameLookups
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
+from ddplaunch.agent.workers.exit_details import OomCounters, final_failure, killed_for_memory, outcome
 from ddplaunch.agent.workers.forkserver_client import MEMBER, STORE, Forked, ForkserverClient, ForkserverEvent
-from ddplaunch.agent.workers.placement import place_workers, worker_spec
 from ddplaunch.agent.workers.worker_group import WorkerGroup
-from ddplaunch.agent.workers.worker_socket import WorkerSocket
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.gpus import GpusRead
 from ddplaunch.protocol.launcher_agent import (
     AgentReady,
     AgentSignalled,
@@ -42,6 +38,7 @@ from ddplaunch.protocol.results import AttemptResult, Round
 from ddplaunch.protocol.specs import AgentSpec, ProcessSpec, ProcessStarted
 from ddplaunch.system import limits, processes
 from ddplaunch.system.signals import SignalReceived
+from ddplaunch.system.unix_socket import LocalServer
 
 if TYPE_CHECKING:
     import socket
@@ -53,7 +50,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
 
 _DRAIN_S, _START_S, _SLOW_IMPORT_S = 0.5, 30.0, 15.0
-_NEVER = float("inf")
 
 
 class Agent:
@@ -68,17 +64,16 @@ class Agent:
         self._spec = spec
         self._outbox, self._mailbox = outbox, mailbox
         # First: a driver that does not answer delays both this and the placement, at the same time.
-        self._gpus = parts.gpus_of_job(spec, mailbox.post)
-        plan, self._placement = start_plan.choose(spec, os.environ), place_workers(spec, os.environ)
-        if self._gpus:
-            self._gpus.placement = self._placement
+        begun = parts.begin(spec, mailbox.post)
+        plan, self._placement = start_plan.choose(spec, os.environ), start_plan.place_workers(spec, os.environ)
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        self._rendezvous = rendezvous_choice.choose(spec, size, self._callbacks())
+        self._rendezvous = rendezvous.choose(spec, size, self._callbacks())
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
-        report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.report_activity
+        report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.send_report
         self._group: WorkerGroup | None = None
+        self._is_refused = False
         self._helper_pids: dict[int, int] = {}
         self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
         self._last_start_at = 0.0
@@ -86,10 +81,10 @@ class Agent:
         self._failure: AttemptFailure | None = None
         self._stop_order: StopWorkers | None = None
         self._own_stop_reason: str | None = None
-        self._kill_deadline = _NEVER
+        self._kill_deadline = NEVER
         self._unkillable_pids: tuple[int, ...] = ()
-        self._worker_socket = WorkerSocket(
-            lambda connection: any(part.on_connection(connection) for part in self._parts)
+        self._worker_socket = LocalServer(
+            "worker socket", lambda connection: any(part.on_connection(connection) for part in self._parts)
         )
         self._parts = parts.load(
             NodeServices(
@@ -98,7 +93,7 @@ class Agent:
                 forkserver=self._forkserver,
                 rendezvous=self._rendezvous,
                 worker_socket=self._worker_socket,
-                gpus=self._gpus,
+                begun=begun,
                 outbox=outbox,
                 post=mailbox.post,
                 report=report,
@@ -122,8 +117,9 @@ class Agent:
         """
         self._outbox.send(AgentReady(self._placement.local_world_size))
         self._forkserver.ensure_forkserver(self._outbox.send)  # The forkserver imports torch while the nodes join.
-        self._outbox.send(node_details.read(self._spec))
+        self._outbox.send(this_node.details(self._spec))
         if not all(part.may_take_part() for part in self._parts):
+            self._is_refused = True
             self._wait(self._is_stopping)  # The launcher replaces this node, or ends the run.
             return self.close()
         while (opened := self._rendezvous.next_round()) is not None:
@@ -142,8 +138,8 @@ class Agent:
         return self.close()
 
     def on_run_ended(self) -> None:
-        """The last act, after ``run``."""
-        for part in self._parts:
+        """The last act, after ``run``. A node that was refused keeps nothing for later runs."""
+        for part in () if self._is_refused else self._parts:
             part.on_run_ended()
 
     def close(self) -> tuple[int, ...]:
@@ -153,9 +149,9 @@ class Agent:
         unkillable: list[int] = []
         with contextlib.ExitStack() as stack:  # An error of one keeps no other from its end.
             stack.callback(lambda: unkillable.extend(self._forkserver.close()))
-            for part in (self._rendezvous, self._gpus, self._worker_socket, *reversed(self._parts)):
-                if part:
-                    stack.callback(part.close)
+            of_parts = (part.close for part in reversed(self._parts))
+            for close in (self._rendezvous.close, self._worker_socket.close, *of_parts):
+                stack.callback(close)
         return tuple(unkillable)
 
     # One attempt.
@@ -194,7 +190,8 @@ class Agent:
         )
 
     def _fail(self, failure: AttemptFailure) -> None:
-        self._failure = failure
+        """The attempt fails. What follows the first failure may be its consequence."""
+        self._failure = self._failure or failure
 
     def _is_stopping(self) -> bool:
         return self._stop_order is not None
@@ -225,13 +222,13 @@ class Agent:
         for worker in group.workers:
             plan = self._forkserver.plan
             texts = self._texts_for(worker) if plan.bootstrap else {}
-            spec = worker_spec(self._spec, plan, self._placement, round_, worker, environ, texts)
+            spec = start_plan.worker_spec(self._spec, plan, self._placement, round_, worker, environ, texts)
             self._forkserver.start(spec, group.open_streams(worker), worker.local_rank)
         self._last_start_at = time.monotonic()
         all_started = lambda: not self._forkserver.is_starting or self._must_stop() or group.any_failed  # noqa: E731
         if not self._wait(all_started, lambda: self._last_start_at + _START_S):
             text = f"the forkserver on {self._spec.host} has started no worker for {_START_S:.0f} s"
-            self._failure = AttemptFailure(text)
+            self._fail(AttemptFailure(text))
         elif not self._forkserver.is_starting and not self._failure:
             group.report_started(self._forkserver.import_s)
 
@@ -270,7 +267,7 @@ class Agent:
             self._kill_workers(group)
         self._kill_helper(STORE)
         if not self._stop_order:
-            self._kill_deadline = _NEVER
+            self._kill_deadline = NEVER
 
     def _kill_workers(self, group: WorkerGroup) -> None:
         group.kill()
@@ -284,18 +281,19 @@ class Agent:
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
         unkillable = group.running_pids()  # Excluded: the sweep would reap them, and their exits would be lost.
-        excluded = frozenset((*unkillable, *self._helper_pids.values(), *(self._gpus.pids if self._gpus else ())))
+        of_parts = chain.from_iterable(part.pids for part in self._parts)
+        excluded = frozenset((*unkillable, *self._helper_pids.values(), *of_parts))
         self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))
 
     # Events.
 
-    def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = _NEVER) -> bool:
+    def _wait(self, done: Callable[[], bool], deadline: float | Callable[[], float] = NEVER) -> bool:
         """Handle events until ``done()``; False if ``deadline`` comes first.
 
         ``deadline`` is a time of ``time.monotonic()``, or a function that returns it if it may change.
         """
         while True:
-            due = min((part.run_due(time.monotonic()) for part in self._parts), default=_NEVER)
+            due = min((part.run_due(time.monotonic()) for part in self._parts), default=NEVER)
             if done():
                 return True
             limit = deadline() if callable(deadline) else deadline
@@ -306,8 +304,6 @@ class Agent:
                 return False
 
     def _handle_event(self, event: object) -> None:
-        if self._gpus and isinstance(event, GpusRead):
-            self._gpus.on_read(event)
         match event:
             case ProcessStarted():
                 self._on_started(event)
@@ -340,7 +336,7 @@ class Agent:
         exited = lambda: self._mailbox.post(ChildExited(local_rank))  # noqa: E731
         if not event.pid:
             text = f"{self._spec.host} cannot start another process: {event.error} ({limits.PROCESS_LIMITS_HINT})"
-            self._failure = AttemptFailure(text)
+            self._fail(AttemptFailure(text))
         elif local_rank < 0:
             self._helper_pids[local_rank] = event.pid
             processes.watch_exit(event.pid, event.tag, exited)
@@ -350,7 +346,7 @@ class Agent:
     def _on_helper_exited(self, helper: int) -> None:
         returncode = processes.reap(self._helper_pids.pop(helper))
         if helper == STORE and self._needs_store():  # The channel reports a member's end.
-            self._failure = self._forkserver.store_failure(returncode)
+            self._fail(self._forkserver.store_failure(returncode))
 
     def _needs_store(self) -> bool:
         group = self._group
@@ -361,7 +357,7 @@ class Agent:
     def _on_forkserver_event(self, event: ForkserverEvent) -> None:
         match self._forkserver.handle_event(event):
             case AttemptFailure() as failure:
-                self._failure = self._failure or failure
+                self._fail(failure)
             case Notice() as notice:
                 self._outbox.send(notice)
 
@@ -387,4 +383,6 @@ class Agent:
         if self._group:
             self._group.on_stop_ordered()
         if self._group and not self._forkserver.is_starting and not is_examined_first:
-            self._group.stop(order.signum)
+            # The workers get the signal of the first order too, which the examination may have held back.
+            for each in (earlier, order) if earlier and is_urgent else (order,):
+                self._group.stop(each.signum)

@@ -11,20 +11,20 @@ import threading
 import time
 from collections import deque
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.agent.events import LauncherLost
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping
-from ddplaunch.protocol.output_lines import count_lines
+from ddplaunch.protocol.launcher_agent import TO_AGENT, Notice, Output, Ping, count_lines
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from typing import BinaryIO
 
-    from ddplaunch.protocol.log_transfer import LogChunk
 
 _QUEUE_BYTES = 16 << 20
 _ENTRY_BYTES = 512
@@ -49,13 +49,13 @@ class Outbox:
         self._fd = fd
         self._changed = threading.Condition()
         self._records: deque[bytes] = deque()
-        self._output: deque[tuple[Output | LogChunk, bytes]] = deque()
+        self._output: deque[tuple[wire.Chunk, bytes]] = deque()
         self._queued_bytes = 0
         self._written = 0
         self._writing = False
         self._stalled = False
         self._broken = False
-        threading.Thread(target=self._write_all, name="outbox", daemon=True).start()
+        in_thread("outbox", self._write_all)
 
     def send(self, record: object) -> None:
         """Queue a record; never blocks."""
@@ -86,12 +86,12 @@ class Outbox:
             self._queue(header, data)
             return True
 
-    def send_file(self, header: LogChunk, data: bytes) -> None:
+    def send_file(self, header: wire.Chunk, data: bytes) -> None:
         """Queue a piece of a file; never blocks or drops it. The caller limits how many pieces are queued."""
         with self._changed:
             self._queue(header, data)
 
-    def _queue(self, header: Output | LogChunk, data: bytes) -> None:
+    def _queue(self, header: wire.Chunk, data: bytes) -> None:
         self._output.append((header, data))
         self._queued_bytes += len(data) + _ENTRY_BYTES
         self._changed.notify_all()
@@ -145,6 +145,11 @@ class Outbox:
                     view = view[os.write(self._fd, view[:_WRITE_BYTES]) :]
                     self._written += 1
         except OSError:  # The launcher has ended; the end of stdin reports that.
+            pass
+        except BaseException:  # A bug: the launcher must not wait for what nobody writes.
+            os.close(self._fd)
+            raise
+        finally:
             with self._changed:
                 self._broken = True
                 self._changed.notify_all()
@@ -161,7 +166,7 @@ class Outbox:
             header, data = self._next_piece()
             return wire.encode(header) + data
 
-    def _next_piece(self) -> tuple[Output | LogChunk, bytes]:
+    def _next_piece(self) -> tuple[wire.Chunk, bytes]:
         """The next output; a long one is cut after a line, so that a record can overtake the rest."""
         header, data = self._output.popleft()
         self._queued_bytes -= len(data) + _ENTRY_BYTES
@@ -188,7 +193,7 @@ class Inbox:
         self.is_closed = threading.Event()
         self._stream, self._mailbox, self._send = stream, mailbox, send
         self._pings: Mailbox[float] | None = None
-        threading.Thread(target=self._read_all, name="launcher", daemon=True).start()
+        in_thread("launcher", self._read_all)
 
     def _read_all(self) -> None:
         try:
@@ -208,7 +213,7 @@ class Inbox:
     def _reset_timer(self, lost_after_s: float) -> None:
         if self._pings is None:
             self._pings = Mailbox()
-            threading.Thread(target=self._time_pings, args=(self._pings,), name="pings", daemon=True).start()
+            in_thread("pings", partial(self._time_pings, self._pings))
         self._pings.post(lost_after_s)
 
     def _time_pings(self, pings: Mailbox[float]) -> None:

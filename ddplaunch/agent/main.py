@@ -10,24 +10,24 @@ import os
 import signal
 import time
 import traceback
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import errors, features
+from ddplaunch.agent import this_node
 from ddplaunch.agent.agent import Agent
 from ddplaunch.agent.launcher_channel import Inbox, Outbox
-from ddplaunch.agent.log_sender import LogSender
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.errors import LaunchError
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol import environment, wire
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed, SweepRun
-from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system import cgroup, limits, linux, processes, procfs
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SENT_TO_RUNS, SignalReceived, StopRequests
 
 if TYPE_CHECKING:
+    import threading
+    from collections.abc import Callable
     from typing import BinaryIO
 
     from ddplaunch.agent.workers.forkserver_client import Forked
@@ -49,11 +49,12 @@ def main(warm: Forked | None = None) -> None:
     except RuntimeError as error:  # The limit of threads is reached.
         os.write(control_out, wire.encode(_describe(error, "this node")) + wire.encode(AgentEnded()))
         return
-    logs = LogSender(outbox, mailbox)
-    unkillable = _execute(os.fdopen(control_in, "rb"), outbox, mailbox, logs, warm)
+    after_end: list[Callable[[], None]] = []
+    unkillable = _execute(os.fdopen(control_in, "rb"), outbox, mailbox, after_end, warm)
     if unkillable is not None:
         outbox.send(AgentEnded(unkillable))
-        logs.send()
+        for act in after_end:
+            act()
     outbox.drain(_LAST_RECORD_S)
 
 
@@ -84,9 +85,11 @@ def _post_signals(mailbox: Mailbox[object]) -> None:
 
 
 def _execute(
-    stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], logs: LogSender, warm: Forked | None
+    stream: BinaryIO, outbox: Outbox, mailbox: Mailbox[object], after_end: list[Callable[[], None]], warm: Forked | None
 ) -> tuple[int, ...] | None:
     """Execute the launcher's first record. Returns the pids that SIGKILL has not ended.
+
+    ``after_end`` gets what must follow AgentEnded.
 
     Returns None if the launcher is lost: a launcher that still runs counts this node as lost, so AgentEnded must not
     follow.
@@ -105,10 +108,8 @@ def _execute(
             return _serve_without_run(order, stream, outbox)
         linux.become_subreaper()
         inbox = Inbox(stream, mailbox, outbox.send)
-        spec = start_plan.prepare_node(order)
-        if spec.sends_logs and spec.node_dir:
-            only = "" if spec.output.collect_logs else RESULT_FILE
-            logs.prepare(Path(spec.node_dir), inbox.is_closed, only)
+        spec = this_node.prepare(order)
+        after_end.append(lambda: _after_end(spec, outbox, mailbox, inbox.is_closed))
         start_plan.check_program(spec.program, host, os.environ.get("PATH", os.defpath))
         agent = Agent(spec, outbox, mailbox, warm)
         unkillable = agent.run()
@@ -119,6 +120,11 @@ def _execute(
     except Exception as error:
         outbox.send(_describe(error, host))
     return agent.close() if agent else ()
+
+
+def _after_end(spec: AgentSpec, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
+    for module, text in features.with_text("after_end", spec.texts):
+        module.act(spec, text, outbox, mailbox, launcher_lost)
 
 
 def _queries() -> tuple[type, ...]:

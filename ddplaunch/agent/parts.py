@@ -6,40 +6,38 @@ Runs in the agent, in its main thread. ``Agent`` calls each method of all parts,
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ddplaunch import features
-from ddplaunch.system.gpus import devices
+from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from ddplaunch.agent.events import AttemptFailure, Wait
-    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.rendezvous.single_node import Rendezvous
     from ddplaunch.agent.workers.forkserver_client import ForkserverClient
-    from ddplaunch.agent.workers.placement import Placement
+    from ddplaunch.agent.workers.start_plan import Placement
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
-
-NEVER = float("inf")
+    from ddplaunch.system.unix_socket import Connection, LocalServer
 
 
 class NodeServices(NamedTuple):
     """What an agent offers its parts.
 
     Attributes:
-        spec: what the launcher wants of this node. The run id and the folder change later where nodes meet.
+        spec: what the launcher wants of this node. ``WorkerGroup.spec`` also has what nodes have agreed on when they
+            met: the run id, and so the folder.
         placement: the devices and CPUs of the workers.
         forkserver: starts the workers.
         rendezvous: the rounds of the run.
         worker_socket: what features run in a worker connects to it.
-        gpus: the GPUs of the job; None on a machine without GPUs, and where none are looked at.
+        begun: what features have begun ahead, by name of the feature, see ``begin``.
         outbox: sends records to the launcher.
         post: posts an event to the agent's mailbox; any thread may call it.
         report: sends a report to the launcher that watches the job.
@@ -52,8 +50,8 @@ class NodeServices(NamedTuple):
     placement: Placement
     forkserver: ForkserverClient
     rendezvous: Rendezvous
-    worker_socket: WorkerSocket
-    gpus: GpusOfJob | None
+    worker_socket: LocalServer
+    begun: Mapping[str, Any]
     outbox: Outbox
     post: Callable[[object], None]
     report: Callable[[Report], None]
@@ -93,6 +91,11 @@ class Part:
     def on_started(self) -> None:
         """All workers of the attempt run, or the attempt ends already."""
 
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of this part that must outlive the workers: a sweep leaves them alone."""
+        return ()
+
     def on_event(self, event: object) -> bool:
         """Handle an event of the agent's mailbox if it is one of this part's. Returns whether it was."""
         return False
@@ -105,7 +108,10 @@ class Part:
         """A worker has ended. It is reaped next: until then its pid cannot be another's."""
 
     def run_due(self, now: float) -> float:
-        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity."""
+        """Do what is due at ``now`` (``time.monotonic()``). Returns when to call again at the latest, or infinity.
+
+        Must not wait: each wait of the agent calls it.
+        """
         return NEVER
 
     @property
@@ -137,18 +143,15 @@ class Part:
         """End what the part has started."""
 
 
+def begin(spec: AgentSpec, post: Callable[[object], None]) -> dict[str, Any]:
+    """What features begin before the devices of the workers are chosen, because it takes time; by name of the feature.
+
+    That is what ``begin(spec, post)`` of their modules ``agent`` returns; ``post`` is as in NodeServices.
+    """
+    modules = [module for module in features.loaded("agent") if hasattr(module, "begin")]
+    return {module.__name__.split(".")[-2]: module.begin(spec, post) for module in modules}
+
+
 def load(node: NodeServices) -> tuple[Part, ...]:
     """All parts of an agent."""
     return tuple(module.part(node) for module in features.loaded("agent"))
-
-
-def gpus_of_job(spec: AgentSpec, post: Callable[[object], None]) -> GpusOfJob | None:
-    """Start to read the GPUs of this node. None if it has none, if the user wants none read, and in a dry run.
-
-    Who places the workers sets ``placement`` of the result.
-    """
-    if spec.health == "off" or spec.fake_gpus or not (devices.has_nvml() or devices.is_amd()):
-        return None
-    from ddplaunch.agent.gpus_of_job import GpusOfJob  # A machine without GPUs does not load it.
-
-    return GpusOfJob(spec, post)

@@ -21,29 +21,10 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
     from ddplaunch.rows import Option
 
-_ALL = [
-    Command("--serve", run="ddplaunch.features.page.serve:serve"),
-    Command("--page", run="ddplaunch.features.page.command:page"),
-    Command("--leave", run="ddplaunch.features.come_back.launcher_request:leave"),
-    Command("--attach", run="ddplaunch.features.come_back.attach:attach"),
-    Command("--logs", run="ddplaunch.features.come_back.logs:logs"),
-    Command("--wait", run="ddplaunch.features.come_back.attach:wait"),
-    Command("--ps", run="ddplaunch.features.usage.live:live", needs_value=True),
-    Command("--forget", run="ddplaunch.features.health.known_nodes:forget"),
-    Command("--all", run="ddplaunch.features.come_back.past_runs:list_all"),
-    Command("--nodes", run="ddplaunch.features.health.known_nodes:list_all"),
-    Command("--check", run="ddplaunch.features.check.check:check", takes_script=True),
-    Command("--ps", run="ddplaunch.features.ps.ps:ps", takes_hosts=True),
-    Command("--kill", run="ddplaunch.features.ps.ps:kill", takes_hosts=True),
-    Command("--stacks", run="ddplaunch.features.hangs.stacks:stacks", takes_hosts=True),
-    Command("--plan", run="ddplaunch.features.plan.show:show", takes_script=True),
-    Command("--detach", run="ddplaunch.features.come_back.detached:start", takes_script=True, starts_run=True),
-]
-"""In the order in which messages name them. What one runs is of the feature that its path names."""
-
 _ROWS = {row.long_name: row for row in ROWS}
 
-COMMANDS = [row for row in _ALL if row.option in _ROWS and row.run.split(".")[2] in features.names()]
+COMMANDS = [row for row in features.rows() if isinstance(row, Command) and row.option in _ROWS]
+"""All of them are of features."""
 
 WORDS = {row.option.removeprefix("--") for row in COMMANDS}
 """What might be typed without dashes."""
@@ -64,7 +45,8 @@ def chosen(options: Mapping[str, Any]) -> Command | None:
     given = [row for row in COMMANDS if _is_given(value := options[_ROWS[row.option].name]) and _fits(row, value)]
     if not given:
         return None
-    command = given[0]
+    # Of --ps, --ps RUN_ID and --ps --all, the last two say more.
+    command = min(given, key=lambda row: not (row.needs_value or _ROWS[row.option].of))
     for other in given:
         if other.option not in (command.option, _ROWS[command.option].of):
             raise UsageError(f"{_words(command)} cannot be combined with {other.option}")

@@ -1,4 +1,4 @@
-"""What a shell completes after an option: words, files, schedulers, and the ids of this user's runs.
+"""What a shell completes after options whose values are known only then: transports, and the ids of runs.
 
 Runs in the process that the shell starts at a press of Tab, which parses no option. Must not raise, or print anything.
 """
@@ -12,35 +12,18 @@ from typing import TYPE_CHECKING
 from ddplaunch.protocol.environment import RUN_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
-
-    import click
-    from click.shell_completion import CompletionItem
+    from collections.abc import Iterator
 
 
-def files(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete ``incomplete`` as a path."""
-    from click.shell_completion import CompletionItem
+def transports() -> tuple[str, ...]:
+    """The words of --transport."""
+    from ddplaunch.transport import transports as table
 
-    return [CompletionItem(incomplete, type="file")]
-
-
-def folders(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Let the shell complete ``incomplete`` as the path of a folder."""
-    from click.shell_completion import CompletionItem
-
-    return [CompletionItem(incomplete, type="dir")]
+    return table.of_hosts()
 
 
-def clusters(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete to a word of --cluster."""
-    from ddplaunch.cluster import schedulers
-
-    return _matching(("auto", "none", *(row.word for row in schedulers.TABLE)), incomplete)
-
-
-def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete to the id of a run of this user that has processes on this machine, except one that contains this."""
+def run_ids() -> list[str]:
+    """The ids of this user's runs that have processes on this machine, except one that contains this."""
     from ddplaunch.system import run_tags
 
     tags: set[str] = set()
@@ -50,23 +33,23 @@ def run_ids(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> li
         agreed |= run_tags.launcher_memfds(pid)
     own = os.environ.get(RUN_ID, "")
     known = {tag: agreed.get(run_tags.run_tag_of(tag), run_tags.run_id_of(tag)) for tag in (*tags, own)}
-    return _matching(sorted({*known.values()} - {known[own]}), incomplete)
+    return sorted({*known.values()} - {known[own]})
 
 
-def killable(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
+def killable() -> list[str]:
     """As ``run_ids``, and what --keep-warm has left."""
     from ddplaunch import features
     from ddplaunch.text import KEEPER_ID
 
     kept = [KEEPER_ID] if any(each.is_waiting(os.environ) for each in features.loaded("early_agent")) else []
-    return [*run_ids(ctx, param, incomplete), *_matching(kept, incomplete)]
+    return [*run_ids(), *kept]
 
 
-def runs(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Complete to ``last`` or to the id of a run with a folder in the default folder."""
+def runs() -> list[str]:
+    """``last``, and the ids of runs with a folder in the default folder."""
     from ddplaunch.system.files import run_folders
 
-    return _matching(("last", *run_folders.known_ids()), incomplete)
+    return ["last", *run_folders.known_ids()]
 
 
 def _own_pids() -> Iterator[int]:
@@ -87,7 +70,3 @@ def _tags(pid: int) -> Iterator[str]:
     for line in procfs.read(f"/proc/{pid}/environ").split(b"\0"):
         if line.startswith(prefix) and run_tags.is_tag(tag := os.fsdecode(line.removeprefix(prefix))):
             yield tag
-
-
-def _matching(known: Iterable[str], incomplete: str) -> list[str]:
-    return [word for word in known if word.startswith(incomplete)]

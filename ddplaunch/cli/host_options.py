@@ -1,4 +1,4 @@
-"""Options about other machines: which hosts, and the variables of their workers.
+"""Options about other machines: which hosts, how they are reached, and the variables of their workers.
 
 Runs in the launcher. Reads the hostfile and the env file; starts nothing.
 """
@@ -11,11 +11,114 @@ from ddplaunch.cli import values
 from ddplaunch.cluster.hostfile import read_input
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE
 from ddplaunch.errors import OptionError, UsageError
+from ddplaunch.rows import HOSTS, REAL_RUN, SSH, Option, flag, parse_positive_seconds, parse_whole
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.cluster.hosts import Host
+
+ROWS = (
+    Option(
+        "--hosts",
+        "gpu[1-4],USER@HOST:PORT",
+        "Hosts to start nodes on. Default: DDPLAUNCH_HOSTS.",
+        short="hosts to start nodes on, over SSH",
+    ),
+    Option(
+        "--hostfile",
+        "FILE",
+        "File with a host per line. Default: DDPLAUNCH_HOSTFILE.",
+        completes="file",
+    ),
+    Option("--include", "gpu1@gpu2:0,2", "Use only these hosts, or only these devices of a host."),
+    Option("--exclude", "gpu1@gpu2:0,2", "Use all hosts, or all devices of a host, except these."),
+    Option("--avoid", "gpu[7-8]", "Do not use these hosts of the list, also as spares."),
+    Option(
+        "-x --export",
+        "NAME[=VALUE]",
+        "Forward a variable to the workers; 'PRE*': all with this prefix.",
+        multiple=True,
+    ),
+    Option(
+        "--env-file",
+        "FILE",
+        "Forward the variables in FILE to the workers; a NAME=VALUE per line.",
+        completes="file",
+    ),
+    Option(
+        "--chdir",
+        "DIR",
+        "Working directory of the workers on every node. Default: the current one.",
+        sets="chdir",
+        completes="folder",
+    ),
+    Option(
+        "--interface",
+        "NAME",
+        "Network interface between the nodes. Default: detected.",
+        sets="interface",
+        only=(REAL_RUN,),
+    ),
+    Option(
+        "--remote-python",
+        "PATH",
+        "Python interpreter on the hosts. Default: the path of this one.",
+        sets="remote.python",
+        only=(REAL_RUN, HOSTS),
+        completes="file",
+    ),
+    Option(
+        "--remote-setup",
+        "TEXT",
+        "Shell text to run first on the hosts, like 'module load cuda'.",
+        sets="remote.setup",
+        only=(REAL_RUN, HOSTS),
+    ),
+    Option(
+        "--transport",
+        "NAME",
+        "How the hosts are reached: ssh, or srun in a SLURM job. Default: srun for the nodes of the job, else ssh.",
+        sets="remote.transport",
+        parse=values.parse_transport,
+        only=(REAL_RUN, HOSTS),
+        completes="ddplaunch.cli.completion:transports",
+    ),
+    Option("--ssh-user", "NAME", "Login name, like ssh -l.", sets="remote.user", only=(SSH,)),
+    Option(
+        "--ssh-port",
+        "PORT",
+        "Port of the SSH server, like ssh -p.",
+        sets="remote.port",
+        parse=parse_whole,
+        only=(SSH,),
+    ),
+    Option(
+        "--ssh-identity",
+        "FILE",
+        "File of the private key, like ssh -i.",
+        sets="remote.identity",
+        only=(SSH,),
+        completes="file",
+    ),
+    Option(
+        "--ssh-config",
+        "FILE",
+        "SSH configuration file, like ssh -F.",
+        sets="remote.config",
+        only=(SSH,),
+        completes="file",
+    ),
+    flag("--ssh-accept-new", "Accept and store the keys of unknown hosts.", sets="remote.accept_new", only=(SSH,)),
+    Option(
+        "--connect-timeout",
+        "TIME",
+        "Time for one attempt to connect. Default: 15 s.",
+        sets="remote.connect_timeout_s",
+        parse=parse_positive_seconds,
+        only=(SSH,),
+    ),
+)
 
 HOST_OPTIONS = ("hosts", "hostfile", "include", "exclude", "avoid")
 """Options that name hosts."""

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from ddplaunch.cli import commands, completion
+from ddplaunch.cli import commands
 from ddplaunch.cli.build_config import build_config
 from ddplaunch.cli.options import OPTIONS
-from ddplaunch.cli.parser import INHERITED, GroupedCommand, ParsedOption
-from ddplaunch.cli.scheduler_options import is_first_task
+from ddplaunch.cli.parser import INHERITED, GroupedCommand, complete_path
+from ddplaunch.cluster import schedulers
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import INTERNAL, USAGE, LaunchError, UsageError, error_text
 from ddplaunch.late_dataclass import dataclass
@@ -76,7 +76,7 @@ AFTER_OPTIONS = {
 }
 
 
-_UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": completion.files}
+_UNPROCESSED: dict[str, Any] = {"type": click.UNPROCESSED, "shell_complete": complete_path}
 ARGUMENTS = (
     click.Argument(["script"], metavar="SCRIPT", required=False, default="", **_UNPROCESSED),
     click.Argument(["script_args"], metavar="[ARGS]...", nargs=-1, **_UNPROCESSED),
@@ -146,7 +146,7 @@ def _exit_code(argv: Sequence[str] | None) -> int:
         _print_error(error.message, error.hint)
         return error.exit_code
     except click.ClickException as error:
-        _print_usage_error(*_describe(error))
+        _print_usage_error(error.format_message(), "")
         return USAGE
     except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
@@ -223,13 +223,6 @@ def _program_on_stdin(config: LaunchConfig) -> str:
     return data.decode("utf-8", "surrogateescape")
 
 
-def _describe(error: click.ClickException) -> tuple[str, str]:
-    if not isinstance(error, click.BadParameter) or not isinstance(error.param, ParsedOption):
-        return error.format_message(), ""
-    name = error.param.long_name
-    return f"{name}: {error.message.rstrip('.')}", _origin(error.ctx, [name])
-
-
 def _show(text: str) -> None:
     """Print a result on stdout; control characters in it are escaped."""
     click.echo(escape(text))
@@ -246,7 +239,7 @@ def _print(text: str) -> None:
 
 def _print_usage_error(message: str, hint: str) -> None:
     """Print an error of the command line; of many launchers that a scheduler has started, only the first does."""
-    if is_first_task(os.environ):
+    if schedulers.is_first_task(os.environ):
         _print_error(message, hint)
 
 

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ddplaunch.cli import completion
 from ddplaunch.errors import UsageError
 from ddplaunch.rows import load
 
@@ -43,10 +42,6 @@ class ParsedOption(click.Option):
         attributes: dict[str, Any] = {"multiple": row.multiple, "hidden": row.hidden}
         if row.metavar is not None and not row.multiple:  # click 8.3 takes a flag's default of None for a third state
             attributes["default"] = row.default
-        if row.choices:
-            attributes["type"] = click.Choice(row.choices)
-        if row.path:
-            attributes["type"] = click.Path(file_okay=row.path == "file", dir_okay=row.path == "folder", readable=False)
         if row.prints:
             attributes |= {"is_eager": True, "expose_value": False, "callback": self._print}
         self.row, self.long_name = row, row.long_name
@@ -59,18 +54,23 @@ class ParsedOption(click.Option):
         """What a shell offers for the value (overrides click)."""
         from click.shell_completion import CompletionItem
 
-        found = self.row.completes
-        if isinstance(found, str):
-            found = load(found)(ctx, self, incomplete)
-        elif not found:
-            return super().shell_complete(ctx, incomplete)
-        items = (CompletionItem(each) if isinstance(each, str) else each for each in found)
-        return [item for item in items if item.type != "plain" or item.value.startswith(incomplete)]
+        found = self.row.completes or self.row.choices
+        if found in ("file", "folder"):
+            return complete_path(ctx, self, incomplete, "file" if found == "file" else "dir")
+        words = load(found)() if isinstance(found, str) else found
+        return [CompletionItem(word) for word in words if word.startswith(incomplete)]
 
     def _print(self, ctx: click.Context, _param: click.Parameter, is_set: bool) -> None:
         if is_set and self.row.prints and not ctx.resilient_parsing:
             click.echo(self.row.prints(ctx))
             ctx.exit()
+
+
+def complete_path(_ctx: click.Context, _param: click.Parameter, incomplete: str, kind: str = "file") -> list[Any]:
+    """Let the shell complete ``incomplete`` as a path; ``dir``: of a folder."""
+    from click.shell_completion import CompletionItem
+
+    return [CompletionItem(incomplete, type=kind)]
 
 
 class GroupedCommand(click.Command):
@@ -139,7 +139,7 @@ class GroupedCommand(click.Command):
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete options before the script, and only files after it."""
         if ctx.params.get("script"):
-            return completion.files(ctx, self.params[-1], incomplete)
+            return complete_path(ctx, self.params[-1], incomplete)
         return super().shell_complete(ctx, incomplete)
 
 

@@ -75,9 +75,9 @@ def launch(
     if isinstance(target, LaunchConfig):
         if args or kwargs or options:
             raise UsageError("a LaunchConfig has all settings: give no other arguments but stdout_fd")
-        from ddplaunch.cli import fields
+        from ddplaunch.cli.build_config import checked
 
-        return launcher.launch(fields.checked(target), stdout_fd)
+        return launcher.launch(checked(target), stdout_fd)
     if callable(target):
         for module in features.loaded("target"):
             result: FunctionResult = module.launch(target, args, kwargs or {}, stdout_fd, options)

@@ -1,4 +1,4 @@
-"""Parser of ``--rdzv-conf``: torchrun's rendezvous settings, and the reason for each key without effect.
+"""Options about nodes and their rendezvous, with torchrun's meaning: how many, where they meet, ``--rdzv-conf``.
 
 Runs in the launcher. Pure.
 """
@@ -6,12 +6,94 @@ Runs in the launcher. Pure.
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
-from ddplaunch.errors import OptionError
+from ddplaunch.cluster import schedulers
+from ddplaunch.config import RendezvousConfig
+from ddplaunch.errors import OptionError, UsageError
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.environment import SECRET
+from ddplaunch.rows import Option, flag, parse_count, parse_whole
 from ddplaunch.text import seconds
 from ddplaunch.timeouts import TimeoutConfig
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.cluster.scheduler_readers import SchedulerInfo
+
+ROWS = (
+    Option(
+        "--nnodes",
+        "N|MIN:MAX",
+        "Nodes of the job. Default: all named hosts, else 1.",
+        pet=True,
+        short="nodes of the job; default: all hosts, or one",
+    ),
+    Option(
+        "--cluster",
+        "WORD",
+        "Scheduler whose variables name the nodes, or this node's rank and the endpoint: "
+        f"{', '.join(schedulers.WORDS[:-1])} or {schedulers.WORDS[-1]}. Default: auto.",
+        "auto",
+        completes=schedulers.WORDS,
+    ),
+    flag("--standalone", "One node, like --nnodes 1, also with --nnodes 1:MAX; ignore endpoint options.", pet=True),
+    Option(
+        "--rdzv-id",
+        "ID",
+        "Run id: the name of the run on all nodes. Default: a new one.",
+        pet=True,
+        sets="run_id",
+        parse=values.parse_run_id,
+    ),
+    Option(
+        "--rdzv-backend",
+        "NAME",
+        "Which node serves the rendezvous. static: node rank 0; c10d: the node of the endpoint. Default: static.",
+        "static",
+        pet=True,
+        completes=("static", "c10d"),
+    ),
+    Option(
+        "--rdzv-endpoint",
+        "HOST:PORT",
+        "Endpoint of the rendezvous. With c10d the port may be left out: 29400.",
+        "",
+        pet=True,
+    ),
+    Option(
+        "--rdzv-conf",
+        "K=V,...",
+        "Settings of the rendezvous: join_timeout, last_call_timeout, keep_alive_interval, is_host, ...",
+        "",
+        pet=True,
+    ),
+    Option(
+        "--node-rank",
+        "N",
+        "Number of this node. Default: 0; with c10d, by arrival, as among nodes with an equal one.",
+        pet=True,
+    ),
+    Option("--master-addr", "HOST", "With static: address of node rank 0.", pet=True),
+    Option(
+        "--master-port",
+        "PORT",
+        "On one node: port of the workers' store. With static: port at which node rank 0 serves the rendezvous.",
+        pet=True,
+    ),
+    Option(
+        "--local-addr",
+        "HOST",
+        "Address at which other nodes reach this one. Default: the one on the way to the endpoint.",
+        pet=True,
+        sets="local_addr",
+        parse=values.parse_host,
+    ),
+)
+
 
 SEARCH_TIMEOUT_S = 60.0
 """Torchrun's default of ``read_timeout``: seconds to search for the serving node if no option says which it is."""
@@ -23,6 +105,7 @@ _LAUNCHER_ASSIGNS = dict.fromkeys(
 _STATIC_ASSIGNS = {"is_host": "node rank 0 is the host"}
 
 _MAX_S = 30 * 86400.0
+_MIN_SECRET = 16
 _TRUE, _FALSE = ("1", "true", "t", "yes", "y"), ("0", "false", "f", "no", "n")
 
 EFFECTIVE = (
@@ -45,6 +128,7 @@ class RdzvConf:
     """The settings that have an effect, as in ``RendezvousConfig``; None where not given.
 
     Attributes:
+        lost_after_s: ``RendezvousConfig.silent_after_s``; where one launcher starts all nodes, that of TimeoutConfig.
         ignored: a sentence that names the keys without effect; empty if all have one.
     """
 
@@ -117,3 +201,115 @@ def _without_effect(conf: dict[str, str], unused: dict[str, str]) -> str:
     named = "; ".join(f"{', '.join(keys)} ({reason})" for reason, keys in reasons.items())
     hint = f". Known are {', '.join(EFFECTIVE)}" if "unknown" in reasons else ""
     return f"--rdzv-conf: without effect: {named}{hint}" if named else ""
+
+
+def nnodes(options: Mapping[str, Any], hosts: tuple[Host, ...]) -> tuple[int, int]:
+    """The smallest and the largest number of nodes."""
+    text = str(len(hosts) or 1) if options["nnodes"] is None else options["nnodes"]
+    min_nodes, max_nodes = values.parse_nnodes(text)
+    return min_nodes, 1 if options["standalone"] and min_nodes == 1 and not hosts else max_nodes
+
+
+def check(options: Mapping[str, Any], max_nodes: int) -> None:
+    """Raise UsageError for a rendezvous that cannot be meant, also where it has no effect."""
+    if options["standalone"]:
+        if max_nodes > 1:
+            message = f"--standalone means one node, and --nnodes is {options['nnodes']}"
+            raise UsageError(message, "", ("--standalone", "--nnodes"))
+        return
+    _check_backend(options["rdzv_backend"])
+    if options["master_addr"]:
+        values.parse_host(options["master_addr"], "--master-addr")
+    if options["rdzv_endpoint"]:
+        values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+    node_rank = parse_count(options["node_rank"] or "0", "--node-rank")
+    if options["rdzv_backend"] == "static" and node_rank >= max_nodes > 1:
+        raise OptionError("--node-rank", node_rank, f"must be between 0 and {max_nodes - 1} with --nnodes {max_nodes}")
+
+
+def _check_backend(name: str) -> None:
+    if name in ("etcd", "etcd-v2"):
+        raise OptionError(
+            "--rdzv-backend",
+            name,
+            "ddplaunch does not use etcd",
+            "Use --rdzv-backend c10d: one of the nodes serves the rendezvous, and nothing needs to be installed.",
+        )
+    if name not in ("static", "c10d"):
+        raise OptionError("--rdzv-backend", name, "must be static or c10d", "torchrun's plug-ins are not supported.")
+
+
+def static_store(options: Mapping[str, Any]) -> tuple[str | None, int | None]:
+    """Address and port of the workers' store, if torchrun's static backend fixes them; otherwise None."""
+    port = None if options["master_port"] is None else parse_whole(options["master_port"], "--master-port")
+    if options["standalone"] or options["rdzv_backend"] != "static":
+        return None, None
+    if options["rdzv_endpoint"]:
+        host, port = values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+        if port is None:
+            raise OptionError("--rdzv-endpoint", options["rdzv_endpoint"], "the static backend needs a port too")
+        return host, port
+    if port is None:
+        return None, None
+    return values.parse_host(options["master_addr"] or "127.0.0.1", "--master-addr"), port
+
+
+def rendezvous(
+    options: Mapping[str, Any],
+    scheduler: SchedulerInfo | None,
+    environ: Mapping[str, str],
+    conf: RdzvConf,
+    min_nodes: int,
+    max_nodes: int,
+    own: Mapping[str, Any],
+) -> RendezvousConfig | None:
+    """Torchrun's two backends: static, served by node rank 0, and c10d, served by the node that owns the endpoint."""
+    static = options["rdzv_backend"] == "static"
+    endpoint = _endpoint(options, 29500 if static else 29400)
+    if endpoint is None:
+        return None
+    # Torchrun's c10d ignores the node rank, so it may be any number.
+    given = int(options["node_rank"] or max_nodes)
+    node_rank = given if given < max_nodes else None
+    is_server = (node_rank or 0) == 0 if static else conf.is_host
+    return RendezvousConfig(
+        token=(scheduler.token if scheduler else None) or options["rdzv_id"] or "none",
+        min_nodes=max_nodes if static else min_nodes,
+        max_nodes=max_nodes,
+        node_index=node_rank or 0 if static else node_rank,
+        server_addresses=(endpoint[0], *(scheduler.other_addresses if scheduler else ())),
+        port=endpoint[1],
+        other_ports=scheduler.ports[1:] if scheduler else (),
+        is_server=is_server,
+        local_addr=own.get("local_addr"),
+        interface=own.get("interface"),
+        join_timeout_s=conf.join_timeout_s,
+        search_timeout_s=conf.search_timeout_s or (SEARCH_TIMEOUT_S if is_server is None else None),
+        last_call_timeout_s=conf.last_call_timeout_s,
+        silent_after_s=conf.lost_after_s,
+        secret=_secret(environ),
+    )
+
+
+def _endpoint(options: Mapping[str, Any], default_port: int) -> tuple[str, int] | None:
+    if options["rdzv_endpoint"]:
+        host, port = values.parse_endpoint(options["rdzv_endpoint"], "--rdzv-endpoint")
+        return host, default_port if port is None else port
+    if options["master_addr"] is None or options["rdzv_backend"] != "static":
+        return None
+    port_text = options["master_port"]
+    port = default_port if port_text is None else parse_whole(port_text, "--master-port")
+    return values.parse_host(options["master_addr"], "--master-addr"), port
+
+
+def _secret(environ: Mapping[str, str]) -> str:
+    """The secret of the rendezvous; empty for none.
+
+    Raises:
+        UsageError: it is too short: a stranger could find it by trial. Its text is not in the message.
+    """
+    secret = environ.get(SECRET, "")
+    if SECRET in environ and len(secret) < _MIN_SECRET:
+        hint = f"For example {SECRET}=$(openssl rand -hex 16), once, and the same text on every node."
+        raise UsageError(f"{SECRET} has {len(secret)} characters, and at least {_MIN_SECRET} are needed", hint)
+    return secret

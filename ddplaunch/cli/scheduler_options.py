@@ -9,26 +9,20 @@ from __future__ import annotations
 import os
 import socket
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.cli import values
+from ddplaunch.cluster import schedulers
 from ddplaunch.cluster.hosts import HOSTFILE_VARIABLE, HOSTS_VARIABLE, Host
-from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.cluster.job import ScheduledTask, SlurmJob
 from ddplaunch.errors import LaunchError, OptionError, StartNotice, UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
-    from ddplaunch.cluster.schedulers import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
-
-PREFIXES = ("SLURM_", "OMPI_", "PMI_", "PALS_", "JSM_", "LSB_", "PBS_", "JOB_COMPLETION_INDEX")
-"""Prefixes of the variables in ``schedulers.TABLE``. The search for a scheduler needs one of them."""
-
-_TASK_VARIABLES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "PALS_RANKID", "JSM_NAMESPACE_RANK")
-"""Variables in which a scheduler numbers the processes that it has started on one terminal."""
+    from ddplaunch.cluster.scheduler_readers import SchedulerInfo  # noqa: TC004 - Nobody reads the types of CompletedOptions.
 
 _ENDPOINT_OPTIONS = ("rdzv_endpoint", "master_addr", "node_rank", "standalone")
 """Options that give the node rank or the rendezvous endpoint."""
@@ -57,23 +51,15 @@ class CompletedOptions:
     slurm_job: SlurmJob | None = None
 
 
-def is_first_task(environ: Mapping[str, str]) -> bool:
-    """Whether no scheduler has started this process as a second or later one of one command."""
-    return all(environ.get(name, "0") == "0" for name in _TASK_VARIABLES)
-
-
 def apply_scheduler(options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
     """Detect a scheduler in ``environ`` and complete the options from it.
 
     Raises:
         UsageError: the variables cannot be read, or contradict the options.
     """
-    completed, scheduler = CompletedOptions(options), None
-    if options["cluster"] != "auto" or any(name.startswith(PREFIXES) for name in environ):
-        selects_nodes = _names_hosts_or_endpoint(options, environ)
-        scheduler = _detect(options, environ, selects_nodes)
-        if scheduler is not None:
-            completed = _complete(scheduler, options, environ, selects_nodes)
+    selects_nodes = _names_hosts_or_endpoint(options, environ)
+    scheduler = _detect(options, environ, selects_nodes)
+    completed = _complete(scheduler, options, environ, selects_nodes) if scheduler else CompletedOptions(options)
     return _with_job(completed, scheduler, environ)
 
 
@@ -85,14 +71,28 @@ def _names_hosts_or_endpoint(options: Mapping[str, Any], environ: Mapping[str, s
 
 
 def _detect(options: Mapping[str, Any], environ: Mapping[str, str], selects_nodes: bool) -> SchedulerInfo | None:
-    from ddplaunch.cluster import schedulers
-
     try:
         return schedulers.detect(environ, options["cluster"])
     except UsageError:
         if selects_nodes and options["cluster"] == "auto":
             return None
         raise
+
+
+def transport_of_command(hosts: Collection[Host], options: Mapping[str, Any], environ: Mapping[str, str]) -> str:
+    """How a command that is not a run reaches ``hosts`` that the user names: those of the allocation as a run does.
+
+    Raises:
+        UsageError: the scheduler's hostfile cannot be read.
+    """
+    from ddplaunch.cluster.scheduler_readers import read_hosts
+
+    scheduler = _detect(options, environ, selects_nodes=True) if hosts else None
+    if scheduler is None or scheduler.transport == CompletedOptions.transport:
+        return CompletedOptions.transport
+    names = {host.name for host in read_hosts(scheduler)}
+    is_inside = all(host.name in names and host.user is None and host.port is None for host in hosts)
+    return scheduler.transport if is_inside else CompletedOptions.transport
 
 
 def _with_job(
@@ -134,8 +134,8 @@ def _complete(
             options = {**options, "node_rank": str(rank)}
             warnings += (scheduler_checks.own_rank_warning(scheduler),) if rank == 1 else ()
         return CompletedOptions(options, notices=_notices(text, warnings))
-    if scheduler.kind in ("hosts", "allocation"):
-        return _with_hosts(scheduler, options, environ)
+    if scheduler.kind == "allocation":
+        return _with_hosts(scheduler, options)
     if any(options[name] is not None for name in ("include", "exclude", "avoid")):
         return CompletedOptions(options)  # They name no hosts: ``host_filter`` refuses them.
     return _with_endpoint(scheduler, options, environ)
@@ -152,7 +152,7 @@ def _own_rank(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> int | Non
     if (
         options["standalone"]
         or options["dry_run"]
-        or scheduler.agents not in (None, values.parse_nnodes(options["nnodes"])[1])
+        or scheduler.launchers not in (None, values.parse_nnodes(options["nnodes"])[1])
     ):
         return None
     from ddplaunch.system import network
@@ -160,13 +160,13 @@ def _own_rank(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> int | Non
     return None if network.is_local(values.parse_endpoint(endpoint, "--rdzv-endpoint")[0]) else rank
 
 
-def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any], environ: Mapping[str, str]) -> CompletedOptions:
+def _with_hosts(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> CompletedOptions:
     """For one launcher that starts all nodes of the scheduler."""
-    from ddplaunch.cluster.schedulers import read_hosts
+    from ddplaunch.cluster.scheduler_readers import read_hosts
 
     hosts = read_hosts(scheduler)
     notices = _notices(scheduler.description, scheduler.warnings)
-    if len(hosts) == 1 and (_is_here(hosts[0].name) or environ.get("SLURMD_NODENAME") == hosts[0].name):
+    if len(hosts) == 1 and (_is_here(hosts[0].name) or scheduler.this_host == hosts[0].name):
         return CompletedOptions(options, notices=notices)
     return CompletedOptions(options, hosts=hosts, notices=notices, transport=scheduler.transport)
 
@@ -189,10 +189,10 @@ def _with_endpoint(
     notices = _notices(scheduler.description, () if scheduler.index else warnings)
     if scheduler.task:
         options = {**options, "nproc_per_node": "1"}
-    agents = scheduler.agents or (nnodes[1] if nnodes else 1)
-    if agents == 1:
+    launchers = scheduler.launchers or (nnodes[1] if nnodes else 1)
+    if launchers == 1:
         return CompletedOptions(options, task=scheduler.task, notices=notices)
-    scheduler = replace(scheduler, agents=agents, ports=_ports(scheduler, options))
+    scheduler = replace(scheduler, launchers=launchers, ports=_ports(scheduler, options))
     if scheduler_checks.missing_endpoint_error(scheduler):
         scheduler = _exchange(scheduler, environ)
     error = scheduler_checks.missing_endpoint_error(scheduler)
@@ -203,22 +203,22 @@ def _with_endpoint(
 
 
 def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> SchedulerInfo:
-    """``scheduler`` with the endpoint that the tasks of an mpirun exchange; unchanged if they have no way to do so."""
-    from ddplaunch.cluster import mpi_exchange, scheduler_checks, schedulers
+    """``scheduler`` with the endpoint that its tasks exchange, as those of an mpirun can; unchanged if they cannot."""
+    from ddplaunch.cluster import endpoint_exchange, scheduler_checks, scheduler_readers
     from ddplaunch.system import network
     from ddplaunch.system.limits import NO_ROOM_HINT
 
     addresses = None
     if scheduler.is_server:
-        addresses = network.own_addresses({}) or (schedulers.LOOPBACK,)
+        addresses = network.own_addresses({}) or (scheduler_readers.LOOPBACK,)
     try:
-        exchanged = mpi_exchange.exchange(environ, addresses)
+        exchanged = endpoint_exchange.exchange(environ, addresses)
     except OSError as error:
         message = f"the tasks of {scheduler.name} cannot agree on a rendezvous: {error}"
-        raise UsageError(message, scheduler_checks.ENDPOINT_HINT) from None
+        raise UsageError(message, scheduler_checks.endpoint_hint(scheduler)) from None
     except RuntimeError as error:  # "can't start new thread"
         raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
-    return schedulers.with_exchanged(scheduler, exchanged.run, exchanged.addresses) if exchanged else scheduler
+    return scheduler_readers.with_exchanged(scheduler, exchanged.run, exchanged.addresses) if exchanged else scheduler
 
 
 def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -226,7 +226,7 @@ def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> d
     host = scheduler.first_host or ""
     conf = f"is_host={'true' if scheduler.is_server else 'false'}"
     return {
-        "nnodes": str(scheduler.agents) if scheduler.task or options["nnodes"] is None else options["nnodes"],
+        "nnodes": str(scheduler.launchers) if scheduler.task or options["nnodes"] is None else options["nnodes"],
         "node_rank": None if scheduler.index is None else str(scheduler.index),
         "rdzv_backend": options["rdzv_backend"].replace("static", "c10d"),
         "rdzv_endpoint": f"{f'[{host}]' if ':' in host else host}:{scheduler.ports[0]}",

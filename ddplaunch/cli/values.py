@@ -1,80 +1,17 @@
-"""Parsers: the text of an option -> its value. Run in the launcher; pure. OptionError means an invalid text."""
+"""Parsers of the core's options: text -> value. Run in the launcher; read nothing. OptionError means an invalid text.
+
+``rows`` has those that features need, too.
+"""
 
 from __future__ import annotations
 
-import math
+import os
 import re
 import signal
-from typing import Literal, cast, get_args
 
-from ddplaunch.config import HealthPolicy, StartMethod, Streams
+from ddplaunch.config import StartMethod, Streams
 from ddplaunch.errors import OptionError, UsageError
-from ddplaunch.text import DEVICE_ID, quote, seconds
-
-MAX_RANK = 1_000_000
-_MAX_PORT = 65535
-
-
-def parse_whole(text: str, option: str) -> int:
-    """A whole number.
-
-    Raises:
-        OptionError: anything else.
-    """
-    try:
-        return int(text)
-    except ValueError:
-        raise OptionError(option, text, "must be a whole number") from None
-
-
-def parse_count(text: str, option: str) -> int:
-    """A whole number that is not negative.
-
-    Raises:
-        OptionError: anything else.
-    """
-    number = parse_whole(text, option)
-    if number < 0:
-        raise OptionError(option, text, "must not be negative")
-    return number
-
-
-def parse_seconds(text: str, option: str) -> float:
-    """A time: a number of seconds, of either sign, or with units: ``90s``, ``5m``, ``1h30m``.
-
-    Raises:
-        OptionError: neither, or not finite.
-    """
-    found_s = seconds(text)
-    if found_s is None:
-        try:
-            found_s = float(text)
-        except ValueError:
-            found_s = math.nan
-    if not math.isfinite(found_s):
-        raise OptionError(option, text, "must be a number of seconds, or a time like 90s, 5m or 1h30m")
-    return found_s
-
-
-def parse_positive_seconds(text: str, option: str) -> float:
-    """A time as of ``parse_seconds``, above 0.
-
-    Raises:
-        OptionError: anything else.
-    """
-    found_s = parse_seconds(text, option)
-    if found_s <= 0:
-        raise OptionError(option, text, "must be above 0")
-    return found_s
-
-
-def parse_hang_report(text: str, option: str) -> float | None:
-    """A time, or None for ``off``.
-
-    Raises:
-        OptionError: anything else.
-    """
-    return None if text == "off" else parse_seconds(text, option)
+from ddplaunch.text import DEVICE_ID, quote
 
 
 def parse_nproc(text: str, _option: str = "") -> int | str:
@@ -88,28 +25,6 @@ def parse_nproc(text: str, _option: str = "") -> int | str:
 def parse_start_method(text: str, _option: str) -> StartMethod:
     """``fork`` is another word for ``forkserver``."""
     return "spawn" if text == "spawn" else "forkserver"
-
-
-def parse_health(text: str, option: str) -> HealthPolicy:
-    """What follows if hardware is not sound.
-
-    Raises:
-        OptionError: another word.
-    """
-    if text not in get_args(HealthPolicy):
-        raise OptionError(option, text, "must be off, warn or refuse")
-    return cast("HealthPolicy", text)
-
-
-def parse_events(text: str, option: str) -> Literal["null", "console"]:
-    """Where torchrun's events go. Its ``dynamic_rendezvous`` has messages between agents, which there are none of here.
-
-    Raises:
-        OptionError: another word.
-    """
-    if text not in ("null", "console", "dynamic_rendezvous"):
-        raise OptionError(option, text, "must be null or console")
-    return "console" if text == "console" else "null"
 
 
 def parse_logs_specs(text: str, option: str) -> None:
@@ -159,35 +74,6 @@ def parse_streams(text: str, option: str) -> Streams:
     if len(dict(pairs)) < len(pairs):
         raise OptionError(option, text, "names a local rank twice")
     return Streams(by_local_rank=pairs)
-
-
-def parse_ranks(text: str, option: str) -> frozenset[int] | None:
-    """``0,4-7`` as a set of ranks; an empty text means no filter.
-
-    Raises:
-        OptionError: anything else.
-    """
-    if not text.strip():
-        return None
-    ranks: set[int] = set()
-    for part in text.split(","):
-        match = re.fullmatch(r"(\d{1,9})(?:-(\d{1,9}))?", part.strip())
-        first, last = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
-        if not first <= last <= MAX_RANK:
-            raise OptionError(option, text, "must be ranks like 0,4-7")
-        ranks.update(range(first, last + 1))
-    return frozenset(ranks)
-
-
-def parse_port(text: str, option: str) -> int:
-    """A port; 0, any free one, for an empty text.
-
-    Raises:
-        OptionError: anything else.
-    """
-    if text and not (text.isascii() and text.isdigit() and 0 < int(text[:6]) <= _MAX_PORT):
-        raise OptionError(option, text, "not a port", f"A port is a number from 1 to {_MAX_PORT}.")
-    return int(text or 0)
 
 
 _NOT_FOR_STOPPING = (signal.SIGKILL, signal.SIGSTOP, signal.SIGCHLD)
@@ -311,3 +197,27 @@ def split_rdzv_conf(text: str) -> dict[str, str]:
             raise OptionError("--rdzv-conf", text, "must be a list like join_timeout=600,last_call_timeout=30")
         conf[key] = value
     return conf
+
+
+def parse_transport(text: str, option: str) -> str:
+    """How hosts are reached.
+
+    Raises:
+        OptionError: there is no such transport, or it reaches only this machine.
+    """
+    from ddplaunch.transport import transports
+
+    if text not in (known := transports.of_hosts()):
+        raise OptionError(option, text, f"must be {' or '.join(known)}")
+    return text
+
+
+def parse_folder(text: str, option: str) -> str | None:
+    """The path of a folder, which need not exist; None for an empty text.
+
+    Raises:
+        OptionError: it is a file.
+    """
+    if os.path.isfile(text):
+        raise OptionError(option, text, "is a file, and must be a folder")
+    return text or None

@@ -11,6 +11,7 @@ import re
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import MAX_HOSTS, expand
+from ddplaunch.cluster.job import IGNORE, SlurmJob
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.text import quote
@@ -18,32 +19,9 @@ from ddplaunch.text import quote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-IGNORE = "`--cluster none` makes ddplaunch ignore the scheduler."
-
-SRUN_DEFAULTS = ("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE")
-"""slurmstepd sets these to describe a task's binding, and srun reads the first as its ``--cpu-bind``; an ``srun`` in
-a step must not inherit them."""
-
 _FIRST_SPECIAL_STEP = 0xFFFFFFF0
 """Lowest id of a step that is not srun's: the batch script is 0xfffffffb (shown as -5 since 26.05, not set before),
 salloc's shell on a compute node 0xfffffffa."""
-
-
-@dataclass(frozen=True)
-class SlurmJob:
-    """A job as SLURM's commands identify it.
-
-    Attributes:
-        id: number of the job; ``12_3`` for a task of an array, whose number alone may mean the whole array.
-        requeue_count: how often SLURM has requeued the job.
-        requeue_on: names of the signals after which ddplaunch requests a requeue of the job.
-        requests_requeue: this launcher requests the requeue; exactly one launcher of a run does.
-    """
-
-    id: str
-    requeue_count: int = 0
-    requeue_on: tuple[str, ...] = ()
-    requests_requeue: bool = False
 
 
 @dataclass(frozen=True)

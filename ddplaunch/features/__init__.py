@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 
 Config = TypeVar("Config")
@@ -22,13 +22,16 @@ Config = TypeVar("Config")
 class Feature(NamedTuple):
     """A folder, and which of these modules it has. None is imported before it is needed.
 
+    The package itself may have ``rows()``: its options and commands, as ``rows`` describes them; ``EVENTS`` and
+    ``EVENT_KEYS``: the kinds of events that it notes (``Watches.note``), what each says, and keys that only it has.
+
     ``launcher``: ``watches(run)`` returns its parts of a run in the launcher, see ``launcher.watches``.
-    ``agent``: ``part(node)`` returns its part of an agent, see ``agent.parts``.
+    ``agent``: ``part(node)`` returns its part of an agent, and ``begin``, if it has one, begins something ahead; see
+    ``agent.parts``.
     ``worker``: ``part(text)`` returns its part of a worker, see ``worker.parts``.
     ``plan``: ``worker_environ(config, inherited)`` returns what ``Part.worker_environ`` will, as ``--plan`` shows it.
-    ``options``: in the launcher, only if the user has set one of ``fields``. It may have ``check(config)``, which
-    raises UsageError when the configuration is made; ``check_start(config, stdout_fd)``, which does before a run
-    starts; and ``for_agent(config)``, a text that its part of each agent finds in ``AgentSpec.texts``.
+    ``after_end``: in an agent that has a text of the feature, see ``texts``: ``act`` is called after the agent has
+    sent AgentEnded.
     ``early_agent``: may offer an agent in place of a new process, see ``transport.agent_process``.
     ``target``: ``launch(target, args, kwargs, stdout_fd, options)`` runs a job of something that is no script.
     ``records``: ``TO_AGENT`` and ``FROM_AGENT`` are what launcher and agent say to each other for it; ``TO_LAUNCHER``
@@ -39,46 +42,61 @@ class Feature(NamedTuple):
     Attributes:
         name: the folder.
         modules: those that it has.
-        fields: those of LaunchConfig that its module ``options`` is for.
         needs: features whose records and rules it imports.
-        before_run: a setting, as an attribute of LaunchConfig, and a module: its ``prepare(config)`` checks and
-            completes the configuration of runs with this setting before anything starts, see ``prepared``.
+        before_run: first a module that looks at a run before anything starts; then the settings, as attributes of
+            LaunchConfig, one of which a run must have for that: otherwise it is not imported. It may have
+            ``prepare(config, stdout_fd)``, see ``prepared``, and ``for_agent(config)``, see ``texts``.
     """
 
     name: str
     modules: tuple[str, ...] = ()
-    fields: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
-    before_run: tuple[str, str] | None = None
+    before_run: tuple[str, ...] = ()
 
 
 FEATURES = (
-    Feature("usage", ("launcher", "agent", "records"), needs=("come_back",)),
-    Feature("health", ("launcher", "agent", "records"), before_run=("hosts", "node_memory")),
-    Feature("hangs", ("launcher", "agent", "worker", "plan", "records"), needs=("ps",)),
+    Feature("collect_logs", ("launcher", "records", "after_end"), before_run=("wanted", "output.collect_logs", "text")),
+    Feature("ps", ("queries",)),
+    Feature("gpus", ("agent",)),
+    Feature("usage", ("launcher", "agent", "records"), needs=("come_back", "gpus")),
+    Feature("health", ("launcher", "agent", "records"), needs=("gpus",), before_run=("node_memory", "hosts")),
+    Feature("hangs", ("launcher", "agent", "worker", "plan", "records"), needs=("gpus", "ps")),
     Feature("slow_ranks", ("launcher", "agent", "records"), needs=("hangs",)),
-    Feature("slurm_nodes", ("launcher",)),
-    Feature("debug", ("launcher", "agent", "worker", "records", "options"), fields=("workers.debug_on_error",)),
-    Feature("faults", ("launcher", "agent", "records", "options"), fields=("injections",)),
-    Feature("page", ("launcher",), needs=("come_back",)),
-    Feature("metrics", ("launcher",), needs=("usage",), before_run=("output.metrics_file", "metrics_file")),
-    Feature("requeue", ("launcher",), before_run=("slurm_job", "slurm_requeue")),
+    Feature("debug", ("launcher", "agent", "worker", "records"), before_run=("options", "workers.debug_on_error")),
+    Feature("faults", ("launcher", "agent", "records"), before_run=("fault_spec", "injections")),
+    Feature("page", ("launcher",), needs=("come_back", "run_events", "usage")),
+    Feature("metrics", ("launcher",), needs=("usage",), before_run=("metrics", "output.metrics_file")),
+    Feature("slurm", ("launcher",), before_run=("requeue", "slurm_job")),
     Feature("on_exit", ("launcher",)),
     Feature("come_back", ("launcher",)),
-    Feature("ps", ("queries",)),
+    Feature("keep_runs", ("launcher", "agent")),
     Feature("plan", needs=("faults",)),
-    Feature("check", ("queries",), needs=("health",)),
-    Feature("functions", ("launcher", "agent", "worker", "target")),
-    Feature("warm", ("agent", "options", "early_agent"), fields=("keep_warm_s",)),
+    Feature("check", ("queries",), needs=("gpus", "health")),
+    Feature("functions", ("launcher", "agent", "worker", "target"), needs=("collect_logs",)),
+    Feature("warm", ("agent", "early_agent"), before_run=("early_agent", "keep_warm_s")),
     Feature("dry_run", ("agent", "worker")),
+    Feature("run_events", ("launcher",)),
 )
-"""Their parts are called in this order: the last usage sample comes before what takes time."""
+"""Their parts are called in this order: GPUs are known before others ask for them, the last usage sample comes before
+what takes time, and events.jsonl ends when all others have noted what they know.
+
+Their options stand in it below a heading of the help page.
+"""
 
 
 @cache
-def names() -> frozenset[str]:
-    """The names of all features."""
-    return frozenset(each.name for each in FEATURES)
+def rows() -> tuple[Any, ...]:
+    """The options and the commands that the features bring: what ``rows`` of their packages return."""
+    return tuple(row for package in _packages() if hasattr(package, "rows") for row in package.rows())
+
+
+def _packages() -> Iterator[Any]:
+    return (import_module(f"{__name__}.{each.name}") for each in FEATURES)
+
+
+def declared(name: str) -> dict[str, str]:
+    """What the packages of the features declare in a dictionary ``name``, as ``EVENTS``: all of them together."""
+    return {key: text for package in _packages() for key, text in getattr(package, name, {}).items()}
 
 
 def loaded(module: str) -> Iterator[Any]:
@@ -91,14 +109,11 @@ def paths(module: str) -> tuple[str, ...]:
     return tuple(f"{__name__}.{each.name}.{module}" for each in FEATURES if module in each.modules)
 
 
-def call(name: str, config: object, *args: object) -> dict[str, Any]:
-    """Call ``name`` of the modules ``options`` that have it, if ``config``, a LaunchConfig, sets one of their fields.
-
-    Returns the results by name of the feature.
-    """
-    used = (each.name for each in FEATURES if any(attrgetter(path)(config) for path in each.fields))
-    modules = ((feature, import_module(f"{__name__}.{feature}.options")) for feature in used)
-    return {feature: getattr(module, name)(config, *args) for feature, module in modules if hasattr(module, name)}
+def with_text(module: str, texts: Mapping[str, str]) -> Iterator[tuple[Any, str]]:
+    """The modules of this name of the features that have a text for an agent, with it."""
+    for each in FEATURES:
+        if module in each.modules and each.name in texts:
+            yield import_module(f"{__name__}.{each.name}.{module}"), texts[each.name]
 
 
 def variable(name: str) -> str:
@@ -106,18 +121,32 @@ def variable(name: str) -> str:
     return f"DDPLAUNCH_FEATURE_{name.upper()}"
 
 
-def prepared(config: Config) -> Config:
+def _before_run(config: object, function: str) -> Iterator[tuple[str, Any]]:
+    """The features that look at this run before it starts, with ``function`` of their modules that have it."""
+    for each in FEATURES:
+        if any(attrgetter(setting)(config) for setting in each.before_run[1:]):
+            module = import_module(f"{__name__}.{each.name}.{each.before_run[0]}")
+            if hasattr(module, function):
+                yield each.name, getattr(module, function)
+
+
+def prepared(config: Config, stdout_fd: int | None = None) -> Config:
     """``config`` of a run, a LaunchConfig, checked and completed by the features that it concerns.
 
-    Others are not imported.
+    ``stdout_fd`` will be the stdout of its workers; None: they have no terminal, or are not started.
 
     Raises:
         LaunchError: the run cannot do what the user wants.
     """
-    for each in FEATURES:
-        if each.before_run and attrgetter(each.before_run[0])(config):
-            config = import_module(f"{__name__}.{each.name}.{each.before_run[1]}").prepare(config)
+    for _, prepare in _before_run(config, "prepare"):
+        config = prepare(config, stdout_fd)
     return config
+
+
+def texts(config: object) -> dict[str, str]:
+    """By feature, the text that its part of each agent of a run finds in ``AgentSpec.texts``; without None."""
+    found = ((name, for_agent(config)) for name, for_agent in _before_run(config, "for_agent"))
+    return {name: text for name, text in found if text is not None}
 
 
 @cache

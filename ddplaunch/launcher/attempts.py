@@ -6,7 +6,6 @@ Runs in the launcher. Pure. It does not decide what follows an attempt: the coor
 from __future__ import annotations
 
 import sys
-from collections import Counter
 from dataclasses import field, replace
 from itertools import takewhile
 from typing import TYPE_CHECKING
@@ -65,17 +64,12 @@ class Attempts:
         self._open: dict[int, _OpenAttempt] = {}
         self._may_report_from: dict[int, int] = {}
         """By node: the first attempt of which it may still report the end; 0 unless it has been heard."""
-        self._restarts_of: Counter[int] = Counter()
 
     @property
     def restarts_so_far(self) -> int:
         """Number of failed attempts after which the workers were, or are being, restarted."""
         still_open = sum(opened.restart_follows for opened in self._open.values())
         return sum(result.restart_follows for result in self.ended) + still_open
-
-    def restarts_of(self, node: int, result: AttemptResult) -> int:
-        """Number of restarts that ``node`` itself has reported, ``result`` included, which is not counted yet."""
-        return self._restarts_of[node] + result.restart_follows
 
     def on_started(self, node: int, number: int, participants: Sequence[int]) -> tuple[bool, list[AttemptResult]]:
         """A node's workers run. The first value is whether this node is the first to report this attempt."""
@@ -94,7 +88,6 @@ class Attempts:
             return []
         completed = self._enter(node, number, participants)
         self.outcome_is_known |= not result.attempt_follows
-        self._restarts_of[node] += result.restart_follows
         if opened := self._open.get(number):
             opened.results[node] = result
             opened.evidence.extend(evidence)

@@ -1,8 +1,7 @@
 """The control socket of a run: other processes of this user ask its launcher, as ``--stacks`` and ``--attach`` do.
 
-Runs in the launcher: one daemon thread accepts, and one for each client reads its request, posts it to the launcher's
-mailbox and sends the answer. A client that sends garbage, hangs or dies costs its own thread some seconds, and nothing
-else. Opens no port.
+Runs in the launcher: a thread for each client reads its request, posts it to the launcher's mailbox and sends the
+answer. A client that sends garbage, hangs or dies costs its own thread some seconds, and nothing else.
 """
 
 from __future__ import annotations
@@ -28,8 +27,9 @@ from ddplaunch.protocol.control import (
     Request,
     RequestRefused,
 )
-from ddplaunch.system import linux
+from ddplaunch.system import unix_socket
 from ddplaunch.system.files import kept_files
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,8 +38,6 @@ if TYPE_CHECKING:
 _MAX_CLIENTS = 8
 _TRANSFER_S = 5.0
 """Time limit of a request that a client sends, and of an answer that it reads."""
-
-_RETRY_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -84,62 +82,39 @@ class ControlSocket:
         self._closed = threading.Event()
         self._places = threading.BoundedSemaphore(_MAX_CLIENTS)
         self._waiting: set[queue.SimpleQueue[object]] = set()
+        self._server = unix_socket.LocalServer("control", self._admit)
         # The folder may be renamed, and a socket's path has at most 107 bytes: both are reached by this descriptor. It
         # also shows other processes where the socket is: /proc/PID/fd.
         self._folder_fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-        self._is_bound = False
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
-            self._open()
+            self._server.open_at(f"/proc/self/fd/{self._folder_fd}/{SOCKET}")
         except BaseException:
-            self._release()
+            kept_files.close(self._folder_fd)
             raise
-
-    def _open(self) -> None:
-        self._listener.bind(f"/proc/self/fd/{self._folder_fd}/{SOCKET}")
-        self._is_bound = True
-        os.chmod(SOCKET, 0o600, dir_fd=self._folder_fd)  # Nobody can connect before ``listen``.
-        self._listener.listen(_MAX_CLIENTS)
-        threading.Thread(target=self._accept_all, name="control", daemon=True).start()
 
     def close(self) -> None:
         """Remove the socket; clients that wait for an answer are told that the run ends."""
         self._closed.set()
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)  # Wakes the thread.
+        self._server.close()
         for answers in tuple(self._waiting):
             answers.put(RequestRefused("the run ends"))
-        self._release()
-
-    def _release(self) -> None:
-        self._listener.close()
-        if self._is_bound:  # Otherwise the file of this name is another's.
-            with contextlib.suppress(OSError):
-                os.unlink(SOCKET, dir_fd=self._folder_fd)
+        with contextlib.suppress(OSError):
+            os.unlink(SOCKET, dir_fd=self._folder_fd)
         kept_files.close(self._folder_fd)
 
     # In the thread that accepts.
 
-    def _accept_all(self) -> None:
-        while not self._closed.is_set():
-            try:
-                client, _ = self._listener.accept()
-            except OSError:  # Closed, or no more descriptors.
-                self._closed.wait(_RETRY_S)
-                continue
-            self._admit(client)
-
-    def _admit(self, client: socket.socket) -> None:
-        if linux.peer_credentials(client)[1] != os.geteuid():
-            client.close()
-        elif not self._places.acquire(blocking=False):
+    def _admit(self, connection: unix_socket.Connection) -> bool:
+        client = connection.socket
+        if not self._places.acquire(blocking=False):
             _refuse(client, "too many requests at once")
         else:
             try:
-                threading.Thread(target=self._serve, args=(client,), name="client", daemon=True).start()
+                in_thread("client", lambda: self._serve(client))
             except RuntimeError:
                 self._places.release()
                 _refuse(client, "no more threads")
+        return True
 
     # In a client's thread.
 

@@ -1,22 +1,22 @@
 """Gives up a node whose records this launcher cannot handle: one bad node must not end the run of the others.
 
 Runs in the launcher, in the main thread. The transport gives up a node whose records cannot be decoded; here are those
-that contradict each other, and those in which an unexpected error of the launcher has its cause.
+that contradict each other or what the user wants, and those in which an unexpected error of the launcher has its cause.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import INTERNAL, LaunchError, Level
-from ddplaunch.launcher.node_ranks import NodeRanks
-from ddplaunch.protocol.launcher_agent import ReportOfNode
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, OfRanks, ReportOfNode
 from ddplaunch.protocol.wire import ProtocolError
-from ddplaunch.text import quote
+from ddplaunch.text import quote, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.lost_nodes import LostNodes
@@ -45,6 +45,9 @@ class GivenUp:
         self._is_local, self._shutdown = config.is_local, shutdown
         self._lost_nodes, self._handle, self._show = lost_nodes, handle, show
         self._ranks = NodeRanks(participants)
+        # Where each node has a launcher, the one of the node that serves the rendezvous says how many there may be.
+        self._max_restarts = None if config.each_node_has_launcher else config.max_restarts
+        self._restarts: Counter[int] = Counter()
         self._indices: set[int] = set()
 
     def handle(self, node: Node, event: object) -> None:
@@ -60,7 +63,8 @@ class GivenUp:
             return
         try:
             self._ranks.check(node, event)
-            self._handle(node, event)
+            if not (isinstance(event, AttemptEnded) and self._restarts_too_often(node, event)):
+                self._handle(node, event)
         except LaunchError:
             raise
         except Exception as error:
@@ -70,6 +74,15 @@ class GivenUp:
                 self._end_run(node, event, error)
             else:
                 self._give_up(node, event, error)
+
+    def _restarts_too_often(self, node: Node, event: AttemptEnded) -> bool:
+        """Whether the agent restarts its workers more often than it may; then it is given up."""
+        self._restarts[node.index] += event.result.restart_follows
+        if self._max_restarts is None or self._restarts[node.index] <= self._max_restarts:
+            return False
+        reason = f"the agent on {node.host} reports more than {self._max_restarts} restarts"
+        self._lost_nodes.give_up(node, reason)
+        return True
 
     def _give_up(self, node: Node, event: object, error: Exception) -> None:
         self._indices.add(node.index)
@@ -93,3 +106,54 @@ def _told(event: object, error: Exception) -> str:
     if isinstance(error, ProtocolError):
         return f"its {record} is invalid: {quote(str(error), _MAX_REASON)}"
     return f"its {record} cannot be handled: {type(error).__name__}: {quote(str(error), _MAX_REASON)}"
+
+
+class NodeRanks:
+    """The ranks of each node of a run: what a node says about workers must be about its own.
+
+    A node's own AttemptStarted says which ranks it has; what that may say follows from how many workers the nodes have.
+    """
+
+    def __init__(self, participants: Participants) -> None:
+        self._participants = participants
+        self._of_node: dict[int, tuple[int, range]] = {}
+
+    def check(self, node: Node, event: object) -> None:
+        """Follow the attempts of ``node``.
+
+        Raises:
+            ProtocolError: the event is a record that names ranks of other nodes.
+        """
+        match event:
+            case AttemptStarted():
+                self._check_started(node, event)
+                own = range(event.first_rank, event.first_rank + len(event.pids))
+                self._of_node[node.index] = event.attempt, own
+            case AttemptEnded(result=result, evidence=evidence):
+                self._check(node, result.attempt, [*(exit_.rank for exit_ in result.exits)])
+                for each in evidence:
+                    self.check(node, each)
+            case OfRanks(attempt=attempt, named_ranks=named):
+                self._check(node, attempt, named)
+
+    def _check_started(self, node: Node, event: AttemptStarted) -> None:
+        """Where each node has a launcher, this launcher does not know how many workers the other nodes have.
+
+        Nor does it while the AgentReady of a node is on its way: the nodes may have met over a faster link.
+        """
+        workers, participants = len(event.pids), self._participants
+        fits = workers <= node.workers and event.first_rank + workers <= event.world_size
+        if participants.rendezvous_manager:
+            nodes = participants.nodes.all
+            is_known = all(nodes[index].workers for index in participants.indices)
+            fits = fits and (not is_known or event.world_size <= sum(each.workers for each in nodes))
+        if not fits or event.node_rank >= event.nnodes:
+            raise ProtocolError(f"{workers} of {event.world_size} workers from rank {event.first_rank} on do not fit")
+
+    def _check(self, node: Node, attempt: int, named: Collection[int]) -> None:
+        """An attempt that failed before all workers ran was not started: only the number of its ranks is known."""
+        known, own = self._of_node.get(node.index, (-1, range(0)))
+        is_own = own.start <= min(named, default=own.start) and max(named, default=-1) < own.stop
+        is_own = is_own if known == attempt else max(named, default=0) - min(named, default=0) < max(node.workers, 1)
+        if not is_own or (isinstance(named, list) and len(set(named)) < len(named)):
+            raise ProtocolError(f"{ranks(set(named))} are not its own")

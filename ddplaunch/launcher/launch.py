@@ -33,7 +33,7 @@ def launch(config: LaunchConfig, stdout_fd: int = 1, *, ends_process: bool = Fal
     Raises:
         LaunchError: the job could not be started, or an agent was lost.
     """
-    config = features.prepared(config)
+    config = features.prepared(config, stdout_fd)
     return _launch(config, config.run_id or run_folder.new_run_id(), stdout_fd, None, ends_process=ends_process)
 
 
@@ -79,7 +79,6 @@ def run(
     from ddplaunch.system import signals
     from ddplaunch.system.limits import NO_ROOM_HINT
 
-    features.call("check_start", config, stdout_fd)
     mailbox: Mailbox[object] = Mailbox()
     posted = (*config.signals, *signals.PASSED_TO_WORKERS, "SIGTSTP")
     with signals.post_signals(posted, mailbox.post, ends_process=ends_process):
@@ -91,7 +90,6 @@ def run(
             early_agent = early_agent and setup.send_early(config, run_id, folder, early_agent)
             from ddplaunch.launcher.run import Run
 
-            setup.prune(config, folder)
             console = setup.open_console(config, folder, stdout_fd, is_detached=is_detached)
             stack.enter_context(contextlib.closing(console))
             if warning:

@@ -1,42 +1,64 @@
 """The loss of a node: how it is noticed, and what follows. Every decision of the launcher about it is here.
 
-Runs in the launcher, in the main thread. A host loses power, in a run whose launcher has started all nodes:
+Runs in the launcher, in the main thread. The times, as they are if the user sets none:
 
-1.  Nothing closes the connection. ``Pings`` sends ``Ping`` every 1 s (``pings.INTERVAL_S``), and calls
-    ``on_unresponsive`` when a node has not answered with ``Pong`` for ``TimeoutConfig.lost_after_s``, 5 s; an agent
-    that has just been started has ``setup.SLOW_START_S``, 25 s, more. If only the agent dies, ``ChannelClosed`` comes
-    at once. A node whose records cannot be handled is lost, too (``GivenUp``).
+======  =====================================  ======================================================================
+time    name                                   who acts when it is over
+======  =====================================  ======================================================================
+1 s     ``pings.INTERVAL_S``                   the launcher sends each agent on another machine the next ``Ping``
+1 s     ``member.HEARTBEAT_S``                 each member sends its next heartbeat
+5 s     ``TimeoutConfig.lost_after_s``         the launcher: a node has not answered with ``Pong``, and is lost;
+                                               an agent: it got no ``Ping``, and stops its workers (``LauncherLost``)
+25 s    ``setup.SLOW_START_S``                 so much longer an agent that has just been started may take to answer
+8 s     ``RendezvousConfig.silent_after_s``    the member that serves: another one has sent no heartbeat. It is
+                                               ``setup.LATER_S``, 3 s, more than the launcher's 5 s; and it is 5 s
+                                               where each node has its own launcher
+10 s    that and 2 heartbeats                  another member: the store has not answered
+20 s    ``nodes.SWEEP_S``                      the launcher gives up the sweep of a host
+30 s    ``TimeoutConfig.shutdown_timeout_s``   an agent kills workers that SIGTERM has not ended
+68 s    8 s, 30 s and                          an agent: it got no verdict on a round that has failed or was stopped,
+        ``multi_node._VERDICT_S``              and the rendezvous answers; the run ends
+600 s   ``TimeoutConfig.join_timeout_s``       an agent: it has joined, and no round was formed; exit code 83
+======  =====================================  ======================================================================
+
+A host loses power, in a run whose launcher has started all nodes:
+
+1.  Nothing closes the connection, and ``Pings`` calls ``on_unresponsive`` after 5 s. If only the agent dies,
+    ``ChannelClosed`` comes at once. A node whose records cannot be handled is lost, too (``GivenUp``).
 2.  ``on_lost`` starts a sweep of the host: another agent gets ``SweepRun`` and answers with ``AgentEnded``. The node is
-    SWEEPING until then, for at most ``nodes.SWEEP_S``, 20 s, and then LOST. Only the end of the run waits for it.
+    SWEEPING until then, and then LOST. Only the end of the run waits for it.
 3.  If too few nodes are left, spares included, the run ends with exit code 84: ``Shutdown.fail`` sends ``StopWorkers``.
-    Otherwise the user sees "HOST has not answered for 5 s; the job goes on", and "SPARE replaces HOST" if a spare
-    takes its position. Without a spare the world shrinks.
+    Otherwise the user sees "HOST has not answered for 5 s; the job can go on without it", and "SPARE replaces HOST" if
+    a spare takes its position. If that cannot be used, and no other is left, the run ends with exit code 84, too.
+    Without a spare the world shrinks.
 4.  The lost node did not serve the rendezvous. The launcher sends ``AssignNodes`` to the agent of the node that
     serves it, whose member hands it to the ``Coordinator``. That sends ``StopRound`` to the agents of the round. They
-    stop their workers (SIGTERM, SIGKILL after ``shutdown_timeout_s``), send ``WorkersEnded``, get a ``RoundVerdict``
-    after which an attempt follows, and send ``NodeJoined``. When all participants have joined, a spare with its
-    ``JoinRendezvous`` included, the coordinator forms the next round: ``RoundFormed``.
+    stop their workers, send ``WorkersEnded``, and get a ``RoundVerdict``. If an attempt follows, they send
+    ``NodeJoined``. When all participants have joined, a spare with its ``JoinRendezvous`` included, the coordinator
+    forms the next round: ``RoundFormed``. If a worker had failed by itself, and not because it lost its peers, the
+    verdict is that on a failure: the attempt counts as a restart, or none follows. Otherwise it is no restart.
 5.  The lost node served the rendezvous. Once a spare is connected, if there is one, the first participant gets
-    ``JoinRendezvous`` and opens an endpoint (``EndpointOpen``); then the others get ``JoinRendezvous``, too. This ends
-    the round for an agent: it stops its workers, gets no verdict, and joins the new rendezvous by ``NodeJoined``. The
-    new coordinator knows the number of restarts from both records. After 5 rendezvous in a row without a round
-    (``rendezvous_manager._MAX_TRIES``), the run ends with exit code 83.
-6.  Each agent sends ``AttemptEnded``. ``Attempts`` merges those of the nodes that are left. The user sees
-    "HOST (node 1) is lost; starting the workers again", or "the rendezvous has moved; ..."; ``AttemptStarted`` follows.
-    This counts as a restart only if a worker failed by itself before, and not because it lost its peers.
+    ``JoinRendezvous``. It stops its workers, and then opens an endpoint (``EndpointOpen``); only then do the others get
+    ``JoinRendezvous``, and stop theirs. A member that gets no answer from the store makes its agent stop them earlier.
+    No node gets a verdict on this round, so the next attempt is no restart, whatever else has failed. The agents join
+    the new rendezvous by ``NodeJoined``. Its coordinator knows the number of restarts from both records. After 5
+    rendezvous in a row without a round (``rendezvous_manager._MAX_TRIES``), the run ends with exit code 83.
+6.  Each agent sends ``AttemptEnded``. ``Attempts`` merges those of the nodes that are left. After step 4 the user sees
+    "HOST (node 1) is lost; starting the workers again", and after step 5, with the same end, "the rendezvous has moved"
+    or "the rendezvous at HOST:PORT is lost: ...": what the first node has learned first. ``AttemptStarted`` follows.
 
-A node that is only cut off gets no ``Ping`` for 5 s: its agent stops its workers (``LauncherLost``).
+The nodes notice a loss, too, but later, so that they act only if the node still answers the launcher. When the member
+that serves has got no heartbeat of another for 8 s, the coordinator stops the round by itself, and ``NodeSilent`` tells
+the launcher, which moves the rendezvous as in step 5. A record that names a node that takes part no longer has no
+effect.
 
-The member of the node that serves the rendezvous notices the loss, too: each member sends a heartbeat every 1 s
-(``member.HEARTBEAT_S``), and this one has missed it for the same 5 s. The coordinator stops the round by itself.
-``NodeSilent`` tells the launcher, which moves the rendezvous as in step 5, because the node may still answer
-pings. If the pings notice the loss first, this record names a node that takes part no longer, and has no effect.
+A member that gets no answer from the rendezvous store makes its agent stop its workers and send ``NeedsRendezvous``. If
+the connection is closed, it learns it at once. If the host has no power, a call of the store does not return, and the
+member waits for 10 s. Then the rendezvous moves. If one node alone loses the next two as well, the launcher reaches it
+and the nodes that serve do not: it is lost (``rendezvous_manager._MAX_LOST_BY_ONE``).
 
-A member that the rendezvous store does not answer any more makes its agent send ``NeedsRendezvous``. A call to a
-store on a host without power does not return: then it does so after 7 s.
-
-Where each node has its own launcher, only the heartbeats show a loss. The coordinator stops the round and forms the
-next one as in step 4. If the node that serves the rendezvous is lost, the run ends on all nodes.
+Where each node has its own launcher, only the heartbeats show a loss, after 5 s. The coordinator stops the round and
+forms the next one as in step 4. If the node that serves the rendezvous is lost, the run ends on all nodes.
 """
 
 from __future__ import annotations
@@ -45,7 +67,6 @@ import signal
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_LOST, LaunchError, Level
-from ddplaunch.launcher.nodes import NodeState
 from ddplaunch.protocol import first_failure
 from ddplaunch.transport.failures import HostFailure
 
@@ -55,10 +76,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node
     from ddplaunch.launcher.participants import Participants
-    from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
-    from ddplaunch.protocol.launcher_agent import AgentFailed
-    from ddplaunch.protocol.results import AttemptResult, NeedsRendezvous, NodeSilent
+    from ddplaunch.protocol.launcher_agent import AgentFailed, NeedsRendezvous, NodeSilent
+    from ddplaunch.protocol.results import AttemptResult
 
 
 class LostNodes:
@@ -70,14 +90,14 @@ class LostNodes:
         participants: Participants,
         attempts: Attempts,
         shutdown: Shutdown,
-        events: RunEvents,
+        note: Callable[..., None],
         show: Callable[[str, int], None],
         report: Callable[[Iterable[AttemptResult]], None],
     ) -> None:
-        """``report`` shows attempts that are complete now."""
+        """``note``: as ``Watches.note``. ``report`` shows attempts that are complete now."""
         self._lost_after_s = lost_after_s
         self._participants, self._attempts, self._shutdown = participants, attempts, shutdown
-        self._events, self._show, self._report = events, show, report
+        self._note, self._show, self._report = note, show, report
 
     @property
     def run_is_ending(self) -> bool:
@@ -89,7 +109,7 @@ class LostNodes:
     def on_unresponsive(self, node: Node) -> None:
         """The machine is frozen or disconnected. Called by the pings."""
         node.handle.kill()
-        if node.state is not NodeState.SENDING_LOGS:  # Else all records for the outcome have arrived.
+        if not node.state.has_reported:
             self.on_lost(node, f"{node.host} has not answered for {self._lost_after_s:g} s")
 
     def give_up(self, node: Node, reason: str, hint: str = "") -> None:
@@ -109,7 +129,9 @@ class LostNodes:
     def on_agent_failed(self, node: Node, event: AgentFailed) -> None:
         """The agent cannot run its node, and ends in order: no sweep is needed."""
         is_needed = node.index in self._participants.indices and not self._attempts.outcome_is_known
-        if self._participants.rendezvous and not is_needed:  # It has left, or it is a spare that connected too late.
+        if (
+            self._participants.rendezvous_manager and not is_needed
+        ):  # It has left, or it is a spare that connected too late.
             self._show(event.message, Level.NORMAL)
         elif self._participants.can_continue_without(node) and not self.run_is_ending:
             self._participants.exclude(node, HostFailure(node.host, "agent", event.message, event.hint))
@@ -123,7 +145,7 @@ class LostNodes:
         """Kill the node's remaining processes. Then a spare replaces it, or the world shrinks, or the run fails."""
         self._participants.nodes.sweep(node)
         node.loss = "" if self.run_is_ending else reason
-        self._events.of_node("node_lost", node.index, reason)
+        self._note("node_lost", reason, node=node.index)
         if node.index in self._participants.indices:
             try:
                 self._continue_or_fail(node, reason, hint)
@@ -133,29 +155,39 @@ class LostNodes:
 
     def _continue_or_fail(self, node: Node, reason: str, hint: str) -> None:
         if not self.run_is_ending and self._participants.can_continue_without(node):
-            self._show(f"{reason}; the job goes on", Level.ALWAYS)
+            self._show(f"{reason}; the job can go on without it", Level.ALWAYS)
             self._participants.continue_without(node)
             return
         self._participants.remove(node)
         if self._shutdown.has_killed:  # Shutdown.run_due killed the agent, and has shown a message.
             self._show(reason, Level.VERBOSE)
-        elif self._participants.rendezvous and (self._shutdown.node_ended or self._attempts.outcome_is_known):
+        elif self._participants.rendezvous_manager and (self._shutdown.node_ended or self._attempts.outcome_is_known):
             self._show(reason, Level.ALWAYS)  # The outcome does not depend on this node.
         else:
             raise LaunchError(reason, hint, NODE_LOST)
 
     def on_needs_rendezvous(self, node: Node, event: NeedsRendezvous) -> None:
-        """``node`` has lost the rendezvous: the nodes start another one.
+        """``node`` has lost the rendezvous: the nodes start another one, at last without it.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        if not self.run_is_ending:
-            self._participants.move_rendezvous(node.index, event.token, event.reason)
+        self._on_rendezvous_lost(node, event.token, event.reason)
 
     def on_node_silent(self, server: Node, event: NodeSilent) -> None:
         """As ``on_needs_rendezvous``, for the silent node. Only the node that serves the rendezvous may say it."""
-        rendezvous = self._participants.rendezvous
-        if rendezvous and rendezvous.server == server.index and not self.run_is_ending:
-            reason = f"it sent no heartbeat for {event.silent_s:g} s"
-            self._participants.move_rendezvous(event.node_index, event.token, reason)
+        rendezvous = self._participants.rendezvous_manager
+        if rendezvous and rendezvous.server == server.index and event.node_index in self._participants.indices:
+            silent = self._participants.nodes.all[event.node_index]
+            self._on_rendezvous_lost(silent, event.token, f"it sent no heartbeat for {event.silent_s:g} s")
+
+    def _on_rendezvous_lost(self, node: Node, token: str, reason: str) -> None:
+        participants = self._participants
+        rendezvous = participants.rendezvous_manager
+        if self.run_is_ending or rendezvous is None:
+            return
+        is_cut_off = rendezvous.is_present(token) and rendezvous.is_cut_off(node.index)
+        if is_cut_off and participants.can_continue_without(node):
+            self.give_up(node, f"{node.host} cannot join the others ({reason})")
+        else:
+            participants.move_rendezvous(node.index, token, reason)

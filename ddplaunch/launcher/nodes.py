@@ -10,6 +10,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AgentEnded, NodeDetails
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentHandle, ChannelClosed, NoAgent, Transport
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 SWEEP_S = 20.0
 """Time limit for the sweep of a lost node, in seconds."""
 
-_NEVER = float("inf")
-
 
 class NodeState(enum.Enum):
     """The life of a node.
@@ -34,8 +33,8 @@ class NodeState(enum.Enum):
 
         CONNECTING   -> RUNNING | DONE | SWEEPING | LOST
         RUNNING      -> ENDING | DONE | SWEEPING | LOST
-        ENDING       -> SENDING_LOGS | DONE | SWEEPING | LOST
-        SENDING_LOGS -> DONE
+        ENDING       -> HELD | DONE | SWEEPING | LOST
+        HELD         -> DONE
         SWEEPING     -> LOST
 
     DONE and LOST are final. A node whose sweep cannot be started goes to LOST at once.
@@ -47,8 +46,8 @@ class NodeState(enum.Enum):
     """The agent accepts records."""
     ENDING = enum.auto()
     """AgentEnded has arrived: the node's workers have ended, and the agent's channel closes next."""
-    SENDING_LOGS = enum.auto()
-    """As ENDING, but the agent sends its log files before the channel closes."""
+    HELD = enum.auto()
+    """As ENDING, but a watch still receives something before the channel closes, see ``Nodes.hold``."""
     DONE = enum.auto()
     """The agent has ended, or its host cannot be used."""
     SWEEPING = enum.auto()
@@ -59,7 +58,12 @@ class NodeState(enum.Enum):
     @property
     def has_agent(self) -> bool:
         """Whether the agent accepts records."""
-        return self in (NodeState.RUNNING, NodeState.ENDING, NodeState.SENDING_LOGS)
+        return self is NodeState.RUNNING or self.has_reported
+
+    @property
+    def has_reported(self) -> bool:
+        """Whether the agent has sent all its records for the outcome, and only has to exit."""
+        return self in (NodeState.ENDING, NodeState.HELD)
 
     @property
     def is_lost(self) -> bool:
@@ -93,7 +97,7 @@ class Node:
     state: NodeState = NodeState.CONNECTING
     unkillable_pids: tuple[int, ...] | None = None
     sweep: AgentHandle | None = None
-    sweep_deadline: float = _NEVER
+    sweep_deadline: float = NEVER
     facts: NodeFacts | None = None
     workers: int = 0
     details: NodeDetails | None = None
@@ -114,7 +118,7 @@ class Nodes:
         self.all: list[Node] = []
         self._maybe_connecting: list[Node] = []
         self._maybe_unfinished: list[Node] = []
-        self._sweep_deadline = _NEVER
+        self._sweep_deadline = NEVER
 
     @property
     def connected(self) -> Iterator[Node]:
@@ -135,6 +139,17 @@ class Nodes:
     def all_finished(self) -> bool:
         """Whether all agents and all sweeps have ended."""
         return _all_passed(self._maybe_unfinished, lambda node: node.state.is_final)
+
+    @property
+    def any_sweeping(self) -> bool:
+        """Whether a sweep is in progress."""
+        return self._sweep_deadline < NEVER
+
+    @property
+    def only_sweeping(self) -> list[str]:
+        """The hosts whose sweeps are all that the end of the run waits for; empty if it waits for an agent, too."""
+        unfinished = [node for node in self.all if not node.state.is_final]
+        return [node.host for node in unfinished] if all(node.sweep for node in unfinished) else []
 
     @property
     def any_connecting(self) -> bool:
@@ -176,6 +191,10 @@ class Nodes:
         """The agent accepts records: send its AgentSpec."""
         node.state, node.facts = NodeState.RUNNING, facts
         node.handle.send(self._spec(node.index, node.handle.inherited_fds))
+
+    def hold(self, node: Node) -> None:
+        """A watch receives more from the agent of ``node``, which is ENDING, and sees to its end."""
+        node.state = NodeState.HELD
 
     def end_unused(self, node: Node) -> None:
         """The host of ``node`` cannot be used, and nothing was left there."""
@@ -221,7 +240,7 @@ class Nodes:
                 if node.sweep and now >= node.sweep_deadline:
                     node.sweep.kill()
                     _end_sweep(node)
-            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweep), default=_NEVER)
+            self._sweep_deadline = min((node.sweep_deadline for node in sweeping if node.sweep), default=NEVER)
         return self._sweep_deadline
 
     # The end.

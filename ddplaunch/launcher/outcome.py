@@ -21,7 +21,7 @@ from ddplaunch.protocol.results import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.cluster.slurm import SlurmJob
+    from ddplaunch.cluster.job import SlurmJob
     from ddplaunch.errors import LaunchError
 
 

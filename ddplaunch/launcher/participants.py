@@ -1,7 +1,8 @@
 """The nodes that take part in a run, and their rendezvous. A spare takes the position of a node that is left out.
 
-Runs in the launcher, in the main thread. Decides only whether the hosts can be used together; ``lost_nodes``
-decides about lost nodes, ``departure`` about nodes that must not be used again.
+Runs in the launcher, in the main thread. Whether a node may leave is decided here (``dispensable``), for nodes that are
+lost (``lost_nodes``), that must not be used again, and that should not. Where each node has a launcher, the coordinator
+decides, and dismisses nodes.
 """
 
 from __future__ import annotations
@@ -9,9 +10,11 @@ from __future__ import annotations
 import signal
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_NOT_READY, LaunchError, Level
+from ddplaunch.errors import HARDWARE, NODE_LOST, NODE_NOT_READY, LaunchError, Level
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
 from ddplaunch.protocol.launcher_agent import StopWorkers
+from ddplaunch.rounds.restart_policy import too_few_nodes, why_not_used_again
+from ddplaunch.text import quote
 from ddplaunch.transport.failures import UNREACHABLE, HostFailure, failures_table
 
 if TYPE_CHECKING:
@@ -20,6 +23,10 @@ if TYPE_CHECKING:
     from ddplaunch.config import RendezvousConfig
     from ddplaunch.launcher.attempts import Attempts
     from ddplaunch.launcher.nodes import Node, Nodes
+    from ddplaunch.protocol.results import AttemptResult
+
+_MAX_REASON = 1000
+"""Characters shown of a reason, which may come from a script."""
 
 
 class Participants:
@@ -29,7 +36,7 @@ class Participants:
         nodes: all nodes of the run.
         indices: the nodes that take part, in the order of their ranks; a spare gets the position of the node that it
             replaces.
-        rendezvous: where they meet; None where the launcher does not assign the rendezvous.
+        rendezvous_manager: of the rendezvous where they meet; None where the launcher does not assign the rendezvous.
     """
 
     def __init__(
@@ -44,7 +51,7 @@ class Participants:
         """``rendezvous`` are the settings of every rendezvous; None where the launcher does not assign it."""
         self.nodes = nodes
         self.indices: list[int] = []
-        self.rendezvous = RendezvousManager(rendezvous, lambda: self.spares) if rendezvous else None
+        self.rendezvous_manager = RendezvousManager(rendezvous, lambda: self.spares) if rendezvous else None
         self._min_nodes, self._max_nodes = min_nodes, max_nodes
         self._attempts, self._show = attempts, show
         self._passed_over: set[int] = set()
@@ -79,10 +86,16 @@ class Participants:
             self.exclude(node, failure)  # Calls this method again, for the remaining nodes.
             return
         if len(self.indices) < self._min_nodes:
-            raise LaunchError(f"not enough hosts can be used\n{failures_table(self._failures)}", "", NODE_NOT_READY)
+            raise self._too_few()
         self._show_failures()
-        if self.rendezvous:
-            self.rendezvous.announce(self.indices, self._attempts, self.nodes.send_to)
+        if self.rendezvous_manager:
+            self.rendezvous_manager.announce(self.indices, self._attempts, self.nodes.send_to)
+
+    def _too_few(self) -> LaunchError:
+        """Spares cannot be used, or hosts at the start. After the loss of a node it is that which ends the run."""
+        what = f"not enough hosts can be used\n{failures_table(self._failures)}"
+        losses = [node.loss for node in self.nodes.lost if node.loss]
+        return LaunchError(f"{losses[-1]}; {what}", "", NODE_LOST) if losses else LaunchError(what, "", NODE_NOT_READY)
 
     def _show_failures(self) -> None:
         for failure in self._failures[self._shown_failures :]:
@@ -102,10 +115,15 @@ class Participants:
 
     # What the run has without some of its nodes.
 
+    @property
+    def dispensable(self) -> int:
+        """How many participants the run can do without: spares replace them, or the world shrinks."""
+        remaining, needed = self.remaining_without()
+        return max(0, remaining - needed) if self.rendezvous_manager else 0
+
     def can_continue_without(self, node: Node) -> bool:
-        """Whether the run has enough nodes, spares included, if the participant ``node`` is removed."""
-        remaining, needed = self.remaining_without(node)
-        return bool(self.rendezvous) and node.index in self.indices and remaining >= needed
+        """Whether ``node`` is a participant that the run can do without."""
+        return node.index in self.indices and self.dispensable > 0
 
     @property
     def spares(self) -> int:
@@ -166,6 +184,37 @@ class Participants:
         self.continue_without(node)
         node.handle.send(StopWorkers(signal.SIGTERM, 0.0))
 
+    def leave(self, node: Node, result: AttemptResult) -> None:
+        """After an attempt: retire ``node`` if it must not be used again, or if it departs and is dispensable.
+
+        To be called when ``result`` is counted: if the node serves the rendezvous, another one begins with the number
+        of restarts.
+
+        Raises:
+            LaunchError: it is not dispensable. The coordinator did not know it, or the node has not heard its verdict.
+        """
+        if not result.attempt_follows or node.index not in self.indices or not self.rendezvous_manager:
+            return
+        departing = self.rendezvous_manager.departing
+        if why := why_not_used_again(result.exits):
+            if not self.dispensable:
+                raise LaunchError(quote(too_few_nodes(*self.remaining_without(node), why), _MAX_REASON), "", HARDWARE)
+            self._show(quote(why, _MAX_REASON), Level.ALWAYS)
+            self.retire(node)
+        elif node.index in departing and self.dispensable:
+            self._show(f"{node.host} is left: {quote(departing[node.index], _MAX_REASON)}", Level.NORMAL)
+            self.retire(node)
+        elif node.index in departing:  # The coordinator waits for this.
+            self.set_departing({index: why for index, why in departing.items() if index != node.index})
+
+    def on_suspend(self) -> None:
+        """This process is about to be suspended: no attempt may wait for its decision about nodes that depart.
+
+        The scheduler's next answer names them again.
+        """
+        if self.rendezvous_manager and self.rendezvous_manager.departing:
+            self.set_departing({})
+
     def remove(self, node: Node) -> None:
         """Remove ``node`` from the participants, without replacement."""
         self.indices.remove(node.index)
@@ -173,13 +222,13 @@ class Participants:
             self._tell_rendezvous(node)
 
     def _tell_rendezvous(self, removed: Node) -> None:
-        if self.rendezvous:
-            self.rendezvous.remove_node(removed.index, self.indices, self.nodes.send_to)
+        if self.rendezvous_manager:
+            self.rendezvous_manager.remove_node(removed.index, self.indices, self.nodes.send_to)
 
     def set_departing(self, departing: Mapping[int, str]) -> None:
         """These nodes, by index, leave after the present attempt, for these reasons; replaces an earlier call."""
-        if self.rendezvous:
-            self.rendezvous.set_departing(departing, self.indices, self.nodes.send_to)
+        if self.rendezvous_manager:
+            self.rendezvous_manager.set_departing(departing, self.indices, self.nodes.send_to)
 
     def move_rendezvous(self, index: int, token: str, reason: str) -> None:
         """Node ``index`` has lost the rendezvous ``token``: if it is the present one, the nodes start another.
@@ -189,12 +238,11 @@ class Participants:
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
-        rendezvous, nodes = self.rendezvous, self.nodes.all
-        is_present = rendezvous and token == rendezvous.token and rendezvous.server is not None
-        if rendezvous and is_present and index in self.indices:
+        rendezvous, nodes = self.rendezvous_manager, self.nodes.all
+        if rendezvous and rendezvous.is_present(token) and index in self.indices:
             server = rendezvous.server or 0
             which = "the rendezvous" if server == index else f"the rendezvous on {nodes[server].host}"
             host = nodes[index].host
             self._show(f"{host} has lost {which} ({reason}); the nodes start a new one", Level.NORMAL)
-            rendezvous.relocate(f"{host} cannot join {which}: {reason}")
+            rendezvous.relocate(index, f"{host} cannot join {which}: {reason}")
             self.on_changed()

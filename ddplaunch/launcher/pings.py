@@ -11,8 +11,10 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import LaunchError
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import Ping
 from ddplaunch.system.limits import NO_ROOM_HINT
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -29,8 +31,6 @@ _SUSPEND_WAIT_S = 3.0
 
 _SUSPENDED_S = 24 * 3600.0
 """Seconds for which agents accept that a suspended launcher (Ctrl-Z) sends no pings."""
-
-_NEVER = float("inf")
 
 
 class Pings:
@@ -55,7 +55,7 @@ class Pings:
         self._on_unresponsive = on_unresponsive
         self._suspend_process = suspend_process
         self._sender = _Sender(lost_after_s)
-        self._deadline = _NEVER
+        self._deadline = NEVER
         self._answered_at: dict[int, float] = {}
         self._suspend_by: float | None = None
         self._last_ping_s = 0.0
@@ -118,10 +118,10 @@ class Pings:
         watched = self._watched
         if now - self._deadline > INTERVAL_S:  # This thread was busy or frozen, and has read no answers.
             self._answered_at.update((node.index, max(now, self._answered_at[node.index])) for node in watched)
-        self._deadline = now + INTERVAL_S if watched else _NEVER
+        self._deadline = now + INTERVAL_S if watched else NEVER
         if self._mailbox.is_empty:  # Otherwise an answer may be among the unread events.
             for node in watched:
-                answered_at = max(self._answered_at[node.index], node.handle.delayed_until)
+                answered_at = max(self._answered_at[node.index], node.handle.heard_at)
                 if now - answered_at > self.lost_after_s:
                     self._unwatch(node)
                     self._on_unresponsive(node)
@@ -130,8 +130,8 @@ class Pings:
 class _Sender:
     """Pings nodes once a second. The main thread calls the methods; the thread is started by the first ``add``.
 
-    The main thread may be busy for seconds: with thousands of ranks it explains a hang or writes a report meanwhile, or
-    its disk does not answer. Both threads share the nodes that are pinged, and their handles, whose ``send`` only
+    The main thread may be busy for seconds: with thousands of ranks it explains a failure or writes a report meanwhile,
+    or its disk does not answer. Both threads share the nodes that are pinged, and their handles, whose ``send`` only
     queues.
     """
 
@@ -155,9 +155,8 @@ class _Sender:
             self._nodes[node.index] = node
             self._send([node], _SUSPENDED_S if self._is_paused else self._lost_after_s)
         if self._thread is None:
-            self._thread = threading.Thread(target=self._run, name="pings", daemon=True)
             try:
-                self._thread.start()
+                self._thread = in_thread("pings", self._run)
             except RuntimeError as error:
                 raise LaunchError(f"the launcher cannot ping its nodes: {error}", NO_ROOM_HINT) from None
 
@@ -186,7 +185,7 @@ class _Sender:
     def close(self) -> None:
         """Send no more pings; the thread has ended when this returns."""
         self._closed.set()
-        if self._thread and self._thread.is_alive():
+        if self._thread:
             self._thread.join()
 
     def _run(self) -> None:

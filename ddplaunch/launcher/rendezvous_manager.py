@@ -9,8 +9,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import RENDEZVOUS, LaunchError
-from ddplaunch.protocol.launcher_agent import EndpointOpen, JoinRendezvous
-from ddplaunch.protocol.results import AssignNodes
+from ddplaunch.protocol.launcher_agent import AssignNodes, EndpointOpen, JoinRendezvous
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -20,6 +19,13 @@ if TYPE_CHECKING:
 
 _MAX_TRIES = 5
 """Number of consecutive rendezvous without a round after which the run fails."""
+
+_MAX_LOST_BY_ONE = 2
+"""Number of consecutive rendezvous which one node alone may lose."""
+
+_SEARCH_S = 60.0
+"""In so many seconds, or half of the time to join, a node must get an answer at the endpoint, which is open before the
+node is told of it."""
 
 
 class RendezvousManager:
@@ -38,6 +44,8 @@ class RendezvousManager:
         self._settings, self._count_spares = settings, count_spares
         self._number = 0
         self._tries = 0
+        self._lost_by: list[int] = []
+        """The nodes that have lost a rendezvous since the last round was formed."""
         self._attempt = self._restarts_so_far = 0
         self.server: int | None = None
         self._endpoint: EndpointOpen | None = None
@@ -74,6 +82,7 @@ class RendezvousManager:
             spares=self._count_spares(),
             attempt=self._attempt,
             restarts_so_far=self._restarts_so_far,
+            search_timeout_s=min(_SEARCH_S, self._settings.join_timeout_s / 2),
         )
         if self._endpoint:
             config = replace(config, server_addresses=self._endpoint.addresses, port=self._endpoint.port)
@@ -88,6 +97,7 @@ class RendezvousManager:
         """A round with this number was formed: the present rendezvous works, unless it is a round of an earlier one."""
         if attempt >= self._attempt:
             self._tries = 0
+            self._lost_by.clear()
 
     def remove_node(self, index: int, participants: Sequence[int], send: Callable[[int, object], None]) -> None:
         """Node ``index`` is lost; ``participants`` are the remaining nodes."""
@@ -104,13 +114,22 @@ class RendezvousManager:
             told = AssignNodes(self.token, tuple(participants), tuple(departing), self._count_spares())
             send(self.server, told)
 
-    def relocate(self, problem: str) -> None:
-        """A node has lost the rendezvous: the next ``announce`` starts another one. ``problem`` says what is wrong.
+    def is_present(self, token: str) -> bool:
+        """Whether a node may still meet others in the rendezvous ``token``."""
+        return token == self.token and self.server is not None
+
+    def is_cut_off(self, index: int) -> bool:
+        """Whether it is node ``index`` alone that loses one rendezvous after the other, on a node that others reach."""
+        return index != self.server and len(self._lost_by) >= _MAX_LOST_BY_ONE and set(self._lost_by) == {index}
+
+    def relocate(self, index: int, problem: str) -> None:
+        """Node ``index`` has lost the rendezvous: the next ``announce`` starts another. ``problem`` says what is wrong.
 
         Raises:
             LaunchError: too many rendezvous have failed one after the other.
         """
         self.server = None
+        self._lost_by.append(index)
         if self._tries >= _MAX_TRIES:
             raise LaunchError(
                 problem,

@@ -13,21 +13,19 @@ import contextlib
 import signal
 import time
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import control_socket, departure, outcome, setup
+from ddplaunch.launcher import control_socket, outcome, setup
 from ddplaunch.launcher.attempts import Attempts
-from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.given_up import GivenUp
 from ddplaunch.launcher.lost_nodes import LostNodes
+from ddplaunch.launcher.node_progress import ConnectionProgress, SweepNotice
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
 from ddplaunch.launcher.run_files import run_facts
-from ddplaunch.launcher.run_files.log_collector import LogCollector
-from ddplaunch.launcher.run_files.run_events import RunEvents
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watches
@@ -40,18 +38,18 @@ from ddplaunch.protocol.launcher_agent import (
     AttemptStarted,
     EndpointOpen,
     FirstRoundFormed,
+    NeedsRendezvous,
     NodeDetails,
+    NodeSilent,
     Notice,
     Pong,
     RunIdAgreed,
 )
-from ddplaunch.protocol.log_transfer import LogsFound, LogsSent
-from ddplaunch.protocol.results import NeedsRendezvous, NodeSilent
 from ddplaunch.system import run_tags, signals
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep, LogData
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, FromSweep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -63,6 +61,7 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.agent_process import AgentProcess
+    from ddplaunch.transport.handle import WriteOutput
     from ddplaunch.transport.remote_start import NodeFacts
 
 _CLOSE_S = 5.0
@@ -90,33 +89,30 @@ class Run:
         self._run_tag, self._marks, self._console = run_tag, contextlib.ExitStack(), console
         self._show_ready: Callable[[], None] = lambda: None
         self._messages, self._started_at = UserMessages(config, run_id, folder, console), time.monotonic()
-        self._events = RunEvents(folder, run_id, lambda index: self._nodes.all[index].host)
-        self._show, self._messages.record = self._messages.show, self._events.message
+        self._show = self._messages.show
         self._facts = run_facts.write(run_facts.of_this_process(run_id, run_tag, config), folder)
         self._attempts = Attempts(lambda result, evidence: self._watches.explain(result, evidence))
-        self._output = self._events.noting_first(console.output)
+        self._output: WriteOutput = console.output
         output = lambda header, data: self._output(header, data)  # noqa: E731  A watch may replace it.
         transport = setup.transport_for(config, run_tag, output, mailbox.post, early_agent, console.stdout_fd)
         rendezvous = setup.rendezvous_config(config, run_tag) if config.launcher_assigns_rendezvous else None
         # Where the nodes meet at an endpoint, each node has a launcher, which starts this node only.
-        nnodes = (1, 1) if config.rendezvous else (config.min_nodes, config.max_nodes)
+        nnodes = (1, 1) if config.each_node_has_launcher else (config.min_nodes, config.max_nodes)
         spec = partial(setup.agent_spec_of_run, config, run_id, self._folder, transport.node_names)
         self._nodes = Nodes(transport, spec)
         self._participants = Participants(self._nodes, *nnodes, rendezvous, self._attempts, self._show)
         self._connecting = ConnectionProgress(self._participants, self._messages.progress)
         lost_after_s, on_silent = config.timeouts.lost_after_s, self._on_node_unresponsive
         self._pings = Pings(lost_after_s, self._nodes, mailbox, on_silent, self._suspend)
-        logs, kind = setup.logs_folder(config, self._folder), setup.copied_files(config)
-        self._logs = LogCollector(logs, self._participants, self._messages, kind)
-        self._shutdown = Shutdown(config, self._nodes, self._logs, self._messages)
-        state = (self._participants, self._attempts, self._shutdown, self._events)
+        self._shutdown = Shutdown(config, self._nodes, self._messages, lambda signum: self._watches.on_stop(signum))
+        state = (self._participants, self._attempts, self._shutdown, self._note)
         self._lost_nodes = LostNodes(lost_after_s, *state, self._show, self._report_attempts)
         handlers = (self._lost_nodes, self._on_node_event)
         self._given_up = GivenUp(config, self._participants, self._shutdown, *handlers, self._show)
-        parts = (self._nodes, self._participants, self._pings, self._shutdown, self._messages, self._events)
+        parts = (self._nodes, self._participants, self._pings, self._shutdown, self._messages, self._note)
         self._watches = Watches(RunServices(config, run_tag, *parts, lambda: self._folder, mailbox.post))
-        self._output = self._watches.on_output(self._output)
-        timed: tuple[Timed, ...] = (self._connecting, self._logs, self._shutdown, self._nodes)
+        self._output, self._messages.note = self._watches.on_output(self._output), self._note
+        timed: tuple[Timed, ...] = (self._connecting, SweepNotice(self._nodes, self._show), self._shutdown, self._nodes)
         self._timers = Timers(self._pings, (*timed, *self._watches.all), mailbox)
 
     # The loop.
@@ -136,12 +132,13 @@ class Run:
                     if (event := self._mailbox.get(self._timers.run_due())) is not None:
                         with self._errors_stop_the_run():
                             self._on_event(event)
+                self._report_attempts(self._attempts.close())
         except BaseException:  # An unhandled signal, or a bug: the agents still have to stop their workers.
             close_s += self._config.timeouts.shutdown_timeout_s + AGENT_OVERTIME_S
             raise
         finally:
             self._marks.callback(self._nodes.close, close_s)
-            self._marks.callback(self._watches.close)
+            self._marks.callback(self._watches.on_loop_ended)
             self._marks.close()
         return self._finish()
 
@@ -152,10 +149,13 @@ class Run:
         except LaunchError as error:
             self._shutdown.fail(error)
 
+    def _note(self, *event: Any, **facts: Any) -> None:
+        self._watches.note(*event, **facts)
+
     def _on_event(self, event: object) -> None:
         match event:
             case signals.SignalReceived(signum=signal.SIGTSTP):
-                departure.on_suspend(self._participants)
+                self._participants.on_suspend()
                 self._pings.suspend(time.monotonic())
             case signals.SignalReceived():
                 self._shutdown.on_signal(event)
@@ -176,7 +176,6 @@ class Run:
 
     def _on_node_event(self, node: Node, event: object) -> None:
         """Handle an event of a node's handle: a record of its agent, or a change of its connection."""
-        self._events.on_event(node.index, event)
         self._watches.on_node_event(node.index, event)
         match event:
             case AgentEnded(unkillable_pids=pids):
@@ -191,8 +190,8 @@ class Run:
                 self._on_agent_ready(node, local_world_size)
             case NodeDetails():
                 node.details = event
-            case EndpointOpen() if self._participants.rendezvous:
-                self._participants.rendezvous.on_endpoint_open(node.index, event)
+            case EndpointOpen() if self._participants.rendezvous_manager:
+                self._participants.rendezvous_manager.on_endpoint_open(node.index, event)
                 self._participants.on_changed()
             case RunIdAgreed(run_id=run_id):
                 self._on_run_id_agreed(run_id)
@@ -212,11 +211,6 @@ class Run:
                 self._pings.on_pong(node, event, time.monotonic())
             case Notice(text=text, level=level):
                 self._show(quote(text, _MAX_NOTICE), level)
-            case LogsFound():
-                if self._logs.on_found(node, event):
-                    self._on_node_done(node)
-            case LogData() | LogsSent():
-                self._logs.on_record(node, event)
             case AgentFailed():
                 self._lost_nodes.on_agent_failed(node, event)
             case ChannelClosed():
@@ -254,7 +248,7 @@ class Run:
             self._watches.on_nodes_ready(by_host)
             self._facts = run_facts.with_workers(self._facts, by_host, node.handle.inherited_fds, self._folder)
             self._show_ready = partial(self._messages.nodes_ready, by_host, node.handle.inherited_fds)
-            if not self._config.rendezvous:  # Otherwise the folder in the message is not known yet.
+            if not self._config.each_node_has_launcher:  # Otherwise the folder in the message is not known yet.
                 self._show_ready()
 
     def _on_run_id_agreed(self, run_id: str) -> None:
@@ -278,48 +272,46 @@ class Run:
     def _on_attempt_started(self, node: Node, event: AttemptStarted) -> None:
         is_first, completed = self._attempts.on_started(node.index, event.attempt, self._participants.indices)
         self._report_attempts(completed)
-        if self._participants.rendezvous:
-            self._participants.rendezvous.on_round_formed(event.attempt)
+        if self._participants.rendezvous_manager:
+            self._participants.rendezvous_manager.on_round_formed(event.attempt)
         self._messages.attempt_started(event, is_first=is_first)
 
     def _on_attempt_ended(self, node: Node, result: AttemptResult, evidence: Sequence[Report]) -> None:
         was_ending = self._lost_nodes.run_is_ending
-        if not self._config.rendezvous and self._attempts.restarts_of(node.index, result) > self._config.max_restarts:
-            reason = f"the agent on {node.host} reports more than {self._config.max_restarts} restarts"
-            self._lost_nodes.give_up(node, reason)
-            return
         self._report_attempts(self._attempts.on_ended(node.index, result, self._participants.indices, evidence))
         if not was_ending:
-            departure.leave(node, result, self._participants, self._show)
+            self._participants.leave(node, result)
 
     def _report_attempts(self, completed: Iterable[AttemptResult]) -> None:
         for result in completed:
-            self._messages.attempt_ended(result, is_shutting_down=self._shutdown.in_progress)
+            # The end of one node begins the shutdown, and another's report of an earlier attempt may still arrive.
+            is_last = self._shutdown.in_progress and result.attempt + 1 >= self._attempts.next_number
+            self._messages.attempt_ended(result, is_last=is_last)
 
     # The end of a node.
 
     def _on_agent_ended(self, node: Node, unkillable_pids: tuple[int, ...]) -> None:
-        """All workers of the node have ended. The node's logs may follow, then the channel closes."""
+        """All workers of the node have ended. What features send may follow, then the channel closes."""
         node.unkillable_pids = unkillable_pids
         if node.state is NodeState.RUNNING:
             node.state = NodeState.ENDING
+            self._on_node_reported(node)
 
     def _on_channel_closed(self, node: Node) -> None:
         returncode = node.handle.close()
-        if node.state in (NodeState.ENDING, NodeState.SENDING_LOGS):
+        if node.state.has_reported:
             node.state = NodeState.DONE
-            self._on_node_done(node)
         else:
             self._lost_nodes.on_channel_closed(node, returncode)
 
     def _on_node_unresponsive(self, node: Node) -> None:
         self._lost_nodes.on_unresponsive(node)
 
-    def _on_node_done(self, node: Node) -> None:
+    def _on_node_reported(self, node: Node) -> None:
         """The node has sent all its records for the outcome. The run is over: stop the other nodes of this launcher."""
         self._report_attempts(self._attempts.remove_node(node.index))
         is_needed = node.index in self._participants.indices
-        if self._participants.rendezvous and is_needed and not self._shutdown.in_progress:
+        if self._participants.rendezvous_manager and is_needed and not self._shutdown.in_progress:
             self._shutdown.on_node_ended()
 
     # The end of the run.
@@ -327,9 +319,7 @@ class Run:
     def _finish(self) -> RunResult:
         if self._folder and (moved := run_folder.moved_to(self._folder)):  # By the user: the report belongs there.
             self._on_folder_moved(moved)
-        self._report_attempts(self._attempts.close())
-        self._logs.close()
-        error = self._shutdown.error or self._watches.failure(self._attempts.ended, self._logs.incomplete)
+        error = self._shutdown.error or self._watches.failure(self._attempts.ended)
         lost, count = self._nodes.lost, self._shutdown.requests.count
         result = outcome.result(
             run_id=self._run_id,
@@ -343,10 +333,10 @@ class Run:
             job=self._config.slurm_job,
         )
         result = run_facts.completed(result, self._facts, self._nodes.all)
-        result = self._watches.on_agents_ended(result)
+        result = self._watches.add_to_result(result)
         failure = outcome.with_leftovers(error, result) if lost else error
-        self._events.ended(result, failure)
-        self._messages.run_ended(result, failure, self._watches.report_lines(result))
+        more = self._watches.page_lines(result), self._watches.report_lines(result)
+        self._messages.run_ended(result, failure, *more)
         is_interrupted = lambda: self._shutdown.collect_signals(self._mailbox) > count  # noqa: E731
         self._watches.on_run_ended(RunEnd(result, error, self._nodes.losses, is_interrupted))
         self._messages.close()

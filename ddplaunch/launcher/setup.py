@@ -11,20 +11,20 @@ import os
 import shutil
 import socket
 import sys
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.cluster.hosts import display_names
-from ddplaunch.config import LINE_PREFIX, FakeGpuConfig, LaunchConfig, RendezvousConfig
+from ddplaunch.config import LINE_PREFIX, AgentConfig, LaunchConfig, RendezvousConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.specs import AgentSpec, Program, UsageSampling
+from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.rows import load
-from ddplaunch.system.files import run_folder, run_retention
+from ddplaunch.system.files import run_folder
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import transports
 from ddplaunch.transport.handle import discard_output
@@ -39,6 +39,13 @@ if TYPE_CHECKING:
     from ddplaunch.transport.handle import Post, Transport, WriteOutput
 
 _LOOPBACK = "127.0.0.1"
+LATER_S = 3.0
+"""Seconds by which the nodes take longer than the launcher to count a silent node as lost.
+
+The launcher notices a loss 4 to 6 s after it, because it pings and looks once a second, and only replaces the node. By
+the heartbeats, 7 s or more after the loss, the nodes then look for another rendezvous.
+"""
+
 SLOW_START_S = 25.0
 """Additional seconds for the first answer of an agent, which may be loaded from a slow shared file system."""
 
@@ -71,7 +78,7 @@ def rendezvous_config(config: LaunchConfig, token: str) -> RendezvousConfig:
         interface=None if config.dry_run else config.interface,
         join_timeout_s=config.timeouts.join_timeout_s,
         last_call_timeout_s=0.0,
-        lost_after_s=config.timeouts.lost_after_s,
+        silent_after_s=config.timeouts.lost_after_s + LATER_S,
         secret=os.urandom(32).hex(),
     )
 
@@ -91,29 +98,13 @@ def create_run_folder(config: LaunchConfig, run_id: str) -> tuple[Path | None, s
         return None, None
     base = Path(config.output.log_dir).absolute() if config.output.log_dir else run_folder.default_base(os.environ)
     try:
-        folder = run_folder.create(base, f"{run_id}.{local_host_name()}" if config.rendezvous else run_id)
+        folder = run_folder.create(base, f"{run_id}.{local_host_name()}" if config.each_node_has_launcher else run_id)
     except OSError as error:
         warning = f"no logs are kept: {base}: {error.strerror}"
         if config.entry == "function":
             raise LaunchError(warning, "What a function returns is written to the run folder.") from None
         return None, warning
     return folder, None
-
-
-def prune(config: LaunchConfig, folder: Path | None) -> None:
-    """Delete old run folders beside ``folder``, in the default folder only."""
-    if folder and config.output.log_dir is None:
-        run_retention.prune(folder.parent, config.output.keep_runs)
-
-
-def logs_folder(config: LaunchConfig, folder: Path | None) -> Path | None:
-    """The folder to which files of other machines are copied; None if none are."""
-    return folder if copied_files(config) and not config.is_local else None
-
-
-def copied_files(config: LaunchConfig) -> Literal["logs", "return values", ""]:
-    """Which files of other machines are copied to this one."""
-    return "logs" if config.output.collect_logs else "return values" if config.entry == "function" else ""
 
 
 def console_style(config: LaunchConfig, folder: Path | None, stdout_fd: int = 1) -> Style:
@@ -177,26 +168,19 @@ def agent_spec(
     workers_program = program(config)
     python = workers_program.python
     fds = inherited_fds or {}
+    shared = {field.name: getattr(config, field.name) for field in fields(AgentConfig)}
+    shared["master_addr"] = config.master_addr or config.local_addr
+    if config.hosts:
+        shared["workers"] = _workers_of_host(config.workers, config.hosts[index])
     return AgentSpec(
+        **shared,
         run_id=run_id,
         host=host,
         program=workers_program,
         same_python=not python or shutil.which(python) == sys.executable,
-        workers=_workers_of_host(config.workers, config.hosts[index]) if config.hosts else config.workers,
-        output=config.output,
-        timeouts=config.timeouts,
-        max_restarts=config.max_restarts,
-        signals=config.signals,
         node_dir=node_dir,
-        master_addr=config.master_addr or config.local_addr,
-        master_port=config.master_port,
-        rendezvous=config.rendezvous,
         launcher_assigns_rendezvous=config.launcher_assigns_rendezvous,
-        fake_gpus=FakeGpuConfig(compile_on_cpu=config.compile_on_cpu) if config.dry_run else None,
-        task=config.task,
-        health=config.health,
-        usage=usage_sampling(config, is_kept=bool(node_dir)),
-        texts=features.call("for_agent", config),
+        texts=features.texts(config),
         stdin_fd=fds.get("stdin"),
         stdout_fd=fds.get("stdout"),
         stderr_fd=fds.get("stderr"),
@@ -233,19 +217,7 @@ def agent_spec_of_run(
         path = str(node_dir) if node_dir else None
         return agent_spec(config, run_id, index, hosts[index], node_dir=path, inherited_fds=inherited_fds)
     spec = agent_spec(config, run_id, index, hosts[index], node_dir=None)
-    return replace(
-        spec,
-        run_dir_name=folder.name if folder else run_id,
-        sends_logs=bool(copied_files(config)),
-        usage=usage_sampling(config, is_kept=bool(folder)),
-    )
-
-
-def usage_sampling(config: LaunchConfig, *, is_kept: bool) -> UsageSampling:
-    """Which usage samples agents send: none where nobody could read them; ``is_kept``: the run has a folder."""
-    if not config.output.samples or not (is_kept or config.output.metrics_file):
-        return "off"
-    return "all" if config.is_local else "mean"
+    return replace(spec, run_dir_name=folder.name if folder else run_id)
 
 
 def _workers_of_host(workers: WorkerConfig, host: Host) -> WorkerConfig:
@@ -270,7 +242,7 @@ def transport_for(
     Raises:
         LaunchError: this machine allows too few open files for so many hosts.
     """
-    transport: type[Transport] = load(transports.row(config.transport).transport)
+    transport: type[Transport] = load(transports.row(config.transport).code)
     return transport(config, node_names(config), run_tag, output, post, early_agent, stdout_fd)
 
 

@@ -12,15 +12,17 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
 from ddplaunch.launcher.nodes import NodeState
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import PassSignal, StopWorkers
 from ddplaunch.system.signals import PASSED_TO_WORKERS, SignalReceived, StopRequests, suspend
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from ddplaunch.config import LaunchConfig
     from ddplaunch.errors import LaunchError
     from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.nodes import Node, Nodes
-    from ddplaunch.launcher.run_files.log_collector import LogCollector
     from ddplaunch.mailbox import Mailbox
 
 _SECOND_GRACE_S = 5.0
@@ -29,31 +31,32 @@ _VIEWERS_MOMENT_S = 3.0
 AGENT_OVERTIME_S = 20.0
 """Seconds that an agent may take beyond the grace period; uninterruptible sleep of a worker can take longer."""
 
-_NEVER = float("inf")
-
 
 class Shutdown:
     """Whether and why the run is being shut down.
 
     Attributes:
         signals: the signals that stopped the run, in order; of one moment only the first.
-        requests: how often the user has asked to stop, also while logs are copied and after the run.
+        requests: how often the user has asked to stop, also while watches hold nodes and after the run.
         error: the reason of a failure other than a worker's; of several errors the first.
         node_ended: the agent of a node has ended, so the other nodes are stopped.
         has_killed: agents that did not end in time have been killed.
     """
 
-    def __init__(self, config: LaunchConfig, nodes: Nodes, logs: LogCollector, messages: UserMessages) -> None:
+    def __init__(
+        self, config: LaunchConfig, nodes: Nodes, messages: UserMessages, is_handled: Callable[[int], bool]
+    ) -> None:
+        """``is_handled`` is called with a signal that is to stop the run: whether there are no workers left to stop."""
         self.signals: list[int] = []
         self.error: LaunchError | None = None
         self.node_ended = False
         self.has_killed = False
         self.requests = StopRequests()
-        self._kill_at = _NEVER
+        self._kill_at = NEVER
         self._config = config
         self._nodes = nodes
-        self._logs = logs
         self._messages = messages
+        self._is_handled = is_handled
 
     @property
     def in_progress(self) -> bool:
@@ -92,7 +95,7 @@ class Shutdown:
             self._on_request(signal.SIGTERM, "")
 
     def _on_request(self, signum: int, remark: str) -> None:
-        if self._logs.on_signal(signum):
+        if self._is_handled(signum):
             return
         self.signals.append(signum)
         count = min(self.requests.count, 3)
@@ -139,9 +142,9 @@ class Shutdown:
     def run_due(self, now: float) -> float:
         """Kill the agents that have not ended in time. Returns when to call again."""
         if now >= self._kill_at:
-            self._kill_at, self.has_killed = _NEVER, True
+            self._kill_at, self.has_killed = NEVER, True
             for node in self._nodes.connected:
-                if node.state is not NodeState.SENDING_LOGS:
+                if node.state is not NodeState.HELD:
                     self._messages.show(f"the agent on {node.host} does not respond and is killed", Level.ALWAYS)
                     node.handle.kill()
         return self._kill_at

@@ -7,10 +7,14 @@ names none.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import field
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch import features
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
+from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -23,14 +27,10 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.pings import Pings
-    from ddplaunch.launcher.run_files.run_events import RunEvents
     from ddplaunch.launcher.shutdown import Shutdown
-    from ddplaunch.protocol.control import Request
-    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.launcher_agent import Order
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
-
-NEVER = float("inf")
 
 
 class RunServices(NamedTuple):
@@ -44,7 +44,7 @@ class RunServices(NamedTuple):
         pings: those to agents on other machines; a watch may have another node pinged.
         shutdown: ends the run.
         messages: shows messages to the user; it knows the console.
-        events: writes events.jsonl.
+        note: notes an event of the run, as ``Watches.note``; any thread may call it.
         folder: returns the run folder; None if no files are kept.
         post: appends an event to the launcher's mailbox; any thread may call it.
     """
@@ -56,9 +56,44 @@ class RunServices(NamedTuple):
     pings: Pings
     shutdown: Shutdown
     messages: UserMessages
-    events: RunEvents
+    note: Callable[..., None]
     folder: Callable[[], Path | None]
     post: Callable[[object], None]
+
+    def send_to_all(self, order: Order) -> None:
+        """Send an order to all nodes of the job, also to those of other launchers."""
+        self.nodes.send(OrderToNodes(order) if self.config.each_node_has_launcher else order)
+
+
+@dataclass
+class Question:
+    """An order that all nodes of an attempt answer, each by a report with its number, until ``deadline``.
+
+    Attributes:
+        expected: the nodes that answer; empty until the first answer says which those are.
+        answered: those that have.
+    """
+
+    number: int
+    attempt: int
+    deadline: float
+    expected: set[int]
+    answered: set[int] = field(default_factory=set)
+
+    def awaits(self, index: int, number: int) -> bool:
+        """Whether a report of node ``index`` with this number is an answer, and its first."""
+        return number == self.number and index not in self.answered
+
+    def on_answer(self, index: int, participants: Sequence[int]) -> bool:
+        """Node ``index``, one of ``participants``, has answered. Returns whether all have."""
+        self.answered.add(index)
+        self.expected = self.expected or set(participants)
+        return not self.missing
+
+    @property
+    def missing(self) -> set[int]:
+        """The nodes that have not answered."""
+        return self.expected - self.answered
 
 
 class RunEnd(NamedTuple):
@@ -91,19 +126,24 @@ class Watch:
             LaunchError: the run cannot go on.
         """
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``, before ``Run`` handles it; ``participants`` are the nodes of this launcher."""
+    def on_event(self, index: int, event: object) -> None:
+        """An event of node ``index``, before ``Run`` handles it: one of the nodes of this launcher."""
+
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        """A report of node ``index`` of the job, of this launcher or another; ``participants`` are all its nodes."""
+
+    def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
+        """Something has happened that a chronicle of the run should have; as ``Watches.note``."""
 
     def on_posted(self, event: object) -> bool:
         """Handle an event that a thread of this watch has posted. Returns whether it was one of this watch's."""
         return False
 
-    def refuses(self, request: Request) -> str:
-        """Why the run cannot do now what ``request`` asks another watch for; empty if this watch knows no reason."""
-        return ""
-
     def on_request(self, request: ControlRequest) -> bool:
-        """Answer a request on the control socket if it is one of this watch's. Returns whether it was."""
+        """Answer a request on the control socket if it is one of this watch's. Returns whether it was.
+
+        A watch may also refuse what the run cannot do now, before the watch that would do it is asked.
+        """
         return False
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
@@ -118,19 +158,27 @@ class Watch:
         """In the ``with`` block this process is suspended."""
         return contextlib.nullcontext()
 
-    def failure(self, last: AttemptResult, incomplete: Mapping[str, str]) -> LaunchError | None:
-        """Why the run has failed although its ``last`` attempt may have not; None if this watch knows no reason.
+    def on_stop(self, signum: int) -> bool:
+        """The user stops the run. Returns whether only this watch still has something to stop, and has stopped it."""
+        return False
 
-        ``incomplete`` is as in ``LogCollector``: by host, why not all of its files have been copied.
-        """
+    def on_loop_ended(self) -> None:
+        """``Run`` handles no more events: all agents have ended, or there was an unexpected error. Stop what you do."""
+
+    def failure(self, last: AttemptResult) -> LaunchError | None:
+        """Why the run has failed although its ``last`` attempt may have not; None if this watch knows no reason."""
         return None
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Write what is left. Returns ``result`` with what this watch has found; the report is not yet written."""
         return result
 
+    def page_lines(self, result: RunResult) -> Sequence[str]:
+        """Lines for the failure page, below why the job has failed. The page escapes them."""
+        return ()
+
     def report_lines(self, result: RunResult) -> Sequence[str]:
-        """Lines for the end of report.txt, which only a failed run has."""
+        """Lines for the end of report.txt, which only a failed run has: below its failure page, for what is long."""
         return ()
 
     def on_run_ended(self, end: RunEnd) -> None:
@@ -138,9 +186,6 @@ class Watch:
 
     def finish(self, end: RunEnd) -> None:
         """Wait for what ``on_run_ended`` has begun. The last call."""
-
-    def close(self) -> None:
-        """The loop has ended, perhaps by an unexpected error: end threads, give the terminal back."""
 
 
 class Watches:
@@ -166,7 +211,24 @@ class Watches:
     def on_node_event(self, index: int, event: object) -> None:
         """An event of node ``index``, before ``Run`` handles it."""
         for watch in self.all:
-            watch.on_event(index, self._run.participants.indices, event)
+            match event:
+                case ReportOfNode():
+                    watch.on_report(event.node_index, event.participants, event.report)
+                case Report():
+                    watch.on_report(index, self._run.participants.indices, event)
+                case _:
+                    watch.on_event(index, event)
+
+    def note(
+        self, event: str, text: str = "", t: float | None = None, node: int | None = None, **facts: object
+    ) -> None:
+        """Note an event of the run. Any thread; never blocks.
+
+        ``event``: a kind of ``run_events.kinds``, or one that the feature declares in ``EVENTS`` of its package.
+        ``t``: when, in seconds since 1970; None: now. ``node``: the index of the node that it is about.
+        """
+        for watch in self.all:
+            watch.on_note(event, text, t, node, facts)
 
     def on_posted(self, event: object) -> None:
         """An event that a watch's thread has posted."""
@@ -179,8 +241,6 @@ class Watches:
         elif isinstance(request.request, StopRun):
             request.answer(RunStops())
             self._run.shutdown.on_stop_request()
-        elif reason := next(filter(None, (watch.refuses(request.request) for watch in self.all)), ""):
-            request.answer(RequestRefused(reason))
         elif not any(watch.on_request(request) for watch in self.all):
             request.answer(RequestRefused("not a request that this version knows"))
 
@@ -198,16 +258,30 @@ class Watches:
                 stack.enter_context(watch.suspended())
             yield
 
-    def failure(self, attempts: Sequence[AttemptResult], incomplete: Mapping[str, str]) -> LaunchError | None:
+    def on_stop(self, signum: int) -> bool:
+        """The user stops the run. Returns whether a watch has stopped all that is left of it."""
+        return any(watch.on_stop(signum) for watch in self.all)
+
+    def on_loop_ended(self) -> None:
+        """``Run`` handles no more events. An error of one watch keeps no other from its end."""
+        with contextlib.ExitStack() as stack:
+            for watch in self.all:
+                stack.callback(watch.on_loop_ended)
+
+    def failure(self, attempts: Sequence[AttemptResult]) -> LaunchError | None:
         """Why the run has failed, if not by a worker, as the first watch says that knows a reason."""
-        failures = (watch.failure(attempts[-1], incomplete) for watch in self.all if attempts)
+        failures = (watch.failure(attempts[-1]) for watch in self.all if attempts)
         return next(filter(None, failures), None)
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
-        """All agents have ended. Returns ``result`` with what all watches have found."""
+    def add_to_result(self, result: RunResult) -> RunResult:
+        """``result`` with what all watches have found."""
         for watch in self.all:
-            result = watch.on_agents_ended(result)
+            result = watch.add_to_result(result)
         return result
+
+    def page_lines(self, result: RunResult) -> list[str]:
+        """The lines of all watches for the failure page."""
+        return [line for watch in self.all for line in watch.page_lines(result)]
 
     def report_lines(self, result: RunResult) -> list[str]:
         """The lines of all watches for the end of report.txt."""
@@ -220,9 +294,3 @@ class Watches:
         self._run.messages.drain(end.result, end.is_interrupted)
         for watch in self.all:
             watch.finish(end)
-
-    def close(self) -> None:
-        """End what the watches hold; an error of one keeps no other from it."""
-        with contextlib.ExitStack() as stack:
-            for watch in self.all:
-                stack.callback(watch.close)

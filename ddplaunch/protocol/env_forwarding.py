@@ -12,6 +12,7 @@ import re
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch.cluster import schedulers
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.environment import FLIGHT_RECORD_NAMES, NAMES
@@ -75,14 +76,7 @@ RULES = (
         "devices of this machine; other machines may have other devices",
     ),
     Rule(("*_SOCKET_IFNAME", "UCX_NET_DEVICES"), "named", "network interfaces have other names on other machines"),
-    Rule(
-        (
-            *("SLURM*", "SBATCH_*", "SRUN_*", "PBS_*", "LSB_*", "PALS_*", "JSM_*", "JOB_COMPLETION_INDEX"),
-            *("PMI_*", "PMIX_*", "OMPI_*", "PRTE_*"),
-        ),
-        "named",
-        "they identify this process as a task of a scheduler or of MPI",
-    ),
+    Rule(schedulers.OWN, "named", "they identify this process as a task of a scheduler or of MPI"),
     Rule(
         (*("HOSTNAME", "HOST", "HOME", "USER", "USERNAME", "LOGNAME", "SHELL", "MAIL"), *("TMPDIR", "TMP", "TEMP")),
         "named",

@@ -56,6 +56,8 @@ Nanoseconds = Annotated[int, between(0, 1 << 62)]
 ReturnCode = Annotated[int, between(-64, 255)]
 """As in ``subprocess``: an exit code, or minus the number of a signal."""
 
+ExitCode = Annotated[int, between(0, 255)]
+
 Failure = Annotated[int, between(1, 255)]
 """The exit code of a failure."""
 

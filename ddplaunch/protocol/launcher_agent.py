@@ -1,17 +1,19 @@
 """Records between launcher and agent, one JSON line each (see ``wire``).
 
 Two groups: launcher to agent, and agent to launcher. Each docstring begins with the sender and the occasion. The tuples
-at the end list the records that each reader accepts. No behaviour belongs here.
+behind them list the records that each reader accepts. At the end is what holds for all records: whose they are, and how
+many lines a piece of output counts for. Pure.
 """
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from dataclasses import fields, is_dataclass, replace
+from typing import Annotated, Any, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import log_transfer, wire
+from ddplaunch.protocol import wire
 from ddplaunch.protocol.field_types import (
     Count,
     Failure,
@@ -25,15 +27,7 @@ from ddplaunch.protocol.field_types import (
     Size,
     at_most,
 )
-from ddplaunch.protocol.results import (
-    AssignNodes,
-    AttemptResult,
-    NeedsRendezvous,
-    NodeDeparts,
-    NodeSilent,
-    StreamName,
-    Workers,
-)
+from ddplaunch.protocol.results import AttemptResult, StreamName, Workers
 from ddplaunch.protocol.specs import AgentSpec
 
 _MAX_GPUS = 1024
@@ -63,6 +57,34 @@ class JoinRendezvous:
     """
 
     rendezvous: RendezvousConfig
+
+
+@dataclass(frozen=True)
+class AssignNodes:
+    """Launcher to coordinator, at every change: all nodes of the rounds from now on. Others are lost or were replaced.
+
+    Attributes:
+        token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
+        participants: the nodes, in rank order.
+        departing: those that leave after the present round if another one follows: none is formed before a further
+            AssignNodes, in which none of them departs.
+        spares: number of hosts with which the launcher can replace participants.
+    """
+
+    token: str
+    participants: tuple[Count, ...]
+    departing: tuple[Count, ...] = ()
+    spares: Count = 0
+
+
+@dataclass(frozen=True)
+class NodeDeparts:
+    """Launcher to agent, where each node has its own launcher: SLURM takes this node out of service, for ``reason``.
+
+    Empty: it does not any more.
+    """
+
+    reason: OneLine
 
 
 @dataclass(frozen=True)
@@ -119,7 +141,7 @@ class OrderToNodes:
     order: Order
 
 
-# Agent to launcher. The last record is AgentEnded, followed by the log files if AgentSpec.sends_logs.
+# Agent to launcher. The last record is AgentEnded, but for what features send after it (``after_end``).
 
 
 @dataclass(frozen=True)
@@ -156,6 +178,26 @@ class EndpointOpen:
     token: str
     addresses: Annotated[tuple[OneLine, ...], at_most(_MAX_ADDRESSES)]
     port: Port
+
+
+@dataclass(frozen=True)
+class NeedsRendezvous:
+    """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
+
+    token: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class NodeSilent:
+    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
+
+    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
+    """
+
+    token: str
+    node_index: Count
+    silent_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -296,7 +338,6 @@ TO_AGENT = (
     StopWorkers,
     PassSignal,
     OrderToNodes,
-    log_transfer.GrantLogBytes,
 )
 FROM_AGENT = (
     AgentReady,
@@ -312,9 +353,48 @@ FROM_AGENT = (
     AgentSignalled,
     AgentFailed,
     AgentEnded,
-    *log_transfer.FROM_AGENT,
 )
 """What any agent may send, besides the records of features."""
 
 FROM_OWN_AGENT = (*FROM_AGENT, RunIdAgreed, FirstRoundFormed, ReportOfNode)
 """What an agent on the launcher's machine may send: it speaks for the launcher's run folder, and for all nodes."""
+
+
+class OfRanks:
+    """Base of the records in which a node names ranks: all of them must be its own. A list names none of them twice."""
+
+    attempt: int
+
+    @property
+    def named_ranks(self) -> list[int] | set[int]:
+        """The ranks that the record is about."""
+        raise NotImplementedError
+
+
+def of_host(host: str, record: Any) -> Any:
+    """``record`` of a node on ``host``, which names no other host as its own. What names none is returned as it is.
+
+    A record with a ``host`` is replaced, or the records in its fields that have one. ``AttemptResult.cause`` stays: the
+    first failure of a job may be on another node. A ReportOfNode is of another node, and the coordinator knows whose.
+    """
+    if isinstance(record, ReportOfNode):
+        return record
+    if hasattr(record, "host"):
+        return record if record.host == host else replace(record, host=host)
+    if isinstance(record, tuple):
+        return tuple(of_host(host, each) for each in record)
+    if not is_dataclass(record) or isinstance(record, type):
+        return record
+    values = {field.name: getattr(record, field.name) for field in fields(record) if field.name != "cause"}
+    changed = {name: own for name, value in values.items() if (own := of_host(host, value)) != value}
+    return replace(record, **changed) if changed else record
+
+
+def count_lines(header: Output, data: bytes) -> int:
+    """Number of lines in ``data``, which follows ``header``; an unfinished one counts.
+
+    The end of a line that was sent before does not: ``print`` of ``python -u`` writes a line and its newline by two
+    calls, and where time passes between them they are two pieces of output.
+    """
+    is_unfinished = not data.endswith(b"\n")
+    return data.count(b"\n") + is_unfinished - (header.goes_on and data.startswith(b"\n")) if data else 0

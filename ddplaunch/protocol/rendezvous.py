@@ -12,8 +12,8 @@ from typing import Literal
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limitless, OneLine, Port, RunId, Seconds, Size
-from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
-from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round, RoundEnd, RoundVerdict, Workers
+from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent, OrderToNodes, Report, ReportOfNode
+from ddplaunch.protocol.results import Round, RoundEnd, RoundVerdict, Workers
 
 # Node to coordinator.
 

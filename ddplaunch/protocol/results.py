@@ -11,11 +11,11 @@ from dataclasses import field
 from typing import Annotated, Literal
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
-from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.errors import JobFailed
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
-from ddplaunch.protocol.gpus import HealthFinding
+from ddplaunch.protocol.field_types import Count, ExitCode, OneLine, Pid, Port, ReturnCode, Seconds, at_most, between
+from ddplaunch.protocol.findings import HealthFinding, Injected, RankLateness
 from ddplaunch.text import quote, ranks
 
 StreamName = Literal["stdout", "stderr"]
@@ -51,54 +51,6 @@ class Round:
     master_addr: OneLine
     master_port: Port
     has_store: bool = True
-
-
-@dataclass(frozen=True)
-class AssignNodes:
-    """Launcher to coordinator, at every change: all nodes of the rounds from now on. Others are lost or were replaced.
-
-    Attributes:
-        token: the rendezvous that this concerns. Its node may still have to join it, and then joins with these values.
-        participants: the nodes, in rank order.
-        departing: those that leave after the present round if another one follows: none is formed before a further
-            AssignNodes, in which none of them departs.
-        spares: number of hosts with which the launcher can replace participants.
-    """
-
-    token: str
-    participants: tuple[Count, ...]
-    departing: tuple[Count, ...] = ()
-    spares: Count = 0
-
-
-@dataclass(frozen=True)
-class NeedsRendezvous:
-    """Agent to launcher: this node has lost the rendezvous ``token``, stops its workers and needs JoinRendezvous."""
-
-    token: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class NodeSilent:
-    """Member of the node that serves the rendezvous ``token``, and its agent, to the launcher: another node is silent.
-
-    Node ``node_index`` has sent no heartbeat for ``silent_s``. The launcher may have removed that node already.
-    """
-
-    token: str
-    node_index: Count
-    silent_s: Seconds
-
-
-@dataclass(frozen=True)
-class NodeDeparts:
-    """Launcher to agent, where each node has its own launcher: SLURM takes this node out of service, for ``reason``.
-
-    Empty: it does not any more.
-    """
-
-    reason: OneLine
 
 
 @dataclass(frozen=True)
@@ -201,7 +153,8 @@ class AttemptResult(RoundVerdict):
         lost_rendezvous: the attempt failed because the rendezvous was lost; a worker that then lost its peers is not
             the first failure.
         restart_count: number of restarts before this attempt; the loss or the arrival of a node is none.
-        collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them.
+        collectives: where ranks waited, and for whom, if a collective failed; sentences. The launcher adds them. Not
+            what ``RunResult.collectives`` has: both are named by their key in report.json.
         world_size: number of the workers of all nodes; ``exits`` has fewer if a node was lost, or has its own launcher.
     """
 
@@ -211,21 +164,6 @@ class AttemptResult(RoundVerdict):
     restart_count: Count = 0
     collectives: Annotated[tuple[OneLine, ...], at_most(_MAX_SENTENCES)] = ()
     world_size: Count = 0
-
-
-@dataclass(frozen=True)
-class Injected:
-    """The effect of one ``--inject``.
-
-    Attributes:
-        text: the fault as the user wrote it, shortened to 200 characters.
-        after_s: seconds from the start of the attempt to the fault; None: it did not happen.
-        account: one sentence: what happened, and how the job continued.
-    """
-
-    text: str
-    after_s: float | None
-    account: str
 
 
 @dataclass(frozen=True)
@@ -259,36 +197,6 @@ class NodeOfRun:
 
 
 @dataclass(frozen=True)
-class RankLateness:
-    """How late a rank called collectives, in the samples that were taken while the job ran.
-
-    Attributes:
-        collectives: number of collectives of all its process groups that were looked at.
-        delayed: number of those in which ranks waited noticeably for each other.
-        last: number of the delayed ones in which it was the last to call.
-        median_s: seconds that it was behind the middle of all ranks, where it was the last; of the newest 1,000.
-        p95_s: as ``median_s``: 95 % of them were less.
-        cost_share: share of the time, from 0 to 1, for which the job waited for this rank only.
-        warning: the sentence that was shown about this rank, or about its host; empty if there was none.
-    """
-
-    rank: int
-    host: str
-    collectives: int = 0
-    delayed: int = 0
-    last: int = 0
-    median_s: float = 0.0
-    p95_s: float = 0.0
-    cost_share: float = 0.0
-    warning: str = ""
-
-    @property
-    def last_share(self) -> float:
-        """Share of the delayed collectives in which it was the last."""
-        return self.last / self.delayed if self.delayed else 0.0
-
-
-@dataclass(frozen=True)
 class RunResult:
     """The result of a run, as ``launch`` returns it and report.json shows it.
 
@@ -305,14 +213,15 @@ class RunResult:
         start: when the launcher started, by its clock: ISO 8601 with zone.
         end: when the run ended, as ``start``.
         hosts: the nodes that this launcher started, those that were lost included.
-        collectives: the ranks by what their lateness cost, the most expensive first; empty if there was no sample.
+        collectives: the ranks by what their lateness cost, the most expensive first; empty if there was no sample. Not
+            the sentences of ``AttemptResult.collectives``.
         health: what was wrong with the hardware of the nodes, in order of time.
     """
 
     run_id: str
-    exit_code: int
+    exit_code: ExitCode
     outcome: Outcome
-    duration_s: float
+    duration_s: Seconds
     attempts: tuple[AttemptResult, ...] = ()
     first_failure: WorkerExit | None = None
     signal: str | None = None

@@ -8,14 +8,9 @@ from __future__ import annotations
 from dataclasses import field
 from typing import Literal
 
-from ddplaunch.cluster.task import ScheduledTask
-from ddplaunch.config import Entry, FakeGpuConfig, HealthPolicy, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.config import AgentConfig, Entry
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, Descriptor, Limitless, Pid, Port
-from ddplaunch.timeouts import TimeoutConfig
-
-UsageSampling = Literal["off", "all", "mean"]
-"""Usage samples that an agent sends: none; all; or, over a network, one mean of each 10 s."""
+from ddplaunch.protocol.field_types import Count, Descriptor, Pid
 
 
 @dataclass(frozen=True)
@@ -34,29 +29,23 @@ class Program:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgentSpec:
-    """Launcher to agent, first: all settings of one node.
+class AgentSpec(AgentConfig):
+    """Launcher to agent, first: all settings of one node, which are those of the run and its own.
+
+    The number of its ``workers`` and their devices may differ from other nodes'. ``rendezvous`` is None also where the
+    launcher sends a JoinRendezvous.
 
     Attributes:
         host: display name of the node.
         same_python: ``program.python`` is also the interpreter of ddplaunch, so workers may be forked.
-        workers: settings of this node; the number of workers and the devices may differ from other nodes'.
-        signals: names of the signals that stop the job, for the workers' environment.
         node_dir: absolute path of this node's folder: the run folder or, with several nodes, a folder in it; None: no
             files are kept.
-        run_dir_name: name of the run folder that the agent creates in ``output.log_dir``; empty: it uses ``node_dir``.
-        sends_logs: the agent sends the files of its run folder at the end, if the launcher grants it.
-        master_addr: address of the workers' store on a single node; None: 127.0.0.1. Not used with several nodes.
-        master_port: port of the workers' store on a single node; None: a free one. Not used with several nodes.
+        run_dir_name: on another machine, name of the run folder that the agent creates in ``output.log_dir``; empty: it
+            uses ``node_dir``.
         stdin_fd: inherited descriptor that becomes the workers' stdin; None: /dev/null.
         stdout_fd: inherited descriptor of the user's terminal, for the only worker of a job; None: a pipe.
         stderr_fd: as ``stdout_fd``, for stderr.
-        rendezvous: how to join the other nodes; None: there are none, or the launcher sends a JoinRendezvous.
         launcher_assigns_rendezvous: the launcher sends a JoinRendezvous, and another when the rendezvous moves.
-        fake_gpus: simulated GPUs; None on a real node.
-        task: the only worker of this agent, if a scheduler started a ddplaunch for every worker.
-        health: what follows if the hardware of the node is not sound.
-        usage: which usage samples the agent sends.
         texts: for parts of the agent, by name of the feature; each part reads its own.
     """
 
@@ -64,25 +53,12 @@ class AgentSpec:
     host: str
     program: Program
     same_python: bool
-    workers: WorkerConfig = field(default_factory=WorkerConfig)
-    output: OutputConfig = field(default_factory=OutputConfig)
-    timeouts: TimeoutConfig = field(default_factory=TimeoutConfig)
-    max_restarts: Limitless = 0
-    signals: tuple[str, ...] = ()
     node_dir: str | None = None
     run_dir_name: str = ""
-    sends_logs: bool = False
-    master_addr: str | None = None
-    master_port: Port | None = None
     stdin_fd: Descriptor | None = None
     stdout_fd: Descriptor | None = None
     stderr_fd: Descriptor | None = None
-    rendezvous: RendezvousConfig | None = None
     launcher_assigns_rendezvous: bool = False
-    fake_gpus: FakeGpuConfig | None = None
-    task: ScheduledTask | None = None
-    health: HealthPolicy = "refuse"
-    usage: UsageSampling = "off"
     texts: dict[str, str] = field(default_factory=dict)
 
 

@@ -42,6 +42,10 @@ class ProtocolError(Exception):
     """The input is not a record that the reader accepts."""
 
 
+_MISFITS = (ProtocolError, ValueError, TypeError, OverflowError, RecursionError)
+"""What is raised for a value that does not fit its type."""
+
+
 class CutOff(ProtocolError):
     """The stream ended within a record, for example because its writer was killed."""
 
@@ -105,8 +109,19 @@ def from_json(record_type: type[T], body: object) -> T:
         return cast("T", _build(record_type, body))
     except ProtocolError:
         raise
-    except (ValueError, TypeError, OverflowError, RecursionError) as error:
+    except _MISFITS as error:
         raise ProtocolError(f"no {record_type.__name__}: {_excerpt(body)}") from error
+
+
+def salvage(record_type: type[T], body: object) -> T | None:
+    """The record of this type, as far as ``body`` is one; for files of other versions, and damaged ones.
+
+    What has no field is passed over. A value that does not fit is as one that is missing; in a list it is left out.
+    None if a field without a default is missing.
+    """
+    with contextlib.suppress(*_MISFITS):
+        return cast("T", _build_of_what_fits(record_type, body))
+    return None
 
 
 def read_record(
@@ -181,25 +196,28 @@ def _field_types(cls: type) -> dict[str, Any]:
 
 
 @functools.cache
-def _readers(cls: type) -> dict[str, _Reader]:
-    return {name: _reader(kind) for name, kind in _field_types(cls).items()}
+def _readers(cls: type, *, salvages: bool = False) -> dict[str, _Reader]:
+    return {name: _reader(kind, salvages=salvages) for name, kind in _field_types(cls).items()}
 
 
-def _reader(kind: Any) -> _Reader:
-    """A function that makes the annotated type ``kind`` of what JSON has read; a ProtocolError if it does not fit."""
+def _reader(kind: Any, *, salvages: bool = False) -> _Reader:
+    """A function that makes the annotated type ``kind`` of what JSON has read; a ProtocolError if it does not fit.
+
+    ``salvages``: records and lists within ``kind`` have what fits.
+    """
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return functools.partial(_build, kind)
+        return functools.partial(_build_of_what_fits if salvages else _build, kind)
     if isinstance(kind, type) and issubclass(kind, Nested):
         return functools.partial(_build_nested, kind)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
-        return functools.reduce(_reader_within, args[1:], _reader(args[0]))
+        return functools.reduce(_reader_within, args[1:], _reader(args[0], salvages=salvages))
     if origin in (typing.Union, types.UnionType):
-        return functools.partial(_first_fit, kind, [_reader(arg) for arg in args])
+        return functools.partial(_first_fit, kind, [_reader(arg, salvages=salvages) for arg in args])
     if origin is tuple:
-        return _tuple_reader(args)
+        return _tuple_reader(args, salvages=salvages)
     if origin is frozenset:
-        items = _tuple_reader((args[0], ...))
+        items = _tuple_reader((args[0], ...), salvages=salvages)
         return lambda value: frozenset(items(value))
     if origin is dict:
         read_key, read_value = map(_reader, args)
@@ -215,6 +233,16 @@ def _build(cls: type, body: Any) -> Any:
     if unknown:
         raise ProtocolError(f"{cls.__name__} has no {_excerpt(min(unknown))}")
     return cls(**{name: readers[name](value) for name, value in body.items()})
+
+
+def _build_of_what_fits(cls: type, body: Any) -> Any:
+    readers = _readers(cls, salvages=True)
+    found = {}
+    for name, value in _expect(dict, body).items():
+        if name in readers:
+            with contextlib.suppress(*_MISFITS):
+                found[name] = readers[name](value)
+    return cls(**found)
 
 
 def _build_nested(base: type[Nested], body: Any) -> Any:
@@ -246,11 +274,21 @@ def _first_fit(kind: Any, readers: list[_Reader], value: Any) -> Any:
     raise ProtocolError(f"{_excerpt(value)} fits none of {typing.get_args(kind)}")
 
 
-def _tuple_reader(args: tuple[Any, ...]) -> _Reader:
+def _tuple_reader(args: tuple[Any, ...], *, salvages: bool = False) -> _Reader:
     if args[-1] is Ellipsis:
-        read_item = _reader(args[0])
+        read_item = _reader(args[0], salvages=salvages)
+        if salvages:
+            return functools.partial(_fitting, read_item)
         return lambda value: tuple(map(read_item, _expect(list, value)))
     return functools.partial(_fixed, [_reader(arg) for arg in args])
+
+
+def _fitting(read_item: _Reader, value: Any) -> tuple[Any, ...]:
+    found = []
+    for item in _expect(list, value):
+        with contextlib.suppress(*_MISFITS):
+            found.append(read_item(item))
+    return tuple(found)
 
 
 def _fixed(readers: list[_Reader], value: Any) -> Any:

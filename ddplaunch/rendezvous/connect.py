@@ -14,6 +14,7 @@ import socket
 import threading
 import time
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.mailbox import Mailbox
@@ -23,6 +24,7 @@ from ddplaunch.rendezvous.signer import Signer
 from ddplaunch.rendezvous.store import open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -82,23 +84,30 @@ class _Search:
         self._found: Mailbox[_Found] = Mailbox()
         self._is_over = threading.Event()
         self._port_reason = "nothing answers there"
+        self._is_answered = False
+        """Whether a process has accepted a connection: the node that serves does so while it still imports torch."""
 
     def find_store(self, report: Callable[[RendezvousNotFound], None]) -> _Found:
         # One thread per port: torch blocks for ever on a port where another kind of server listens.
         for port in self._ports:
-            threading.Thread(target=self._search_port, args=(port,), name=f"port {port}", daemon=True).start()
-        began, join_s = time.monotonic(), self._settings.join_timeout_s
-        limit_s = min(self._settings.search_timeout_s or join_s, join_s)
+            in_thread(f"port {port}", partial(self._search_port, port))
+        began = time.monotonic()
         try:
-            found = self._found.get(began + min(_REPORT_AFTER_S, limit_s / 2))
+            found = self._found.get(began + min(_REPORT_AFTER_S, self._limit_s / 2))
             if found is None:
-                report(RendezvousNotFound(self._reason, limit_s))
-                found = self._found.get(began + limit_s)
+                report(RendezvousNotFound(self._reason, self._limit_s))
+            while found is None and time.monotonic() < began + self._limit_s:
+                found = self._found.get(began + self._limit_s)
             if found is None:
-                raise RuntimeError(f"{self._reason}, after {limit_s:g} s")
+                raise RuntimeError(f"{self._reason}, after {self._limit_s:g} s")
             return found
         finally:
             self._is_over.set()
+
+    @property
+    def _limit_s(self) -> float:
+        join_s = self._settings.join_timeout_s
+        return join_s if self._is_answered else min(self._settings.search_timeout_s or join_s, join_s)
 
     @property
     def _reason(self) -> str:
@@ -111,6 +120,7 @@ class _Search:
         hosts, pause_s = self._settings.server_addresses, _FIRST_PAUSE_S
         while not self._is_over.is_set():
             answered, failure = _probe(self._resolve, hosts, port, time.monotonic() + _PROBE_S)
+            self._is_answered = self._is_answered or bool(answered)
             self._port_reason = (
                 "the process that answers there does not serve a rendezvous (yet)" if answered else failure
             )
@@ -298,7 +308,7 @@ def _claim_rank(spec: MemberSpec, store: TCPStore, rank: int) -> tuple[int, str]
 
 def _gets_lost(spec: MemberSpec, store: TCPStore, index: str) -> bool:
     """Whether the node with this index leaves or is lost while this node waits. Ends with that node's heartbeat."""
-    limit_s = min(spec.rendezvous.lost_after_s + _LOSS_REPORTED_S, spec.rendezvous.join_timeout_s / 2)
+    limit_s = min(spec.rendezvous.silent_after_s + _LOSS_REPORTED_S, spec.rendezvous.join_timeout_s / 2)
     deadline, beats = time.monotonic() + limit_s, store.add(beat_key(spec, index), 0)
     while not store.check([lost_key(spec, index)]):
         if store.add(beat_key(spec, index), 0) != beats or time.monotonic() >= deadline:

@@ -2,15 +2,15 @@
 
 Runs in a process that the forkserver starts; on the node that serves that store it is also the coordinator. Records are
 JSON texts in numbered keys below ``ddplaunch/<token>/``: one inbox, which the coordinator reads, and one outbox per
-node, which the coordinator writes. They are signed; without a valid signature they are ignored. A blocked store call
-cannot be interrupted and blocks all other calls of its client. So every thread has a separate client, and the agent
-kills the process at the end.
+node, which the coordinator writes. They are signed; those without a valid signature, and malformed ones, are ignored. A
+blocked store call cannot be interrupted and blocks all other calls of its client. So every thread has a separate
+client, and the agent kills the process at the end.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
-import threading
 import time
 from collections import Counter
 from dataclasses import replace
@@ -19,8 +19,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.mailbox import Mailbox
+from ddplaunch.mailbox import NEVER, Mailbox
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent
 from ddplaunch.protocol.rendezvous import (
     FROM_NODE,
     FROM_SERVER,
@@ -33,7 +34,6 @@ from ddplaunch.protocol.rendezvous import (
     RendezvousLost,
     RoundFormed,
 )
-from ddplaunch.protocol.results import AssignNodes, NodeSilent
 from ddplaunch.rendezvous.connect import (
     JoinRefused,
     agreed_id,
@@ -49,6 +49,7 @@ from ddplaunch.rendezvous.connect import (
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.restart_policy import Restarts
 from ddplaunch.system import signals
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,7 +64,6 @@ _GAP = "gap"
 """Written by the coordinator's node in place of a record that will never be written."""
 
 _FOR_EVER = timedelta(days=3650)
-_NEVER = float("inf")
 
 
 @dataclass(frozen=True)
@@ -71,6 +71,19 @@ class _Closed:
     """Ends the main loop. ``reason`` is empty if the agent has closed its channel."""
 
     reason: str = ""
+
+
+def _end_of(work: Callable[[], None]) -> _Closed:
+    """Call ``work`` of a thread until it ends."""
+    try:
+        work()
+    except RuntimeError as error:  # An error of torch's store: its process, its node or the network has failed.
+        return _Closed(first_line(error))
+    except (OSError, wire.ProtocolError) as error:
+        return _Closed(f"malformed record: {error}")
+    except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
+        return _Closed(f"{type(error).__name__}: {error}")
+    return _Closed()  # Only ``Member._read_agent`` returns.
 
 
 def serve(channel_fd: int, listen_fd: int) -> None:
@@ -120,7 +133,7 @@ class Member:
         self._ready = ready
         self._index = ready.node_index
         settings = spec.rendezvous
-        self._last_call_s, self._lost_after_s = settings.last_call_timeout_s, settings.lost_after_s
+        self._last_call_s, self._silent_after_s = settings.last_call_timeout_s, settings.silent_after_s
         self._store, self._signer = store, signer
         self._reader = reader
         self._send_to_agent = send_to_agent
@@ -140,7 +153,7 @@ class Member:
                 settings.departing,
                 settings.spares,
             )
-        self._last_call = _NEVER
+        self._last_call = NEVER
         self._heartbeats: dict[int, tuple[int, float]] = {}
         self._joined_times_s: dict[int, float] = {}
         self._token = settings.token
@@ -154,7 +167,7 @@ class Member:
 
     def run(self) -> None:
         """Pass records and send heartbeats until the agent closes its channel or the rendezvous store is lost."""
-        self._store.set_timeout(timedelta(seconds=max(1.0, self._lost_after_s)))
+        self._store.set_timeout(timedelta(seconds=max(1.0, self._silent_after_s)))
         self._start(self._read_agent, "agent")
         self._start(partial(self._read_box, f"to/{self._index}", TO_NODE, self._send_to_agent), "outbox")
         if self._coordinator:
@@ -187,7 +200,7 @@ class Member:
                 self._report_turned_away()
                 self._close_gap(now)
             if now >= self._last_call and self._coordinator:
-                self._last_call = _NEVER
+                self._last_call = NEVER
                 self._send_to_nodes(self._coordinator.last_call_expired())
 
     def _coordinate(self, record: object) -> None:
@@ -198,16 +211,31 @@ class Member:
             self._heartbeats[record.node_index] = (-1, time.monotonic())
             self._joined_times_s[record.node_index] = time.time()
         elif isinstance(record, NodeLeft):
-            self._heartbeats.pop(record.node_index, None)
-            if not self._launcher_assigns_rendezvous:
-                self._store.set(self._lost_key(record.node_index), "1")
+            self._forget(record.node_index)
         elif isinstance(record, AssignNodes):  # Missing heartbeats of removed nodes are not a loss.
             for index in set(coordinator.assigned) - set(record.participants):
                 self._heartbeats.pop(index, None)
-        self._send_to_nodes([self._with_times(sent) for sent in coordinator.receive(record)])
+        self._send_and_time(coordinator, coordinator.receive(record))
+
+    def _on_silent(self, coordinator: Coordinator, node_index: int) -> None:
+        self._forget(node_index)
+        self._send_and_time(coordinator, coordinator.on_gone(node_index))
+        # A launcher that still has a connection to the node would wait for it for ever.
+        if self._launcher_assigns_rendezvous:
+            self._send_to_agent(NodeSilent(self._token, node_index, self._silent_after_s))
+
+    def _forget(self, node_index: int) -> None:
+        """The node has left, or is lost: its heartbeats are not missed, and another may take its place."""
+        self._heartbeats.pop(node_index, None)
+        if not self._launcher_assigns_rendezvous:
+            self._store.set(self._lost_key(node_index), "1")
+
+    def _send_and_time(self, coordinator: Coordinator, records: Sequence[Outgoing]) -> None:
+        """Send what the coordinator says, and start or end the time for the last call."""
+        self._send_to_nodes([self._with_times(sent) for sent in records])
         if not coordinator.has_enough:
-            self._last_call = _NEVER
-        elif self._last_call == _NEVER:
+            self._last_call = NEVER
+        elif self._last_call == NEVER:
             self._last_call = time.monotonic() + self._last_call_s
 
     def _with_times(self, sent: Outgoing) -> Outgoing:
@@ -245,14 +273,11 @@ class Member:
             current = self._store.add(self._beat_key(index), 0)
             if current != count:
                 self._heartbeats[index] = (current, now)
-            elif now - since > self._lost_after_s and self._coordinator and self._coordinator.may_take_part(index):
-                self._coordinate(NodeLeft(index))
-                # A launcher that still has a connection to the node would wait for it for ever.
-                if self._launcher_assigns_rendezvous:
-                    self._send_to_agent(NodeSilent(self._token, index, self._lost_after_s))
+            elif now - since > self._silent_after_s and self._coordinator and self._coordinator.may_take_part(index):
+                self._on_silent(self._coordinator, index)
 
     def _close_gap(self, now: float) -> None:
-        """Give up a record of the inbox whose number was taken, and that is not written for ``_lost_after_s``.
+        """Give up a record of the inbox whose number was taken, and that is not written for ``_silent_after_s``.
 
         A node that is killed between the two leaves a gap, at which the inbox would wait for ever. A node that lives
         has sent no heartbeat for as long, since its main thread does both: it is lost.
@@ -263,7 +288,7 @@ class Member:
         taken = self._store.add(self._inbox_count_key, 0)
         if number != self._gap[0] or taken < number:
             self._gap = (number, now)
-        elif now - since > self._lost_after_s:
+        elif now - since > self._silent_after_s:
             self._inbox_count = max(self._inbox_count, taken)
             self._store.set(f"{self._prefix}/in/{number}", _GAP)
 
@@ -292,18 +317,7 @@ class Member:
     # Threads, each with one blocking call.
 
     def _start(self, target: Callable[[], None], name: str) -> None:
-        threading.Thread(target=self._run_thread, args=(target,), name=name, daemon=True).start()
-
-    def _run_thread(self, target: Callable[[], None]) -> None:
-        try:
-            target()
-            self._mailbox.post(_Closed())  # Only ``_read_agent`` returns.
-        except RuntimeError as error:  # An error of torch's store: its process, its node or the network has failed.
-            self._mailbox.post(_Closed(first_line(error)))
-        except (OSError, wire.ProtocolError) as error:
-            self._mailbox.post(_Closed(f"malformed record: {error}"))
-        except Exception as error:  # A bug, or a file of the package that an upgrade has removed meanwhile.
-            self._mailbox.post(_Closed(f"{type(error).__name__}: {error}"))
+        in_thread(name, lambda: self._mailbox.post(_end_of(target)))
 
     def _watch_main_loop(self) -> None:
         """Report the rendezvous as lost when the main loop hangs.
@@ -312,7 +326,7 @@ class Member:
         suspended process reports no loss.
         """
         hung_s, seen = 0.0, -1
-        while hung_s < self._lost_after_s + 2 * HEARTBEAT_S:
+        while hung_s < self._silent_after_s + 2 * HEARTBEAT_S:
             time.sleep(HEARTBEAT_S)
             hung_s, seen = (0.0 if seen != self._iterations else hung_s + HEARTBEAT_S), self._iterations
         self._send_to_agent(RendezvousLost(f"the node that serves the rendezvous has not answered for {hung_s:g} s"))
@@ -327,19 +341,20 @@ class Member:
         store.set_timeout(_FOR_EVER)
         while True:
             number += 1
-            line = self._await_line(store, box, number)
-            if line is not None:
-                self._mailbox.post((handle, wire.decode(line, allowed)))
+            record = self._await_record(store, box, number, allowed)
+            if record is not None:
+                self._mailbox.post((handle, record))
 
-    def _await_line(self, store: TCPStore, box: str, number: int) -> bytes | None:
-        """Wait for a record with a valid signature.
+    def _await_record(self, store: TCPStore, box: str, number: int, allowed: tuple[type, ...]) -> object | None:
+        """Wait for a record with a valid signature, of one of the ``allowed`` types.
 
         None for a number of the inbox that a stranger has filled, or that is a gap: no node will replace its value.
         """
-        key, seen = f"{self._prefix}/{box}/{number}", b""
+        key = f"{self._prefix}/{box}/{number}"
+        seen: bytes | None = None
         if box == "in":
             self._awaited = number
-        while (line := self._verified(key, value := store.get(key))) is None:
+        while (record := self._verified(key, value := store.get(key), allowed)) is None:
             if value not in (seen, _GAP.encode()):
                 seen = value
                 self._mailbox.post((self._count_rejected, key))
@@ -349,7 +364,10 @@ class Member:
             inbox_count = store.add(self._inbox_count_key, 0)
             time.sleep(_POLL_S)
             self._inbox_count = max(self._inbox_count, inbox_count)
-        return line
+        return record
 
-    def _verified(self, key: str, value: bytes) -> bytes | None:
-        return None if value == _GAP.encode() else self._signer.verify(key, value)
+    def _verified(self, key: str, value: bytes, allowed: tuple[type, ...]) -> object | None:
+        line = None if value == _GAP.encode() else self._signer.verify(key, value)
+        with contextlib.suppress(wire.ProtocolError):
+            return wire.decode(line, allowed) if line else None
+        return None

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
+from ddplaunch.protocol.launcher_agent import AssignNodes, OrderToNodes, ReportOfNode, of_host
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -30,12 +30,10 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import AssignNodes, RoundVerdict
-from ddplaunch.protocol.sender import of_host
+from ddplaunch.protocol.results import RoundVerdict
 from ddplaunch.rounds import rank_assignment
 from ddplaunch.rounds.restart_policy import Restarts, too_few_nodes
-from ddplaunch.rounds.round_reports import RoundReports
-from ddplaunch.rounds.verdict import verdict
+from ddplaunch.rounds.verdict import RoundReports, dismissal, verdict
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -104,7 +102,7 @@ class Coordinator:
     """The nodes that have left or were lost, and have not joined again."""
     _avoided: set[str] = field(default_factory=set)
     """Hosts of nodes that must not be used again."""
-    _leaving: set[int] = field(default_factory=set)
+    _yet_to_leave: set[int] = field(default_factory=set)
     """When FINISHED: the nodes that have not left. The one that serves the rendezvous waits for them."""
     _refusal: str = ""
     """Why the run ends before its first round: a node is refused that it needs. Empty if none is."""
@@ -124,7 +122,7 @@ class Coordinator:
             case WorkersEnded(node_index=index, attempt=attempt) if self._is_running(index, attempt):
                 return self._on_ended(record)
             case NodeLeft(node_index=index):
-                return self._on_gone(index)
+                return self.on_gone(index)
             case NodeRefused():
                 return self._on_refused(record)
             case AssignNodes():
@@ -214,18 +212,18 @@ class Coordinator:
         if not is_needed or self.participants or self.assigned or self.phase is not Phase.WAITING:
             return []
         self._refusal, self.phase = record.reason, Phase.FINISHED
-        self._leaving = set(self._waiting) - {self.server}
+        self._yet_to_leave = set(self._waiting) - {self.server}
         self._to_come = self.min_nodes - 1 - len(self._waiting)
         return [*(self._rejection(i, record.reason, record.reason) for i in self._waiting), *self._all_left()]
 
     def _on_joined_too_late(self, node_index: int) -> list[Outgoing]:
         self._to_come -= 1
-        self._leaving |= {node_index} - {self.server}
+        self._yet_to_leave |= {node_index} - {self.server}
         return [self._rejection(node_index, self._refusal, self._refusal), *self._all_left()]
 
     def _all_left(self) -> list[Outgoing]:
         """After the end: whether the node that serves the rendezvous may go."""
-        return [Outgoing(self.server, AllNodesLeft())] if not self._leaving and self._to_come <= 0 else []
+        return [Outgoing(self.server, AllNodesLeft())] if not self._yet_to_leave and self._to_come <= 0 else []
 
     def _form_if_complete(self) -> list[Outgoing]:
         return self._form() if self.phase is Phase.WAITING and self._is_complete else []
@@ -234,7 +232,7 @@ class Coordinator:
         lost = [index for index in self.assigned if index not in set(record.participants)]
         self.assigned = tuple(dict.fromkeys(record.participants))
         self.departing, self.spares = record.departing, record.spares
-        return [*(sent for index in lost for sent in self._on_gone(index)), *self._form_if_complete()]
+        return [*(sent for index in lost for sent in self.on_gone(index)), *self._form_if_complete()]
 
     def _form(self) -> list[Outgoing]:
         self.participants = list(self.assigned) or self._chosen()
@@ -294,10 +292,10 @@ class Coordinator:
         sent = self._stop("") if record.outcome == "failed" or record.stopped else []
         return [*sent, *self._finish_round()]
 
-    def _on_gone(self, node_index: int) -> list[Outgoing]:
-        """The node has left the run by itself, or is lost."""
+    def on_gone(self, node_index: int) -> list[Outgoing]:
+        """The node has left the run by itself, its launcher does not name it any more, or it is silent."""
         if self.phase is Phase.FINISHED:
-            self._leaving.discard(node_index)
+            self._yet_to_leave.discard(node_index)
             return self._all_left()
         self._waiting.pop(node_index, None)
         self._lost.add(node_index)
@@ -317,21 +315,21 @@ class Coordinator:
         if self._running or self.phase not in (Phase.RUNNING, Phase.STOPPING):
             return []
         leaving = self._unusable()
-        over = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
-        if over.attempt_follows:
+        decided = verdict(self.attempt, self._reports, self.restarts, self._too_few(leaving))
+        if decided.attempt_follows:
             self.phase, self.attempt = Phase.WAITING, self.attempt + 1
-            last = self._dismiss(leaving, over)
-            told = self._tell(over, dict.fromkeys([*self.participants, *last]), last)
+            last = self._dismiss(leaving, decided)
+            told = self._tell(decided, dict.fromkeys([*self.participants, *last]), last)
             return [*told, *self._form_if_complete()]  # Of nodes that waited, if no participant is left.
         self.phase = Phase.FINISHED
         receivers = dict.fromkeys([*self.participants, *self._waiting])
-        self._leaving = receivers.keys() - self._lost - {self.server}
-        return [*self._tell(over, receivers, {}), *self._all_left()]
+        self._yet_to_leave = receivers.keys() - self._lost - {self.server}
+        return [*self._tell(decided, receivers, {}), *self._all_left()]
 
-    def _tell(self, over: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
+    def _tell(self, decided: RoundVerdict, nodes: Iterable[int], last: Mapping[int, RoundVerdict]) -> list[Outgoing]:
         # The cause can be large, and a launcher of all nodes needs only one copy.
-        brief = replace(over, cause=None) if self.assigned else over
-        return [Outgoing(index, last.get(index) or (over if index == self.server else brief)) for index in nodes]
+        brief = replace(decided, cause=None) if self.assigned else decided
+        return [Outgoing(index, last.get(index) or (decided if index == self.server else brief)) for index in nodes]
 
     # Nodes that are not used again.
 
@@ -349,13 +347,12 @@ class Coordinator:
         may_be_replaced = bool(self.assigned) or self.min_nodes < self.max_nodes
         if not leaving and (may_be_replaced or not self._reports.node_lost):
             return ""
-        reason, here = self._reports.reason_to_leave, set(self.assigned) or {*self.participants, *self._waiting}
-        too_few = too_few_nodes(len(here - self._lost - leaving) + self.spares, self.min_nodes, reason)
-        if not too_few and self.server in leaving and not self.assigned:
-            return f"not restarted: {reason}, and this node serves the rendezvous"
-        return too_few
+        reason, here = self._reports.why_one_leaves, set(self.assigned) or {*self.participants, *self._waiting}
+        remaining = len(here - self._lost - leaving) + self.spares
+        ends_rendezvous = self.server in leaving and not self.assigned
+        return too_few_nodes(remaining, self.min_nodes, reason, ends_rendezvous=ends_rendezvous)
 
-    def _dismiss(self, leaving: set[int], over: RoundVerdict) -> dict[int, RoundVerdict]:
+    def _dismiss(self, leaving: set[int], decided: RoundVerdict) -> dict[int, RoundVerdict]:
         """Exclude the nodes that leave from all further rounds. Returns their last verdicts.
 
         A launcher of all nodes replaces and stops them itself.
@@ -366,7 +363,4 @@ class Coordinator:
         if self.assigned:
             return {}
         self._lost |= leaving
-        reason = self._reports.reason_to_leave
-        decision = f"not restarted: {reason}; the other nodes go on"
-        last = RoundVerdict(over.attempt, "failed", cause=over.cause, node_leaves=reason, decision=decision)
-        return dict.fromkeys(sorted(leaving), last)
+        return dict.fromkeys(sorted(leaving), dismissal(decided, self._reports.why_one_leaves))

@@ -47,7 +47,9 @@ class Restarts:
     Attributes:
         limit: ``--max-restarts``.
         count: number of restarts so far.
-        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended.
+        causes: the first failures of the last rounds, in their order; None for one that no worker's failure ended. A
+            coordinator on another node, after the rendezvous has moved, gets the count and not the causes: it needs
+            ``MAX_IDENTICAL_FAILURES`` rounds of its own before it calls them identical.
     """
 
     limit: int
@@ -83,7 +85,7 @@ def reason_not_to_restart(causes: Sequence[WorkerExit | None]) -> str:
     )
 
 
-def reason_to_leave(exits: Iterable[WorkerExit]) -> str:
+def why_not_used_again(exits: Iterable[WorkerExit]) -> str:
     """Why the node of these workers must not be used for another attempt, with its host; empty if it may be used.
 
     ``exits`` are the workers of one node. A fault of the hardware says more than a wish of the script.
@@ -96,16 +98,17 @@ def reason_to_leave(exits: Iterable[WorkerExit]) -> str:
     return ""
 
 
-def too_few_nodes(remaining: int, needed: int, leaving: str = "") -> str:
+def too_few_nodes(remaining: int, needed: int, leaving: str = "", *, ends_rendezvous: bool = False) -> str:
     """Why no attempt follows without the nodes that are lost or leave; empty if enough nodes remain.
 
     Args:
         remaining: number of nodes that the next attempt could have, spares included.
         needed: the smallest number that the user allows.
-        leaving: ``reason_to_leave`` of a node; empty if none leaves.
+        leaving: ``why_not_used_again`` of a node; empty if none leaves.
+        ends_rendezvous: that node serves the rendezvous, and no launcher moves it.
     """
     if remaining >= needed:
-        return ""
+        return f"not restarted: {leaving}, and this node serves the rendezvous" if ends_rendezvous else ""
     are_left = f"{plural(remaining, 'other node')} {'is' if remaining == 1 else 'are'} left, and {needed} are needed"
     reasons = [leaving, are_left if remaining else "there is no other node"]
     return f"not restarted: {'; '.join(filter(None, reasons))}"

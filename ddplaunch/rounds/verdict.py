@@ -1,24 +1,122 @@
 """What follows a round: a restart, an attempt with other nodes, or the end of the run; always with the reason.
 
-The one place that decides it, for a single node and for many. Pure, but for the count of restarts that it is given.
+The one place that decides it, and that says it, for a single node and for many: what the nodes report, the verdict,
+and the result of each node. Pure, but for the count of restarts that it is given. A launcher of all nodes may end the
+part of a node, or the run, by an order to stop: ``LostNodes`` after a loss, ``Participants.leave`` after a verdict, and
+``Shutdown``. ``GivenUp`` gives up a node that restarts more often than the user allows.
 """
 
 from __future__ import annotations
 
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.results import RoundVerdict
-from ddplaunch.rounds.restart_policy import reason_not_to_restart
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.rendezvous import WorkersEnded
+from ddplaunch.protocol.results import NEVER_RESTARTED, AttemptResult, RoundVerdict
+from ddplaunch.rounds.restart_policy import reason_not_to_restart, why_not_used_again
 
 if TYPE_CHECKING:
-    from ddplaunch.protocol.results import Outcome
+    from ddplaunch.protocol.results import Outcome, WorkerExit
     from ddplaunch.rounds.restart_policy import Restarts
-    from ddplaunch.rounds.round_reports import RoundReports
 
-GOES_ON = "the job goes on with other nodes"
+_GOES_ON = "the job goes on with other nodes"
+_MOVES = "the job goes on with another rendezvous"
 _SUCCEEDED = "all workers have succeeded"
-STOPPED = "not restarted: the run was stopped"
+_STOPPED = "not restarted: the run was stopped"
+_FAILED_BESIDES = f"{NEVER_RESTARTED}, and a worker has failed, not because of the loss"
+_LOST = "not restarted: the rendezvous is lost"
 _PROCESSES_LEFT = "not restarted: processes of the attempt cannot be killed"
+
+
+# What the nodes report.
+
+
+def report(result: AttemptResult, node_index: int, *, is_stopping: bool, has_unkillable: bool) -> WorkersEnded:
+    """What the coordinator must know of a node's ``result``; ``is_stopping``: somebody stops this node."""
+    return WorkersEnded(
+        result.attempt,
+        result.outcome,
+        reason=result.reason,
+        cause=first_failure.first_failure(result.exits),
+        hung=result.hung,
+        node_leaves=why_not_used_again(result.exits),
+        node_index=node_index,
+        stopped=is_stopping,
+        has_unkillable=has_unkillable,
+    )
+
+
+@dataclass
+class RoundReports:
+    """Everything that the nodes have reported on one round so far.
+
+    Attributes:
+        reason: why the round ended, if no worker's failure ended it.
+        node_lost: a node was lost.
+        node_joined: a node has joined, and the next round includes it.
+        stopping_nodes: nodes that stop by themselves (NodeStops), in the order of arrival.
+        ended_nodes: records of the nodes that have ended, in the order of arrival.
+        stop_reason: why a user or another process stopped a node, for the first such node; empty if none was stopped.
+    """
+
+    reason: str = ""
+    node_lost: bool = False
+    node_joined: bool = False
+    stopping_nodes: list[int] = field(default_factory=list)
+    ended_nodes: list[WorkersEnded] = field(default_factory=list)
+    stop_reason: str = ""
+
+    @property
+    def leaving(self) -> set[int]:
+        """The nodes that say that no further attempt may use them."""
+        return {node.node_index for node in self.ended_nodes if node.node_leaves}
+
+    @property
+    def why_one_leaves(self) -> str:
+        """Why the first of them must not be used again; empty if there is none."""
+        return next((node.node_leaves for node in self.ended_nodes if node.node_leaves), "")
+
+    @property
+    def has_changed(self) -> bool:
+        """Whether the nodes of the next round are others: one is lost, has joined, or has failed and leaves."""
+        return self.node_lost or self.node_joined or self._failed_and_leaves
+
+    @property
+    def _failed_and_leaves(self) -> bool:
+        has_failed = any(node.outcome == "failed" and node.node_leaves for node in self.ended_nodes)
+        return has_failed and not self.stop_reason
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether a node has failed by itself: not for the loss of its peers, nor for the hardware of one that leaves.
+
+        Where nodes are stopped for another reason, a worker may fail because its peers are stopped before it. If the
+        hardware of a node is the cause, all other failures are probably its consequences.
+        """
+        cause, leaves = self.cause, self._failed_and_leaves
+        if leaves and cause and cause.hardware:
+            return False
+        failed = [node for node in self.ended_nodes if node.outcome == "failed" and not (leaves and node.node_leaves)]
+        are_excused = self.has_changed or bool(self.stop_reason)
+        return any(not (are_excused and node.cause and first_failure.is_consequence(node.cause)) for node in failed)
+
+    @property
+    def cause(self) -> WorkerExit | None:
+        """The first failure, by the order of the nodes' NodeStops: clocks of different hosts are never compared."""
+        order = {index: position for position, index in reversed(list(enumerate(self.stopping_nodes)))}
+        nodes = sorted(self.ended_nodes, key=lambda node: order.get(node.node_index, len(order)))
+        causes = [node.cause for node in nodes if node.cause]
+        return min(causes, key=first_failure.unlikeliness, default=None)
+
+    @property
+    def reason_told(self) -> str:
+        """Why the round ended, if no worker's failure ended it; empty if that is not known."""
+        return self.reason or next((node.reason for node in self.ended_nodes if node.reason), "")
+
+
+# The verdict.
 
 
 def verdict(attempt: int, reports: RoundReports, restarts: Restarts, too_few: str) -> RoundVerdict:
@@ -39,10 +137,10 @@ def verdict(attempt: int, reports: RoundReports, restarts: Restarts, too_few: st
         reason=reports.reason_told or (reports.stop_reason if outcome == "stopped" else ""),
         cause=cause if outcome == "failed" and (has_failed or reports.leaving) else None,
         hung=any(node.hung for node in reports.ended_nodes),
-        node_leaves=reports.reason_to_leave if is_change or (end and end == too_few) else "",
+        node_leaves=reports.why_one_leaves if is_change or (end and end == too_few) else "",
         attempt_follows=not end,
         restart_follows=not end and has_failed,
-        decision=end or (GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
+        decision=end or (_GOES_ON if is_change else f"restart {restarts.count} of {restarts.limit}"),
     )
 
 
@@ -51,10 +149,71 @@ def _end(reports: RoundReports, restarts: Restarts, too_few: str) -> tuple[Outco
     if any(node.has_unkillable for node in reports.ended_nodes):
         return "failed", _PROCESSES_LEFT
     if reports.has_failed:
-        return "failed", STOPPED if reports.stop_reason else restarts.why_none or too_few
+        why_none = _STOPPED if reports.stop_reason else restarts.why_none or too_few
+        # The user has read that the job can go on without the lost node.
+        return "failed", _FAILED_BESIDES if reports.node_lost and why_none == NEVER_RESTARTED else why_none
     if reports.stop_reason:
-        return "stopped", STOPPED
+        return "stopped", _STOPPED
     if reports.has_changed:
         end = reason_not_to_restart(restarts.causes) or too_few
         return "failed" if end or reports.leaving else "stopped", end
     return "succeeded", _SUCCEEDED
+
+
+def dismissal(decided: RoundVerdict, reason: str) -> RoundVerdict:
+    """The last verdict of a node that leaves for ``reason``, where the others go on after the verdict ``decided``."""
+    decision = f"not restarted: {reason}; the other nodes go on"
+    return RoundVerdict(decided.attempt, "failed", cause=decided.cause, node_leaves=reason, decision=decision)
+
+
+# What it means for a node.
+
+
+def with_verdict(result: AttemptResult, decided: RoundVerdict, *, is_stopping: bool) -> AttemptResult:
+    """``result`` with the verdict on the round of all nodes."""
+    was_stopped = result.outcome == "stopped" and (is_stopping or decided.attempt_follows)
+    return replace(
+        result,
+        outcome=result.outcome if was_stopped else decided.outcome,
+        reason=result.reason or decided.reason,
+        cause=decided.cause,
+        hung=result.hung or decided.hung,
+        node_leaves=decided.node_leaves,
+        attempt_follows=decided.attempt_follows,
+        restart_follows=decided.restart_follows,
+        decision=decided.decision,
+    )
+
+
+def of_spare(decided: RoundVerdict) -> AttemptResult:
+    """The result of a node that has never taken part."""
+    return with_verdict(AttemptResult(decided.attempt, decided.outcome, (), 0.0), decided, is_stopping=False)
+
+
+# A node that gets no verdict.
+
+
+def of_node_that_left(result: AttemptResult) -> AttemptResult:
+    """``result`` of a node that has lost its launcher: the others go on without it."""
+    return replace(result, outcome="stopped", attempt_follows=True, decision=_GOES_ON)
+
+
+def of_stopped_node(result: AttemptResult, stop_reason: str | None) -> AttemptResult:
+    """``result`` of a node that is stopped while it waits for the verdict."""
+    return replace(result, reason=stop_reason or result.reason, decision=_STOPPED)
+
+
+def of_missing_verdict(result: AttemptResult, stop_reason: str | None, server: str) -> AttemptResult:
+    """``result`` of a node that has waited in vain for the verdict of ``server``, which serves the rendezvous."""
+    return replace(result, reason=stop_reason or result.reason, decision=f"not restarted: {server} sent no verdict")
+
+
+def of_lost_rendezvous(result: AttemptResult, reason: str, *, goes_on: bool) -> AttemptResult:
+    """``result`` of a round whose rendezvous is lost; ``goes_on``: the launcher assigns another one.
+
+    The attempt that then follows never counts as a restart, even if a worker had failed by itself: no node knows of the
+    failures of the others.
+    """
+    if goes_on:
+        return replace(result, outcome="stopped", reason=reason, attempt_follows=True, decision=_MOVES)
+    return replace(result, outcome="failed", reason=reason, lost_rendezvous=True, decision=_LOST)

@@ -11,12 +11,12 @@ import os
 import select
 import signal
 import subprocess
-import threading
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.system import procfs
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,7 +36,7 @@ def watch_exit(pid: int, name: str, exited: Callable[[], None]) -> None:
             os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         exited()
 
-    threading.Thread(target=wait, name=f"exit[{name}]", daemon=True).start()
+    in_thread(f"exit[{name}]", wait)
 
 
 def reap(pid: int) -> int:

@@ -19,6 +19,15 @@ if TYPE_CHECKING:
 STATE, PARENT, GROUP, SESSION, FLAGS, STARTED = 0, 1, 2, 3, 6, 19
 """Positions in the result of ``stat``."""
 
+_EXITING = 0x4
+"""PF_EXITING of the kernel's include/linux/sched.h: set before a dying process closes its files."""
+
+BLOCKED_STATES = {
+    "T": "suspended by a signal",
+    "t": "suspended by a debugger",
+    "D": "in uninterruptible sleep, as in a file system or a device that does not answer",
+}
+
 
 def check_mounted(host: str) -> None:
     """Raise LaunchError if /proc, which shows all processes, is not mounted on ``host``."""
@@ -42,6 +51,34 @@ def read(path: str) -> bytes:
             return file.read()
     except OSError:
         return b""
+
+
+def is_ending(pid: int) -> bool:
+    """Whether the process has begun to end: it runs none of its code any more, also if it cannot be reaped yet."""
+    fields = stat(pid)
+    return bool(fields) and (fields[STATE] in (b"Z", b"X") or bool(int(fields[FLAGS]) & _EXITING))
+
+
+def suspended(pid: int) -> str:
+    """What has suspended the process, as in ``suspended by a signal``; empty if nothing has, or if it is gone."""
+    fields = stat(pid)
+    return BLOCKED_STATES[fields[STATE].decode()] if fields and fields[STATE] in (b"T", b"t") else ""
+
+
+def blocked_state(pid: int) -> str:
+    """Why the kernel does not run the process; empty if it may run or is gone."""
+    fields = stat(pid)
+    return BLOCKED_STATES.get(fields[STATE].decode(), "") if fields else ""
+
+
+def read_and_written(io: bytes) -> tuple[int, int] | None:
+    """Bytes read and written, by system calls or for mapped files, of the text of /proc/PID/io."""
+    counters = dict(line.split(b": ") for line in io.splitlines())
+    if b"rchar" not in counters:
+        return None
+    pairs = ((b"rchar", b"read_bytes"), (b"wchar", b"write_bytes"))  # Of system calls, and of the storage.
+    read, written = (max(int(counters.get(name, 0)) for name in pair) for pair in pairs)
+    return read, written
 
 
 def pids() -> list[int]:

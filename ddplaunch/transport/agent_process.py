@@ -18,7 +18,7 @@ from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, IMPORT_PACKAGE, PACKAGE_ROOT
-from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.system.files.script_file import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -20,7 +20,7 @@ from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.transport.handle import AgentConnected, Transport
-from ddplaunch.transport.popen_handle import PopenHandle
+from ddplaunch.transport.local import PopenHandle
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -58,8 +58,8 @@ class CommandHandle(PopenHandle):
         self._start = start
         self._output_lines: deque[str] = deque(maxlen=_KEPT_LINES)
         self._is_connected = False
-        self._stderr_reader = self._thread(self._read_stderr, "stderr of")
-        self._start_threads(self._stderr_reader, self._writer)
+        self._stderr_reader = self._in_thread("stderr of", self._read_stderr)
+        self._writer = self._in_thread("to", self._send)
 
     def wake(self) -> None:
         """Do nothing: the command does not forward SIGCONT."""
@@ -109,7 +109,7 @@ class CommandHandle(PopenHandle):
             if failure is None:
                 self._is_connected = True
                 self._post(AgentConnected(facts))
-                self._reader.start()
+                self._in_thread("from", self._receive)
             return failure
         except (EOFError, OSError):
             self._stderr_reader.join(_KILLED_S)
@@ -143,16 +143,17 @@ class CommandTransport(Transport):
 
     missing_hint = ""
 
+    @staticmethod
     @abc.abstractmethod
-    def command(self, index: int) -> tuple[str, ...]:
-        """Arguments of the command that starts the agent of node ``index``."""
+    def command(host: str) -> tuple[str, ...]:
+        """Arguments of the command that executes ``remote_start.COMMAND`` on ``host``."""
 
     def environment(self) -> dict[str, str]:
         """Variables of the command."""
         return dict(os.environ)
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: remote_start.Purpose) -> CommandHandle:
-        command = self.command(index)
+        command = self.command(self.node_names[index])
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:
             return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)

@@ -20,10 +20,9 @@ from ddplaunch import features
 from ddplaunch.errors import LaunchError
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun
-from ddplaunch.protocol.log_transfer import LogChunk
-from ddplaunch.protocol.sender import of_host
+from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, SweepRun, of_host
 from ddplaunch.system.limits import NO_ROOM_HINT
+from ddplaunch.transport import remote_start
 from ddplaunch.transport.remote_start import NodeFacts, Purpose
 
 if TYPE_CHECKING:
@@ -54,8 +53,8 @@ class AgentHandle(abc.ABC):
     Attributes:
         inherited_fds: descriptors that the agent has inherited from the launcher, by stream name; empty on other
             machines.
-        delayed_until: ``time.monotonic()`` until which records of the agent had to wait here for others; infinite while
-            they do. A slow answer before that is no sign of a slow agent.
+        heard_at: ``time.monotonic()`` at which the last record of the agent was read; infinite while one waits here to
+            be decoded. It counts as an answer to a ping: behind output, a slow link carries the answer later.
         accepted: the records that the agent may send; others are invalid.
     """
 
@@ -69,7 +68,7 @@ class AgentHandle(abc.ABC):
         self._name = name
         self._post = post
         self._output = output
-        self.delayed_until = 0.0
+        self.heard_at = 0.0
         self._outgoing: queue.SimpleQueue[object] = queue.SimpleQueue()
         """Records to send; None ends the agent's input."""
 
@@ -125,22 +124,23 @@ class AgentHandle(abc.ABC):
         if nbytes <= _LARGE_BYTES:
             yield
             return
-        self.delayed_until = math.inf
+        self.heard_at = math.inf
         try:
             with _decodes_large:
                 yield
         finally:
-            self.delayed_until = time.monotonic()
+            self.heard_at = time.monotonic()
 
     def _deliver(self, record: object, data: bytes) -> None:
         """Raises ProtocolError for output that cannot be shown: nobody else waits for an error of this thread."""
+        self.heard_at = time.monotonic()
         if isinstance(record, Output):
             try:
                 self._output(record, data)
             except Exception as error:
                 raise wire.ProtocolError(f"its Output cannot be shown: {type(error).__name__}: {error}") from error
         else:
-            self._post(LogData(record, data) if isinstance(record, LogChunk) else record)
+            self._post(WithData(record, data) if isinstance(record, wire.Chunk) else record)
 
 
 class NoAgent(AgentHandle):
@@ -235,6 +235,11 @@ class Transport(abc.ABC):
         except (OSError, RuntimeError) as error:
             raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
 
+    @staticmethod
+    def command(_host: str) -> tuple[str, ...]:
+        """What is executed to start an agent on a host: one text for its shell, or the arguments of a command here."""
+        return (remote_start.COMMAND,)
+
     @abc.abstractmethod
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: Purpose) -> AgentHandle:
         """Start an agent on node ``index``. It runs workers only for the ``purpose`` "run".
@@ -256,10 +261,10 @@ class AgentConnected:
 
 
 @dataclass(frozen=True)
-class LogData:
-    """Part of a log file on the node."""
+class WithData:
+    """A record of the agent and the bytes that have followed it."""
 
-    chunk: LogChunk
+    chunk: wire.Chunk
     data: bytes
 
 

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import field
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol.launcher_agent import AgentFailed
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentFailed
 from ddplaunch.transport.failures import HostFailure
-from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed
+from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, FromNode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
 ANSWER_TIMEOUT_S = 30.0
 """Seconds for one answer; a slow DNS look-up, or all attempts to connect to a node, take less."""
@@ -28,59 +28,60 @@ class QueriedNode:
     """A node whose agent is queried.
 
     Attributes:
-        answers: what the agent has answered, by the class of the record.
-        failure: why the agent has sent no answer.
         deadline: time limit of the next answer, by ``time.monotonic()``; infinite until the agent is connected, because
             the handle limits that time.
+        failure: why the agent has sent no answer.
+        answers: what the agent has answered, by the class of the record.
+        received_s: when each answer came, by ``time.time()``.
     """
 
     name: str
     handle: AgentHandle
+    deadline: float
     failure: HostFailure | None = None
-    deadline: float = float("inf")
     answers: dict[type, Any] = field(default_factory=dict)
-
-    def handle_event(self, event: object, received_s: float) -> None:
-        """Handle an event of the agent; ``received_s`` is its ``time.time()``."""
-        match event:
-            case AgentConnected():
-                self.deadline = time.monotonic() + ANSWER_TIMEOUT_S
-            case HostFailure():
-                self.failure = event
-            case AgentFailed(message=message, hint=hint):
-                self.failure = HostFailure(self.name, "start", message, hint)
-            case ChannelClosed():
-                self.failure = self.failure or HostFailure(self.name, "start", "the connection was closed")
-            case _:
-                self.answers[type(event)] = event
+    received_s: dict[type, float] = field(default_factory=dict)
 
 
-def first_deadline(*, is_remote: bool) -> float:
-    """``QueriedNode.deadline`` of an agent that has just been started."""
-    return float("inf") if is_remote else time.monotonic() + ANSWER_TIMEOUT_S
-
-
-Node = TypeVar("Node", bound=QueriedNode)
-
-
-class Queries(Generic[Node]):
+class Queries:
     """The queried nodes, and the events of their agents."""
 
     def __init__(self) -> None:
-        self.nodes: list[Node] = []
+        self.nodes: list[QueriedNode] = []
         self._mailbox: Mailbox[tuple[int, float, object]] = Mailbox()
 
-    def post(self, index: int, event: object) -> None:
-        """Post an event of the agent of ``nodes[index]``. Any thread."""
-        self._mailbox.post((index, time.time(), event))
+    def add(self, name: str, handle: AgentHandle, query: object, *, is_remote: bool) -> None:
+        """Add a node whose agent has just been started, and send that its first query."""
+        handle.send(query)
+        deadline = float("inf") if is_remote else time.monotonic() + ANSWER_TIMEOUT_S
+        self.nodes.append(QueriedNode(name, handle, deadline))
 
-    def wait(self, nodes: Sequence[Node], is_done: Callable[[Node], bool]) -> None:
-        """Handle events until each of ``nodes`` is done or has failed. Main thread only."""
-        while pending := [node for node in nodes if not (node.failure or is_done(node))]:
+    def ask(
+        self,
+        nodes: Iterable[QueriedNode],
+        query: Callable[[QueriedNode], object],
+        answer: type,
+        timeout_s: float = ANSWER_TIMEOUT_S,
+    ) -> None:
+        """Send each node that has not failed a query, and wait for the answers, which are of type ``answer``."""
+        asked = [node for node in nodes if not node.failure]
+        for node in asked:
+            node.handle.send(query(node))
+            node.deadline = time.monotonic() + timeout_s
+        self.wait(asked, answer)
+
+    def post(self, event: object, first: int = 0) -> None:
+        """Post what a transport posts, whose nodes begin at ``nodes[first]``. Any thread."""
+        if isinstance(event, FromNode):
+            self._mailbox.post((first + event.index, time.time(), event.event))
+
+    def wait(self, nodes: Sequence[QueriedNode], answer: type) -> None:
+        """Handle events until each node has sent an answer of this type, or has failed. Main thread only."""
+        while pending := [node for node in nodes if not (node.failure or answer in node.answers)]:
             received = self._mailbox.get(min(node.deadline for node in pending))
             if received:
                 index, received_s, event = received
-                self.nodes[index].handle_event(event, received_s)
+                _on_event(self.nodes[index], event, received_s)
                 continue
             for node in pending:
                 if time.monotonic() >= node.deadline:
@@ -96,3 +97,18 @@ class Queries(Generic[Node]):
             node.handle.end_input()
         for node in self.nodes:
             node.handle.close()
+
+
+def _on_event(node: QueriedNode, event: object, received_s: float) -> None:
+    match event:
+        case AgentConnected():
+            node.deadline = time.monotonic() + ANSWER_TIMEOUT_S
+        case HostFailure():
+            node.failure = event
+        case AgentFailed(message=message, hint=hint):
+            node.failure = HostFailure(node.name, "start", message, hint)
+        case ChannelClosed():
+            if AgentEnded not in node.answers:
+                node.failure = node.failure or HostFailure(node.name, "start", "the connection was closed")
+        case _:
+            node.answers[type(event)], node.received_s[type(event)] = event, received_s

@@ -25,7 +25,7 @@ from ddplaunch.protocol.agent_entry import (
     STANDARD_LIBRARY_FIRST,
     START_VARIABLE,
 )
-from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.transport import transports
 from ddplaunch.transport.failures import HostFailure
 from ddplaunch.version import __version__
@@ -131,6 +131,7 @@ class RemoteStart:
         needs_torch: torch must be installed; false for an agent without workers.
         kept: how to ask for a keeper that an earlier run has left there; None: it is not asked for.
         entry: module whose ``main()`` is the agent.
+        login: what opens a shell there, for hints; empty: they name nothing.
     """
 
     python: str
@@ -141,6 +142,7 @@ class RemoteStart:
     needs_torch: bool = True
     kept: KeptStart | None = None
     entry: str = AGENT_MODULE
+    login: str = ""
 
 
 @dataclass(frozen=True)
@@ -168,11 +170,6 @@ class NodeFacts:
     status: int = 0
 
 
-def command(_host: str) -> tuple[str, ...]:
-    """What is executed on a host, over SSH, to start an agent there."""
-    return (COMMAND,)
-
-
 def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -> RemoteStart:
     """How to start an agent. All processes of a node of a run get ``node_tag`` in their environment.
 
@@ -181,22 +178,24 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
     Raises:
         LaunchError: the launcher's working directory has been deleted.
     """
-    env = dict(config.remote.environ)
-    python, setup = config.remote.python or sys.executable, config.remote.setup
+    transport = transports.row(config.transport)
+    start = RemoteStart(
+        python=config.remote.python or sys.executable,
+        cwd="/",
+        env=dict(config.remote.environ),
+        setup=config.remote.setup,
+        needs_torch=False,
+        login=transport.login,
+    )
     if purpose == "query":
-        return RemoteStart(python=python, cwd="/", env=env, setup=setup, needs_torch=False)
-    env |= {environment.RUN_ID: node_tag}
-    cwd = config.chdir or working_folder()
+        return start
+    start = replace(start, cwd=config.chdir or working_folder(), env={**start.env, environment.RUN_ID: node_tag})
     if purpose == "sweep":
-        return RemoteStart(python=python, cwd=cwd, env=env, setup=setup, needs_torch=False)
+        return start
     script = config.script if config.entry == "script" and not config.text else ""
-    return RemoteStart(python=python, cwd=cwd, env=env, setup=setup, script=script, kept=_kept(config, script))
-
-
-def _kept(config: LaunchConfig, script: str) -> KeptStart | None:
-    if config.keep_warm_s == 0 or not transports.row(config.transport).keeps_warm:
-        return None
-    return KeptStart(config.workers.preload, script, config.keep_warm_s)
+    asks = config.keep_warm_s != 0 and transport.keeps_warm
+    kept = KeptStart(config.workers.preload, script, config.keep_warm_s) if asks else None
+    return replace(start, script=script, needs_torch=True, kept=kept)
 
 
 def first_input(start: RemoteStart) -> bytes:
@@ -269,9 +268,8 @@ def check_facts(host: str, facts: NodeFacts, start: RemoteStart, printed: Sequen
     if facts.failed == "setup":
         said = "; ".join([line for line in printed if line.strip()][-_SHOWN_LINES:])[-_SHOWN_CHARS:]
         message = f"--remote-setup ended with exit code {facts.status}" + (f": {said}" if said else "")
-        return HostFailure(
-            host, "setup", message, "Try it with `ssh HOST`; append `; true` if the failure is harmless."
-        )
+        hint = f"Try it with `{start.login}`; append" if start.login else "Append"
+        return HostFailure(host, "setup", message, f"{hint} `; true` if the failure is harmless.")
     if facts.failed:
         hint = "Name one that every node has: --remote-python, or a --remote-setup that brings it into PATH."
         return HostFailure(host, "python", f"no {start.python}", hint)

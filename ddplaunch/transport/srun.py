@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.cluster.slurm import SRUN_DEFAULTS
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.command_handle import CommandTransport
 
@@ -21,7 +20,7 @@ _OPTIONS = (
 )
 
 _JOB_OPTIONS = (
-    *SRUN_DEFAULTS,
+    *("SLURM_CPU_BIND", "SLURM_CPU_BIND_LIST", "SLURM_CPU_BIND_TYPE", "SLURM_CPU_BIND_VERBOSE"),
     *("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_NTASKS_PER_NODE", "SLURM_NTASKS_PER_GPU", "SLURM_TASKS_PER_NODE"),
     *("SLURM_CPUS_PER_TASK", "SRUN_CPUS_PER_TASK", "SLURM_TRES_PER_TASK", "SLURM_TRES_BIND", "SLURM_CPUS_PER_GPU"),
     *("SLURM_GPUS", "SLURM_GPUS_PER_NODE", "SLURM_GPUS_PER_SOCKET", "SLURM_GPUS_PER_TASK", "SLURM_GPU_BIND"),
@@ -36,16 +35,13 @@ _JOB_OPTIONS = (
     *("SLURM_NNODES", "SLURM_JOB_NUM_NODES", "SLURM_LABELIO", "SLURM_UNBUFFEREDIO"),
     *("SLURM_STDINMODE", "SLURM_STDOUTMODE", "SLURM_STDERRMODE", "SLURM_HINT"),
 )
-"""Variables that srun reads as options. Without them a step of one task gets all of the job's resources on its node."""
+"""Variables that srun reads as options. Without them a step of one task gets all of the job's resources on its node.
 
-
-def command(host: str) -> tuple[str, ...]:
-    """Arguments of an srun that starts an agent on ``host``."""
-    return ("srun", f"--nodelist={host}", *_OPTIONS, "/bin/sh", "-c", remote_start.COMMAND)
+slurmstepd sets those of the binding, to describe that of a task."""
 
 
 def environment(inherited: Mapping[str, str]) -> dict[str, str]:
-    """``inherited`` without the variables that would change the srun of ``command``."""
+    """``inherited`` without the variables that would change such an srun."""
     return {name: value for name, value in inherited.items() if name not in _JOB_OPTIONS}
 
 
@@ -56,9 +52,10 @@ class SrunTransport(CommandTransport):
         "It starts the agents on the nodes of SLURM's allocation. `--cluster none` runs on this machine only."
     )
 
-    def command(self, index: int) -> tuple[str, ...]:
-        """The srun of node ``index``."""
-        return command(self.node_names[index])
+    @staticmethod
+    def command(host: str) -> tuple[str, ...]:
+        """A step of one task on ``host``, beside the other steps of the job."""
+        return ("srun", f"--nodelist={host}", *_OPTIONS, "/bin/sh", "-c", remote_start.COMMAND)
 
     def environment(self) -> dict[str, str]:
         """Variables of srun, which the agent inherits."""

@@ -11,47 +11,50 @@ from ddplaunch.late_dataclass import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class TransportRow:
-    """One transport. A text ``module:name`` names a class or a function.
+    """One transport.
 
     Attributes:
-        name: its word in ``LaunchConfig.transport``.
-        transport: its subclass of ``Transport``.
-        command: the function that returns the command which starts an agent on a host, for ``--plan``; empty for
-            child processes.
+        name: its word for ``--transport``, and in ``LaunchConfig.transport``.
+        code: its subclass of ``Transport``, ``module:name``.
         way: how the agents are started, as ``--plan`` says it.
         keeps_warm: its agents may leave a keeper for the next run.
+        login: what opens a shell on a host, for hints; empty: they name nothing.
     """
 
     name: str
-    transport: str
-    command: str
+    code: str
     way: str
     keeps_warm: bool
+    login: str = ""
 
 
 TABLE = [
     TransportRow(
         name="local",
-        transport="ddplaunch.transport.local:LocalTransport",
-        command="",
+        code="ddplaunch.transport.local:LocalTransport",
         way="here",
         keeps_warm=True,
     ),
     TransportRow(
         name="ssh",
-        transport="ddplaunch.transport.ssh.handle:SshTransport",
-        command="ddplaunch.transport.remote_start:command",
+        code="ddplaunch.transport.ssh.handle:SshTransport",
         way="over SSH",
         keeps_warm=True,
+        login="ssh HOST",
     ),
     TransportRow(
         name="srun",
-        transport="ddplaunch.transport.srun:SrunTransport",
-        command="ddplaunch.transport.srun:command",
+        code="ddplaunch.transport.srun:SrunTransport",
         way="through srun",
         keeps_warm=False,  # The end of a job step ends all of its processes.
+        login="srun --overlap --nodelist=HOST --pty bash",
     ),
 ]
+
+
+def of_hosts() -> tuple[str, ...]:
+    """The names of those that reach other machines."""
+    return tuple(each.name for each in TABLE if each.name != "local")
 
 
 def row(name: str) -> TransportRow:

@@ -135,7 +135,7 @@ class _Finished:
     def __exit__(self, *_: object) -> None:
         error, caught.error = caught.error, None
         if error is not None:
-            _exit_with(error, _error_file if _pid == os.getpid() else "")
+            _exit_with(error)
 
 
 caught, finished = _Caught(), _Finished()
@@ -159,20 +159,21 @@ def _with_high_number(fd: int) -> int:
     return fd
 
 
-def _exit_with(error: BaseException, error_file: str) -> NoReturn:
+def _exit_with(error: BaseException) -> NoReturn:
     """Exit as the interpreter does after an uncaught exception, without frames of this module in the traceback."""
     global exit_code
     error.__traceback__ = _script_traceback(error)
-    if not isinstance(error, KeyboardInterrupt):
-        write_error_file(error, error_file)
+    is_failure = not isinstance(error, KeyboardInterrupt) and _pid == os.getpid()  # Not of a child of the script.
+    if is_failure:
+        write_error_file(error, _error_file)
         for part in _parts:
-            part.on_error(error, os.path.dirname(error_file))
+            part.on_error(error, os.path.dirname(_error_file))
     try:
         _show(error)
     except SystemExit as end:
         exit_code = _code_of(end)
         raise
-    if not isinstance(error, KeyboardInterrupt) and _pid == os.getpid():
+    if is_failure:
         for part in _parts:
             part.on_error_shown(error)
     if type(error) is KeyboardInterrupt:

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import socket
 import sys
+import threading
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -25,7 +27,8 @@ from ddplaunch.protocol import fd_records, wire
 from ddplaunch.protocol.agent_entry import use_own_search_path
 from ddplaunch.protocol.specs import ForkserverReady, ForkserverSpec, ImportFailed, ProcessSpec, ProcessStarted
 from ddplaunch.system import linux
-from ddplaunch.worker import after_fork, bootstrap, exit, late_import, preload
+from ddplaunch.system.signals import SENT_TO_RUNS
+from ddplaunch.worker import bootstrap, exit, late_import, preload
 from ddplaunch.worker.bootstrap import caught, finished, script
 
 __all__ = ["caught", "finished", "main", "script"]
@@ -56,6 +59,26 @@ def main() -> Continuation:
     return serve(sock, spec)
 
 
+def _outlast_signals() -> None:
+    """Go on after a signal that a scheduler sends to every process of a run: the agent gets it, too, and decides.
+
+    By a handler, not by ignoring them: each process that is forked here gives them their default effect again, and so
+    does exec. Signals that were ignored before, as under nohup, stay so.
+    """
+    for signum in SENT_TO_RUNS:
+        if signal.getsignal(signum) in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(signum, _no_effect)
+
+
+def _no_effect(_signum: int, _frame: object) -> None: ...
+
+
+def _end_by_signals() -> None:
+    for signum in SENT_TO_RUNS:
+        if signal.getsignal(signum) is _no_effect:
+            signal.signal(signum, signal.SIG_DFL)
+
+
 def first_record(sock: socket.socket) -> ForkserverSpec | None:
     """Block for the agent's first record; None when the agent has closed the socket."""
     received = _receive(sock, (ForkserverSpec,))
@@ -64,6 +87,7 @@ def first_record(sock: socket.socket) -> ForkserverSpec | None:
 
 def serve(sock: socket.socket, spec: ForkserverSpec) -> Continuation:
     """Import modules and serve; see ``main``."""
+    _outlast_signals()
     linux.set_command_line(["ddplaunch", "forkserver", spec.run_id])
     return _serve(sock, spec) if _prepare(sock, spec) else lambda: None
 
@@ -191,7 +215,8 @@ def quiet_fork() -> int:
 
 
 def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Continuation:
-    """Set up the new process: cgroup, session, descriptors, environment, CPUs; close all other descriptors."""
+    """Set up the new process: signals, cgroup, session, descriptors, environment, CPUs; close other descriptors."""
+    _end_by_signals()
     if spec.cgroup:
         # The cgroup comes first, so that all children of the process are inside. A failure is harmless: the sweep finds
         # the processes without a cgroup, too.
@@ -211,7 +236,7 @@ def _become(spec: ProcessSpec, fds: list[int], server: ForkserverSpec) -> Contin
         linux.set_command_line(["ddplaunch", spec.how, os.environ.get("DDPLAUNCH_RUN_ID", "")])
         use_own_search_path(drop_first=False)
         return partial(importlib.import_module(f"ddplaunch.rendezvous.{spec.how}").serve, *range(3, len(fds)))
-    after_fork.reinitialize()
+    reinitialize()
     exit.reset_finalizers()
     how: Literal["module", "function", "script"] = spec.how if spec.how in ("module", "function") else "script"
     # A preloaded package may use torch without an import of its own.
@@ -262,3 +287,40 @@ def _receive(sock: socket.socket, allowed: tuple[type, ...]) -> tuple[Any, list[
         return fd_records.receive(sock, allowed, _MAX_FDS)
     except ConnectionError:
         return None
+
+
+# State of a process that a fork must not share with the others.
+
+
+def reinitialize() -> None:
+    """Set random seeds, standard streams and the main thread's id as a new interpreter does."""
+    _reseed()
+    for fd, name in enumerate(("stdin", "stdout", "stderr")):
+        stream = _reopened(fd, getattr(sys, name))
+        setattr(sys, name, stream)
+        setattr(sys, f"__{name}__", stream)
+    # After a fork CPython updates the main thread's ident but not its native id.
+    threading.main_thread()._native_id = threading.get_native_id()  # type: ignore[attr-defined]
+
+
+def _reopened(fd: int, old: io.TextIOWrapper) -> io.TextIOWrapper:
+    """The stream as ``python -u`` opens it. A stream caches whether its file is seekable, and ``fd`` is a new file."""
+    raw = io.FileIO(fd, "wb" if fd else "rb", closefd=False)
+    raw.name = old.name
+    binary = raw if fd else io.BufferedReader(raw)
+    stream = io.TextIOWrapper(binary, old.encoding, old.errors, "\n", write_through=True)
+    stream.mode = old.mode  # type: ignore[misc]
+    return stream
+
+
+def _reseed() -> None:
+    """Reseed generators that were seeded at import: forks would draw equal numbers, new processes do not.
+
+    ``random`` reseeds itself after a fork. Torch's CUDA generators do not exist yet.
+    """
+    torch = sys.modules.get("torch")
+    if torch is not None:
+        torch.default_generator.seed()
+    random = sys.modules.get("numpy.random")
+    if random is not None:
+        random.seed()

@@ -1,7 +1,10 @@
-"""Hides the preloaded torch until the script imports it, and then notices variables that the script has set for it.
+"""What happens when the script imports a module: torch, which is preloaded, or one that a feature patches.
 
-Runs in a forked worker. In a new process torch reads these variables when the script imports it; here it has read them
-before the fork. Must not import torch.
+Runs in a worker, in the thread that imports.
+
+A forked worker hides the preloaded torch until the script imports it, and then notices variables that the script has
+set for it. In a new process torch reads these variables when the script imports it; here it has read them before the
+fork. A module that a feature patches must not be loaded ahead only for that: the patch waits for the import, too.
 """
 
 from __future__ import annotations
@@ -11,15 +14,17 @@ import copy
 import os
 import sys
 from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import PathFinder
 from typing import TYPE_CHECKING, Any
-
-from ddplaunch.worker import preload
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
     from importlib.machinery import ModuleSpec
     from types import ModuleType
 
+    Patch = Callable[[ModuleType], None]
+
+# The preloaded torch.
 
 _names: tuple[str, ...] = ()
 _modules_seen = 0
@@ -80,6 +85,8 @@ class _Hidden(MetaPathFinder, Loader):
 
 def _apply(torch: Any, before: Mapping[str, str]) -> None:
     """Give variables that have changed since ``before`` their effect on torch; rank 0 warns where that is too late."""
+    from ddplaunch.worker import preload  # Only a forked worker needs it, in which it is loaded.
+
     changed = {name for name in before.keys() | os.environ.keys() if before.get(name) != os.environ.get(name)}
     late = [name for name in sorted(changed) if preload.is_read_at_import(name) and not _is_applied(torch, name)]
     if late and os.environ.get("RANK", "0") == "0":
@@ -101,3 +108,51 @@ _SETTERS: dict[str, Callable[[Any], object]] = {
     "TORCH_DISTRIBUTED_DEBUG": lambda torch: torch.distributed.set_debug_level_from_env(),
 }
 """Variable -> what gives its present value an effect."""
+
+
+# A module that a feature patches.
+
+
+def after_import(name: str, patch: Patch) -> None:
+    """Call ``patch`` with module ``name``: now if it is loaded, otherwise when the script imports it."""
+    if name in sys.modules:
+        patch(sys.modules[name])
+        return
+    finder = next((each for each in sys.meta_path if isinstance(each, _PatchFinder)), None)
+    if finder is None:
+        finder = _PatchFinder()
+        sys.meta_path.insert(0, finder)
+    finder.patches[name] = patch
+
+
+class _PatchFinder(MetaPathFinder):
+    def __init__(self) -> None:
+        self.patches: dict[str, Patch] = {}
+
+    def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
+        if fullname not in self.patches:
+            return None
+        spec = PathFinder.find_spec(fullname, path, target)
+        if spec and spec.loader:
+            spec.loader = _PatchLoader(spec.loader, self.patches[fullname])
+        return spec
+
+
+class _PatchLoader(Loader):
+    """Stands in for a module's loader until the module is loaded."""
+
+    def __init__(self, loader: Loader, patch: Patch) -> None:
+        self._loader, self._patch = loader, patch
+
+    def __getattr__(self, name: str) -> Any:
+        """What a loader may also have, such as ``get_code`` for ``python -m``."""
+        return getattr(self._loader, name)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        assert module.__spec__
+        module.__spec__.loader = module.__loader__ = self._loader
+        self._loader.exec_module(module)
+        self._patch(module)

@@ -31,7 +31,10 @@ class WorkerPart:
         """The script has ended in any way. Also called in a child that it has forked."""
 
     def on_error(self, error: BaseException, folder: str) -> None:
-        """The script has not caught ``error``. ``folder`` is the worker's for files; empty: it has none."""
+        """The script has not caught ``error``. ``folder`` is the worker's for files; empty: it has none.
+
+        Like ``on_error_shown`` not called in a child that the script has forked.
+        """
 
     def on_error_shown(self, error: BaseException) -> None:
         """The traceback of ``error`` has been printed; this process ends next."""

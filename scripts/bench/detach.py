@@ -22,8 +22,9 @@ from common import DDPLAUNCH, PROGRAMS, REPEATS, size
 
 ROUNDS = size("BENCH_ROUNDS", 20, 1)
 LINES = size("BENCH_LINES", 200_000, 100)
-WORKERS, VIEWERS, CODE = 4, size("BENCH_VIEWERS", 10, 2), 7
+WORKERS, VIEWERS, CODE = 4, size("BENCH_VIEWERS", 10, 1), 7
 LIMIT_S = 120.0
+SIGNALS = (signal.SIGKILL, signal.SIGHUP)[: size("BENCH_SIGNALS", 2, 1)]
 
 UNTIL = f'echo begins; while [ ! -e "$0" ]; do sleep 0.05; done; exit {CODE}'
 
@@ -155,7 +156,7 @@ def check(folder: Path) -> None:
 def main() -> None:
     """Print the figures."""
     print(f"load of the last minute: {os.getloadavg()[0]:.1f}, {os.cpu_count()} CPUs", flush=True)
-    for signum in (signal.SIGKILL, signal.SIGHUP):
+    for signum in SIGNALS:
         good = sum(ends_with_its_code(signum) for _ in range(ROUNDS))
         print(
             f"session of the shell, {signum.name}: the run has ended with its own code in {good} of {ROUNDS}",

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 HANGS = Path(__file__).resolve().parents[2] / "tests" / "support" / "programs" / "hangs.py"
 WATCH: tuple[str, ...] = ()
 OFF = ("--hang-report", "off")
-RANKS, SLOTS = 4, 6
+RANKS, SLOTS = size("BENCH_RANKS", 4, 3), 6
 SECONDS, PERIOD_S = size("BENCH_S", 270.0, 2.8), size("BENCH_PERIOD_S", 1.0, 0.2)
 START_S, IDLE_S, SETTLE_S = (
     size("BENCH_START_S", 20.0, 10.0),
@@ -104,7 +104,7 @@ def run(seconds: float) -> list[Job]:
     end = start + seconds
     jobs = [
         Job(begin(options, PROGRAMS / "slot_steps.py", index, start, end, PERIOD_S))
-        for index, options in enumerate((WATCH, OFF, OFF))
+        for index, options in enumerate((WATCH, OFF, OFF)[: size("BENCH_RUNNING", 3, 2)])
     ]
     with ThreadPoolExecutor() as pool:
         list(pool.map(lambda job: follow(job, start, end), jobs))
@@ -152,7 +152,7 @@ def wakeups(options: Sequence[str]) -> tuple[float, float]:
 
 
 def rows(jobs: list[Job], seconds: float) -> list[tuple[str, str, str]]:
-    watched, off, control = jobs
+    watched, off, control = jobs[0], jobs[1], jobs[-1]  # At the smallest size there is no control.
     steps, wall_s, cpu_s, _ = map(sum, zip(*watched.slots.values(), strict=True))
     rate = cpu_s / wall_s * RANKS  # CPU seconds of the job in a second in which it runs.
     share: Callable[[float], str] = lambda used_s: f"{used_s / seconds / rate:.4%}"  # noqa: E731
@@ -172,7 +172,7 @@ def main() -> None:
     seconds = float(sys.argv[1]) if sys.argv[1:] else SECONDS
     table = rows(run(seconds), seconds)
     with ThreadPoolExecutor() as pool:
-        found = list(pool.map(wakeups, (WATCH, OFF)))
+        found = list(pool.map(wakeups, (WATCH, OFF)[: size("BENCH_WAYS", 2, 1)]))
     for name, values in zip(("launcher and agent", "all others"), zip(*found, strict=True), strict=True):
         table.append((f"wake-ups a second, three ranks wait for one: {name}", *(f"{value:.2f}" for value in values)))
     print("| measure | with the watch, to without | without, to without |\n|---|---|---|")

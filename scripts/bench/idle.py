@@ -89,8 +89,9 @@ def idle_cost(command: tuple[str, ...]) -> tuple[float, float]:
 
 def main() -> None:
     check_hosts()
-    memory = {command: [measure(command) for _ in range(REPEATS)] for command in (TORCHRUN, DDPLAUNCH)}
-    cost = {command: idle_cost(command) for command in (TORCHRUN, DDPLAUNCH)}
+    commands = dict.fromkeys((TORCHRUN, DDPLAUNCH))  # One at the smallest size.
+    memory = {command: [measure(command) for _ in range(REPEATS)] for command in commands}
+    cost = {command: idle_cost(command) for command in commands}
     total = {command: statistics.median(whole for _, whole in runs) for command, runs in memory.items()}
     parts = [statistics.median(column) for column in zip(*(own for own, _ in memory[DDPLAUNCH]), strict=True)]
     torchrun_mb = statistics.median(own[0] for own, _ in memory[TORCHRUN])

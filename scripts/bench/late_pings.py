@@ -33,7 +33,6 @@ from ddplaunch.features.hangs.records import (
     PendingCall,
     ProcessGroup,
     RankEvidence,
-    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
@@ -130,7 +129,7 @@ class Agents:
         lost = WorkerError("RuntimeError: Connection closed by peer", "Traceback\n" + STACK, time.time())
         exits = tuple(worker_exit(node, local, error=lost) for local in range(WORKERS))
         result = AttemptResult(attempt, "failed", exits, 60.0, attempt_follows=not attempt, restart_count=attempt)
-        return wire.encode(AttemptEnded(result, (RanksAtFailure(attempt, known),)))
+        return wire.encode(AttemptEnded(result, (WorkersExamined(attempt, 0, known),)))
 
     def _begin(self, phase: str, is_over: Callable[[], bool], *records: object) -> None:
         self._began[phase] = time.monotonic()

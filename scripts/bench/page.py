@@ -30,7 +30,7 @@ def made(folder: Path) -> tuple[float, float, float]:
     """Make the page in a new process: seconds, CPU seconds, and MB of memory at most."""
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.monotonic()
     code = (
-        "import resource; from ddplaunch.features.page.__main__ import main; main(); "
+        "import resource; from ddplaunch.features.page.make import main; main(); "
         "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
     )
     done = subprocess.run([sys.executable, "-c", code, str(folder)], input=b"\n", capture_output=True, check=True)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 SECONDS = size("BENCH_S", 60.0, 0.2)
-WORKERS, RANKS, NODES = 8, 2, 64
+WORKERS, RANKS, NODES = size("BENCH_WORKERS", 8, 1), size("BENCH_RANKS", 2, 1), 64
 SLOT_S, START_S = size("BENCH_SLOT_S", 1.0, 0.2), size("BENCH_START_S", 25.0, 10.0)
 DAY_S = size("BENCH_DAY_S", 86_400, 600)
 OFF = ("--no-samples",)
@@ -68,7 +68,8 @@ def cpu_shares(options: Sequence[str]) -> tuple[float, float]:
 
 def cpu() -> None:
     rows: list[list[tuple[float, float]]] = [[], []]
-    for options, found in (((), rows[0]), (OFF, rows[1]), (OFF, rows[1]), ((), rows[0])):
+    turns = ((), rows[0]), (OFF, rows[1]), (OFF, rows[1]), ((), rows[0])
+    for options, found in turns[: size("BENCH_TURNS", 4, 2)]:
         found.append(cpu_shares(options))
     for name, which in (("agent", 0), ("launcher", 1)):
         on, off = (statistics.fmean(each[which] for each in found) for found in rows)

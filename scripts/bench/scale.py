@@ -158,7 +158,7 @@ class Handle:
     def __init__(self, index: int, nodes: Nodes) -> None:
         self._index, self._nodes = index, nodes
         self.inherited_fds: dict[str, int] = {}
-        self.delayed_until = 0.0
+        self.heard_at = 0.0
 
     def send(self, record: object) -> None:
         self._nodes.receive(self._index, record)

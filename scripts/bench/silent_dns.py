@@ -15,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import DDPLAUNCH, REPEATS, size
+from common import DDPLAUNCH, IS_SMALLEST, REPEATS, size
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -50,7 +50,7 @@ def measure(lab: Lab, folder: str) -> float:
 def main() -> None:
     keys = Keys(Path(tempfile.mkdtemp()))
     with tempfile.TemporaryDirectory() as folder, Lab(Path(folder) / "lab", keys, HOSTS) as lab:
-        normal_s = measure(lab, folder)
+        normal_s = float("inf") if IS_SMALLEST else measure(lab, folder)
         for number, node in enumerate(lab.nodes):
             node.silence_dns()
             if number:

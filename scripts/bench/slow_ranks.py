@@ -18,9 +18,9 @@ from pathlib import Path
 from common import PROGRAMS, REPEATS, size
 
 from ddplaunch.features.hangs.records import CollectiveTimes
-from ddplaunch.features.slow_ranks.slow_ranks import host_warning, rank_lateness, warning
+from ddplaunch.features.slow_ranks.slow_ranks import rank_lateness, warning
 
-RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 1)
+RUNS = int(sys.argv[1]) if len(sys.argv) > 1 else size("BENCH_ROUNDS", 20, 0)
 EVEN_RUNS = size("BENCH_EVEN_ROUNDS", RUNS, 0)
 SLOW_S, STEPS_S = size("BENCH_RUN_S", 35.0, 1.0), size("BENCH_STEPS_S", 45.0, 1.0)
 JOBS = 4
@@ -74,7 +74,7 @@ def made_up_job_is_accused(run: int) -> bool:
     return bool(
         warning(rank_lateness(times))
         or warning(rank_lateness(times, clocks))
-        or host_warning(rank_lateness(times, clocks, of_hosts=True))
+        or warning(rank_lateness(times, clocks, of_hosts=True), of_hosts=True)
     )
 
 

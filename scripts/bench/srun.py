@@ -138,7 +138,7 @@ def main() -> None:
                 lambda: row("a rank raises -> all workers of both nodes gone", bench.failure_s, torchrun=1),
                 lambda: row(KILL_ON_BAD_EXIT, lambda t: bench.failure_s(t, "--kill-on-bad-exit=1")),
             )
-            rows = [measure() for measure in measures[: size("BENCH_MEASURES", len(measures), 2)]]
+            rows = [measure() for measure in measures[: size("BENCH_MEASURES", len(measures), 1)]]
     print_table(f"srun, {NODES} nodes x {WORKERS} workers", rows)
 
 

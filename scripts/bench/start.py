@@ -11,7 +11,7 @@ def job(program: str, workers: int) -> tuple[str, ...]:
     return ("--nproc-per-node", str(workers), str(PROGRAMS / program))
 
 
-WORKERS, DDP_WORKERS = size("BENCH_WORKERS", (8, 32), (1,)), size("BENCH_DDP_WORKERS", 8, 1)
+WORKERS, DDP_WORKERS = size("BENCH_WORKERS", (8, 32), ()), size("BENCH_DDP_WORKERS", 8, 1)
 MEASURES = (
     *((f"all-reduce job, {count} workers", job("all_reduce.py", count), REPEATS) for count in WORKERS),
     (f"DDP step job, {DDP_WORKERS} workers", job("ddp_step.py", DDP_WORKERS), REPEATS),

@@ -16,11 +16,15 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 from common import DDPLAUNCH, PROGRAMS, REPEATS, TORCHRUN, check_hosts, size
 
 from ddplaunch.features.warm import keeper_files
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).parent.parent.parent
 sys.path.insert(0, str(ROOT))
@@ -30,7 +34,11 @@ WORKERS = size("BENCH_WORKERS", 8, 2)
 PRELOAD = os.environ.get("BENCH_PRELOAD", "sympy,torch._dynamo")
 RUNS = size("BENCH_WARM_RUNS", 200, 1)
 KILLS = size("BENCH_WARM_KILLS", 20, 1)
+VICTIMS = ("launcher", "agent", "forkserver")[: size("BENCH_WARM_VICTIMS", 3, 1)]
 SCRIPT = PROGRAMS / "first_line.py"
+WAYS: tuple[tuple[str, ...], ...] = ((), ("--preload", PRELOAD))[: size("BENCH_WARM_WAYS", 2, 1)]
+COMPARED = size("BENCH_WARM_COMPARED", 3, 1)
+"""So many of: warm, cold, torchrun."""
 
 
 class State:
@@ -64,6 +72,16 @@ class State:
             psutil.wait_procs([keeper], 10)
 
 
+@contextlib.contextmanager
+def kept(*options: str) -> Iterator[State]:
+    """A state folder with a keeper."""
+    with tempfile.TemporaryDirectory() as folder:
+        state = State(folder)
+        state.leave(*options)
+        yield state
+        state.end()
+
+
 def first_line(command: tuple[str, ...], environ: dict[str, str], hosts: int = 1) -> tuple[float, float]:
     """Seconds from the command to the first line of its workers, and to that of the last worker."""
     started = time.perf_counter()
@@ -85,21 +103,17 @@ def first_line(command: tuple[str, ...], environ: dict[str, str], hosts: int = 1
 
 def start() -> None:
     """Second runs beside our own cold start and torchrun, in turns."""
-    ways: tuple[tuple[str, ...], ...] = ((), ("--preload", PRELOAD))
-    for options in ways[: size("BENCH_WARM_WAYS", 2, 1)]:
-        with tempfile.TemporaryDirectory() as folder:
-            state = State(folder)
-            state.leave(*options)
+    for options in WAYS:
+        with kept(*options) as state:
             commands = {
                 "warm": (*DDPLAUNCH, *options),
                 "cold": (*DDPLAUNCH, "--keep-warm", "0", *options),
                 "torchrun": (*TORCHRUN, "--standalone"),
             }
-            taken: dict[str, list[tuple[float, float]]] = {name: [] for name in commands}
+            taken: dict[str, list[tuple[float, float]]] = {name: [] for name in [*commands][:COMPARED]}
             for _ in range(REPEATS):
-                for name, command in commands.items():
-                    taken[name].append(first_line(command, state.environ))
-            state.end()
+                for name, times in taken.items():
+                    times.append(first_line(commands[name], state.environ))
         show(f"{WORKERS} workers, {' '.join(options) or 'torch only'}", taken)
 
 
@@ -114,7 +128,7 @@ def show(title: str, taken: dict[str, list[tuple[float, float]]]) -> None:
         print(f"of the last worker {last:.3f} s")
 
 
-HOSTS = 2
+HOSTS = size("BENCH_NODES", 2, 1)
 
 
 def ssh() -> None:
@@ -136,27 +150,23 @@ def ssh() -> None:
             run("warm", "--keep-warm", "1h")
             while len(list(Path(folder, "ddplaunch").glob("warm-*.sock"))) < HOSTS:
                 time.sleep(0.05)
-            taken: dict[str, list[tuple[float, float]]] = {way: [] for way in ways}
+            taken: dict[str, list[tuple[float, float]]] = {way: [] for way in [*ways][:COMPARED]}
             for _ in range(REPEATS):
-                for way in ways:
-                    taken[way].append(run(way))
+                for way, times in taken.items():
+                    times.append(run(way))
     show(f"{WORKERS} workers on {HOSTS} hosts over SSH, torch only", taken)
 
 
-def leaks() -> None:
+def leaks(state: State) -> None:
     """Descriptors and memory of the keeper after many runs, and processes that are left."""
-    with tempfile.TemporaryDirectory() as folder:
-        state = State(folder)
-        state.leave()
+    first_line(DDPLAUNCH, state.environ)
+    keeper = state.keeper()
+    assert keeper
+    before = state_of(keeper)
+    for _ in range(RUNS):
         first_line(DDPLAUNCH, state.environ)
-        keeper = state.keeper()
-        assert keeper
-        before = state_of(keeper)
-        for _ in range(RUNS):
-            first_line(DDPLAUNCH, state.environ)
-        after = state_of(keeper)
-        assert state.keeper() == keeper, "another keeper"
-        state.end()
+    after = state_of(keeper)
+    assert state.keeper() == keeper, "another keeper"
     print(f"\n{RUNS} warm runs; keeper:")
     for name, value in before.items():
         growth = f" ({(after[name] / value - 1) * 100:+.2f} %)" if value else ""
@@ -175,23 +185,19 @@ def state_of(keeper: psutil.Process) -> dict[str, int]:
     }
 
 
-def kills() -> None:
+def kills(state: State) -> None:
     """SIGKILL at random moments of a warm run: is the run gone, and does the next one work?"""
-    with tempfile.TemporaryDirectory() as folder:
-        state = State(folder)
-        state.leave()
-        took = statistics.median(first_line(DDPLAUNCH, state.environ)[1] for _ in range(3))
-        for victim in ("launcher", "agent", "forkserver"):
-            clean = warm = missed = 0
-            for number in range(KILLS):
-                hit, is_clean = _killed(state, victim, random.uniform(0, took * 1.2), f"{victim}{number}")
-                missed += not hit
-                clean += is_clean
-                first_line(DDPLAUNCH, state.environ)
-                warm += state.keeper() is not None
-            print(f"{victim} killed: {clean} of {KILLS} clean, the next run worked {KILLS} times,", end=" ")
-            print(f"keeper left {warm} ({missed} times it had not begun or had ended)", flush=True)
-        state.end()
+    took = statistics.median(first_line(DDPLAUNCH, state.environ)[1] for _ in range(min(3, KILLS)))
+    for victim in VICTIMS:
+        clean = warm = missed = 0
+        for number in range(KILLS):
+            hit, is_clean = _killed(state, victim, random.uniform(0, took * 1.2), f"{victim}{number}")
+            missed += not hit
+            clean += is_clean
+            first_line(DDPLAUNCH, state.environ)
+            warm += state.keeper() is not None
+        print(f"{victim} killed: {clean} of {KILLS} clean, the next run worked {KILLS} times,", end=" ")
+        print(f"keeper left {warm} ({missed} times it had not begun or had ended)", flush=True)
 
 
 def _killed(state: State, victim: str, after_s: float, run_id: str) -> tuple[bool, bool]:
@@ -240,5 +246,11 @@ def _is(pid: int, kind: str) -> bool:
 
 if __name__ == "__main__":
     check_hosts()
-    for part in sys.argv[1:] or ("start", "ssh", "leaks", "kills"):
-        {"start": start, "ssh": ssh, "leaks": leaks, "kills": kills}[part]()
+    parts = sys.argv[1:] or ("start", "ssh", "leaks", "kills")
+    for part, measure in {"start": start, "ssh": ssh}.items():
+        if part in parts:
+            measure()
+    with kept() if {"leaks", "kills"} & {*parts} else contextlib.nullcontext() as state:
+        for part, measure_state in {"leaks": leaks, "kills": kills}.items():
+            if part in parts:
+                measure_state(state)

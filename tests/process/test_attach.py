@@ -85,7 +85,7 @@ def test_ctrl_c_leaves_and_says_how_to_come_back(go: Path, screen: Screen) -> No
     assert is_alive(launcher_of(run_id))
 
 
-@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 128 + signal.SIGTERM), (b"\n", LEFT), (CTRL_C, LEFT)])
+@pytest.mark.parametrize(("answer", "code"), [(b"y\n", 128 + signal.SIGTERM), (CTRL_C, LEFT)])
 def test_ctrl_c_twice_asks_whether_to_stop_the_run(answer: bytes, code: int, go: Path, screen: Screen) -> None:
     run_id = started(go)
     viewer = screen.start("--attach", run_id)
@@ -229,7 +229,7 @@ def test_what_cannot_be_shown_is_an_error(option: str, go: Path) -> None:
     running.finish()
     for words, text in (
         ((option, JOB, "x.py"), "no script is run"),
-        ((option, JOB, "--ps"), f"{option} cannot be combined with --ps"),
+        ((option, JOB, "--ps"), f"--ps cannot be combined with {option}"),
         ((option, JOB, "--hosts", "gpu1"), "reads files of this machine"),
     ):
         refused = run(*words)

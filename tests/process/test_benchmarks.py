@@ -21,7 +21,7 @@ LAST_WORDS = {
     "sample_cost": "with samples / without",
     "silent_dns": "with a silent name server",
     "slow_ranks": "with --hang-report off",
-    "warm": "forkserver killed",
+    "warm": "launcher killed",
 }
 """What a benchmark without a table prints last."""
 

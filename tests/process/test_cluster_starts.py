@@ -1,4 +1,7 @@
-"""Launchers that a scheduler starts, once per node or once per worker: they find each other by its variables alone."""
+"""Launchers that a scheduler starts, once per node: they find each other by its variables alone.
+
+Once per worker: tests/slurm/test_srun.py.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.cluster.schedulers import candidate_ports
+from ddplaunch.cluster.scheduler_readers import candidate_ports
 from tests.process.test_nodes_meet import SUM, WAIT, sums
 from tests.support.runs import Running, start
 
@@ -27,29 +30,27 @@ def script(tmp_path: Path) -> Path:
     return tmp_path / "job.py"
 
 
-def task(job_id: str, script: Path, rank: int, per_node: int, *options: str) -> Running:
-    """One task of a step on two nodes."""
-    node_id = rank // per_node
+def task(job_id: str, script: Path, rank: int, *options: str) -> Running:
+    """The task of one of the two nodes of a step."""
     variables = {
         "SLURM_JOB_ID": job_id,
         "SLURM_STEP_ID": "0",
         "SLURM_STEP_NODELIST": NODES,
         "SLURM_STEP_NUM_NODES": "2",
-        "SLURM_STEP_NUM_TASKS": str(2 * per_node),
-        "SLURM_STEP_TASKS_PER_NODE": f"{per_node}(x2)",
-        "SLURM_NODEID": str(node_id),
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_STEP_TASKS_PER_NODE": "1(x2)",
+        "SLURM_NODEID": str(rank),
         "SLURM_PROCID": str(rank),
-        "SLURM_LOCALID": str(rank % per_node),
-        "SLURMD_NODENAME": NODES.split(",")[node_id],
+        "SLURM_LOCALID": "0",
+        "SLURMD_NODENAME": NODES.split(",")[rank],
     }
     return start(*options, script, env={"OMP_NUM_THREADS": "1", **variables})
 
 
-@pytest.mark.torch
 def test_one_task_per_node_is_one_agent_per_node(job_id: str, script: Path):
     script.write_text(SUM)
     options = ("-v", "--nproc-per-node", "2")
-    finished = [each.finish() for each in [task(job_id, script, rank, 1, *options) for rank in (1, 0)]]
+    finished = [each.finish() for each in [task(job_id, script, rank, *options) for rank in (1, 0)]]
     assert [done.returncode for done in finished] == [0, 0], finished[0].err
     assert [line.split()[:4] for line in sums(finished)] == [["4", str(n), str(n % 2), "4"] for n in range(4)]
     assert f"SLURM job {job_id}, step 0: node 1 of 2 (elsewhere,localhost)" in finished[0].err
@@ -63,7 +64,7 @@ def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):
     other = start(*endpoint, f"localhost:{taken}", script)
     other.wait_for("waiting at")
     with socket.create_server(("127.0.0.1", silent)):
-        nodes = [task(job_id, script, rank, 1, "--nproc-per-node", "1") for rank in (1, 0)]
+        nodes = [task(job_id, script, rank, "--nproc-per-node", "1") for rank in (1, 0)]
         finished = [each.finish() for each in nodes]
     assert [done.returncode for done in finished] == [0, 0], finished[0].err
     assert [line.split()[0] for line in sums(finished)] == ["2", "2"]
@@ -73,27 +74,11 @@ def test_ports_of_other_runs_are_passed_over(job_id: str, script: Path):
 
 def test_a_node_that_comes_first_waits_for_the_one_that_serves(job_id: str, script: Path):
     script.write_text(WAIT)
-    early = task(job_id, script, 1, 1, "-v", "--nproc-per-node", "1", "--rdzv-conf", "join_timeout=1")
+    early = task(job_id, script, 1, "-v", "--nproc-per-node", "1", "--rdzv-conf", "join_timeout=1")
     done = early.finish()
     assert done.returncode == 83
     port, *others = candidate_ports(f"slurm-{job_id}.0.0")
     assert f"localhost:{port} (or port {others[0]}, " in done.err
-
-
-def test_a_task_per_worker_becomes_that_worker(job_id: str, script: Path):
-    script.write_text(SUM)
-    finished = [each.finish() for each in [task(job_id, script, rank, 2) for rank in range(4)]]
-    assert [done.returncode for done in finished] == [0] * 4, finished[0].err
-    # The sum, RANK, LOCAL_RANK, WORLD_SIZE, LOCAL_WORLD_SIZE, GROUP_RANK, GROUP_WORLD_SIZE, restarts.
-    assert sums(finished) == [f"4 {n} {n % 2} 4 2 {n // 2} 2 0" for n in range(4)]
-
-
-def test_a_worker_that_fails_ends_all_tasks_with_its_code(job_id: str, script: Path):
-    script.write_text("import os, signal\nexit(7) if os.environ['RANK'] == '2' else signal.pause()\n")
-    finished = [each.finish() for each in [task(job_id, script, rank, 2) for rank in range(4)]]
-    assert [done.returncode for done in finished] == [7] * 4
-    assert all("rank 2 on " in done.err for done in finished)
-    assert ["(local_rank 0, pid " in done.err for done in finished] == [False, False, True, False]
 
 
 def test_a_job_that_nobody_can_requeue_is_not_started(script: Path, tmp_path: Path):

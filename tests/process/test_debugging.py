@@ -60,9 +60,8 @@ def test_one_rank_after_the_other_has_the_terminal(start_method: str, screen: De
     assert shown.count(b"torch's own timeouts") == 1
 
 
-def test_only_chosen_ranks_stop(start_method: str, screen: Debugger, script) -> None:
-    options = ("--start-method", start_method, "--nproc-per-node", "3", "--debug-ranks", "1")
-    running = screen.start(*options, script(STOP), "0", "1", "2")
+def test_only_chosen_ranks_stop(screen: Debugger, script) -> None:
+    running = screen.start("--nproc-per-node", "3", "--debug-ranks", "1", script(STOP), "0", "1", "2")
     assert b"--debug-ranks: only rank 1 can stop in a debugger, the others go on" in screen.prompted()
     screen.enter("c")
     assert running.finish().returncode == 0

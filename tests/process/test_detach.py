@@ -174,8 +174,8 @@ def test_a_run_that_succeeds_at_once_has_an_id() -> None:
         (("--log-dir", "/proc/none", "--no-python", "true"), NODE_NOT_READY, "no logs are kept: /proc/none"),
         (("--nnodes", "2", "--rdzv-endpoint", "h:1", "x.py"), USAGE, "not where every node has its own launcher"),
         (("--debug-on-error", __file__), USAGE, "--detach cannot be combined with --debug-on-error"),
-        (("--plan", "x.py"), USAGE, "--plan cannot be combined with --detach"),
-        (("--check",), USAGE, "--check cannot be combined with --detach"),
+        (("--plan", "x.py"), USAGE, "--detach cannot be combined with --plan"),
+        (("--check",), USAGE, "--detach cannot be combined with --check"),
         (("--ps",), USAGE, "--ps cannot be combined with --detach"),
     ],
 )

@@ -20,6 +20,7 @@ def screens() -> dict[str, str]:
     return {match[2]: match[3] for page in PAGES for match in SCREEN.finditer(page.read_text())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", COMPARED)
 def test_a_screen_shows_what_is_printed(name: str):
     text = screens()[name]

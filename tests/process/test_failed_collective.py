@@ -38,15 +38,10 @@ def waiting(tmp_path: Path, *arguments: str) -> list[str]:
     return attempt["collectives"]
 
 
-@pytest.mark.parametrize(
-    ("options", "host"),
-    [(("--nproc-per-node", "3"), ""), (("--dry-run", "--nnodes", "3", "--nproc-per-node", "1"), " on node2")],
-    ids=["one node", "three nodes"],
-)
-def test_a_timeout_names_the_rank_that_did_not_come(tmp_path: Path, options: tuple[str, ...], host: str) -> None:
-    first, second, third = waiting(tmp_path, *options, "sleep")
-    assert first == f"rank 2{host} never joined all_reduce #6 of default_pg (3 floats)"
-    assert re.fullmatch(r"ranks? [01-]+ waited there since [\d:]+ \(train.py:13\)", second)
+def test_a_timeout_names_the_rank_that_did_not_come(tmp_path: Path) -> None:
+    first, second, third = waiting(tmp_path, "--dry-run", "--nnodes", "2", "--nproc-per-node", "2", "sleep")
+    assert first == "rank 2 on node1 never joined all_reduce #6 of default_pg (3 floats)"
+    assert re.fullmatch(r"ranks? [0-3, -]+ waited there since [\d:]+ \(train.py:13\)", second)
     assert third.startswith("rank 2 is at train.py:9 in <module>")
 
 

@@ -42,26 +42,6 @@ def test_where_every_rank_was_is_told_whatever_it_hung_in(start_method: str) -> 
     assert "left:     nothing; every process of this run has ended" in finished.err
 
 
-@pytest.mark.torch
-def test_ranks_that_wait_for_one_that_is_elsewhere_are_told_together(tmp_path: Path) -> None:
-    script = tmp_path / "train.py"
-    script.write_text(
-        "import time, torch, torch.distributed as dist\n"
-        "dist.init_process_group('gloo')\n"
-        "def load():\n"
-        "    while True: time.sleep(0.01)\n"
-        "def step():\n"
-        "    dist.all_reduce(torch.ones(1))\n"
-        "load() if dist.get_rank() == 1 else step()\n"
-    )
-    finished = hang(script, workers=4, timeout="5")
-    assert finished.returncode == HUNG, finished.err
-    assert re.search(r"the job hangs; rank 1 never joined all_reduce #1 of default_pg \(1 float\)", finished.err)
-    found = where(finished.err)
-    assert found["rank 1"] == "train.py:4 in load"
-    assert found["ranks 0, 2-3"].startswith("train.py:6 in step (all_reduce, distributed_c10d.py:")
-
-
 def test_a_job_that_hangs_is_restarted() -> None:
     finished = hang("--max-restarts", "1", HANG, "1=loop", "first")
     assert finished.returncode == 0, finished.err

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 EXIT_WITH = PROGRAMS / "exit_with.py"
 STAND_STILL = PROGRAMS / "stand_still.py"
-TRAIN_TINY = PROGRAMS / "train_tiny.py"
 
 
 def dry(*injections: str, nodes: str = "2", nproc: int = 1) -> tuple[str, ...]:
@@ -68,17 +67,6 @@ def test_a_rank_that_is_to_exit_ends_with_that_code_when_it_prints_the_line() ->
     assert "[node0:1] attempt 0 of" in finished.out
     assert returncodes(finished.report["attempts"][0]) == [-15, 7]
     assert re.match(r"rank 1 on node0 ended with exit code 7 .* the job ended with exit code 7$", account(finished))
-
-
-@pytest.mark.torch
-def test_training_recovers_from_one_failure_after_the_other(tmp_path: Path) -> None:
-    options = dry("kill rank=1", "exit rank=0 code=9 attempt=1")
-    finished = run(*options, "--max-restarts", "2", TRAIN_TINY, tmp_path / "losses")
-    assert finished.returncode == 0, finished.err
-    assert [attempt["outcome"] for attempt in finished.report["attempts"]] == ["failed", "failed", "succeeded"]
-    assert len((tmp_path / "losses").read_text().split()) == 8
-    assert re.match(r"rank 1 on node1 got SIGKILL .* into attempt 0; attempt 1 ran ", account(finished, 0))
-    assert re.match(r"rank 0 on node0 ended with exit code 9 .* into attempt 1; attempt 2 ran ", account(finished, 1))
 
 
 def test_a_rank_that_hangs_stands_still_until_the_job_is_stopped() -> None:
@@ -137,7 +125,7 @@ def test_a_node_that_is_cut_off_for_long_is_lost_even_where_all_meet(tmp_path: P
     (tmp_path / "go").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
-    assert re.search("node0 has not answered for [0-9]+ s; the job goes on", finished.err)
+    assert re.search("node0 has not answered for [0-9]+ s; the job can go on without it", finished.err)
 
 
 def test_what_is_cut_off_can_still_be_stopped() -> None:

@@ -105,7 +105,7 @@ ALLOWED = (
     Allowed(
         "sys/meta path",
         "the import of torch finds the one that is loaded, or is noticed; that of a debugger is noticed",
-        lambda plain, worker: _before(plain, worker) in (["_Hidden", "_Finder"], ["_Finder"]),
+        lambda plain, worker: _before(plain, worker) in (["_Hidden", "_PatchFinder"], ["_PatchFinder"]),
     ),
     Allowed(
         STACKS_FILE,
@@ -165,14 +165,15 @@ def compare(start_method: str, *arguments: str | Path, under: tuple[str, ...] = 
     return worker
 
 
-@pytest.mark.torch
+@pytest.mark.torch("forkserver")
 def test_a_script_sees_the_same_process_and_interpreter(start_method: str) -> None:
-    compare(start_method, PROBE, "torch", "two words", "", "--option=\udcff\u20ac", "-x")
+    is_forked = start_method == "forkserver"  # An exec'd worker imports torch as python does.
+    compare(start_method, PROBE, *(["torch"] if is_forked else []), "two words", "", "--option=\udcff\u20ac", "-x")
 
 
 @pytest.mark.torch("forkserver")
 def test_it_is_the_same_where_little_is_as_usual(start_method: str) -> None:
-    is_forked = start_method == "forkserver"  # An exec'd worker imports torch as python does; above it is compared.
+    is_forked = start_method == "forkserver"
     seen = compare(start_method, PROBE, *(["torch"] if is_forked else []), under=UNUSUAL, env=UNUSUAL_ENVIRON)
     assert seen["process"]["status"]["Umask"] == "0027"
     assert seen["process"]["blocked"] == [signal.SIGUSR2, signal.SIGRTMIN + 2]
@@ -209,12 +210,9 @@ def tree(tmp_path: Path) -> Path:
 
 
 NAMES = (
-    ("scripts/probe.py", "an", "argument"),
-    ("./scripts/probe.py",),
-    ("scripts/..//scripts/./probe.py",),
+    ("./scripts/..//scripts/./with space \u20ac.py", "an", "argument"),
     ("link.py",),
     ("../tree/linked/probe.py",),
-    ("scripts/with space \u20ac.py",),
     ("-m", "pkg.mod", "an", "-m", "argument"),
     ("-m", "pkg"),
     ("folder",),
@@ -340,29 +338,34 @@ def names(functions: tuple[Callable[[], None], ...]) -> list[str]:
     return [function.__name__ for function in functions]
 
 
-@pytest.mark.torch("forkserver")
-def test_a_script_that_ends_well_ends_in_the_same_way(start_method: str, tmp_path: Path) -> None:
+@pytest.mark.torch
+def test_a_script_that_ends_well_ends_in_the_same_way(tmp_path: Path) -> None:
     """torchrun: multiprocessing_api_test 7."""
     well = names(endings.WELL)
-    options = ("--start-method", start_method, "--nproc-per-node", str(len(well)))
-    finished = run(*options, PROGRAMS / "endings.py", ",".join(well), tmp_path / "worker")
-    assert finished.returncode == 0, finished.err
-    for rank, name in enumerate(well):
-        assert ends_as_worker(finished, name, 0, rank, tmp_path / "worker") == ends_plainly(name, tmp_path / "plain")
-    assert not list(finished.run_dir.rglob("error.json"))
+    plainly = [ends_plainly(name, tmp_path / "plain") for name in well]
+    for start_method in ("forkserver", "spawn"):
+        options = ("--start-method", start_method, "--nproc-per-node", str(len(well)))
+        finished = run(*options, PROGRAMS / "endings.py", ",".join(well), tmp_path / start_method)
+        assert finished.returncode == 0, finished.err
+        ends = [ends_as_worker(finished, name, 0, rank, tmp_path / start_method) for rank, name in enumerate(well)]
+        assert ends == plainly
+        assert not list(finished.run_dir.rglob("error.json"))
 
 
-@pytest.mark.torch("forkserver")
-def test_a_script_that_ends_badly_ends_in_the_same_way(start_method: str, tmp_path: Path) -> None:
+@pytest.mark.torch
+@pytest.mark.slow
+def test_a_script_that_ends_badly_ends_in_the_same_way(tmp_path: Path) -> None:
     badly = names(endings.BADLY)
-    options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(badly) - 1))
-    finished = run(*options, PROGRAMS / "endings.py", ",".join(badly), tmp_path / "worker")
-    assert len(finished.report["attempts"]) == len(badly), finished.err
-    for attempt, name in enumerate(badly):
-        assert ends_as_worker(finished, name, attempt, 0, tmp_path / "worker") == ends_plainly(name, tmp_path / "plain")
-    recorded = {int(re.findall(r"attempt_(\d+)", str(path))[0]) for path in finished.run_dir.rglob("error.json")}
+    plainly = [ends_plainly(name, tmp_path / "plain") for name in badly]
     silent = ("exit_", "os_exit_", "interrupted", "raises_keyboard_interrupt", "hooked_keyboard", "stdout_")
-    assert recorded == {attempt for attempt, name in enumerate(badly) if not name.startswith(silent)}
+    for start_method in ("forkserver", "spawn"):
+        options = ("--start-method", start_method, "--nproc-per-node", "1", "--max-restarts", str(len(badly) - 1))
+        finished = run(*options, PROGRAMS / "endings.py", ",".join(badly), tmp_path / start_method)
+        assert len(finished.report["attempts"]) == len(badly), finished.err
+        ends = [ends_as_worker(finished, name, number, 0, tmp_path / start_method) for number, name in enumerate(badly)]
+        assert ends == plainly
+        recorded = {int(re.findall(r"attempt_(\d+)", str(path))[0]) for path in finished.run_dir.rglob("error.json")}
+        assert recorded == {attempt for attempt, name in enumerate(badly) if not name.startswith(silent)}
 
 
 @pytest.mark.torch("forkserver")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.protocol import run_events
+from ddplaunch.system.files import run_json
 from tests.support.detached import JOB, folder_of, job, started
 from tests.support.processes import wait_until
 from tests.support.runs import run, start
@@ -100,7 +100,7 @@ def test_files_that_are_on_other_machines_are_named(go: Path) -> None:
     event = {"t": 1, "event": "attempt_started", "attempt": 0, "workers": 2, "first_rank": 1, "host": "gpu9"}
     more = ({}, {"host": "../x"}, {"workers": "2"}, {"first_rank": 0, "host": "gpu8", "workers": 1})
     lines = [json.dumps({**event, **each}) for each in more]
-    (folder / run_events.FILE).write_text("\n".join((*lines, '{"event": "attempt_started", cut')))
+    (folder / run_json.EVENTS).write_text("\n".join((*lines, '{"event": "attempt_started", cut')))
     some = run("--logs", JOB, "--ranks", "0-2")
     assert some.returncode == 0
     assert "begins\n" in some.out

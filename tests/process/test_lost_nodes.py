@@ -47,19 +47,6 @@ class Job:
         self._end.touch()
 
 
-def test_the_world_shrinks_when_a_node_is_lost(job: Job) -> None:
-    job.start("--nnodes", "2:3")
-    job.wait_for_world(3, "node0,node1,node2")
-    os.kill(job.agents()[1], signal.SIGKILL)
-    job.wait_for_world(2, "node0,node2")
-    job.end()
-    finished = job.running.finish()
-    assert finished.returncode == 0, finished.err
-    assert "the agent on node1 was killed by SIGKILL; the job goes on" in finished.err
-    assert [attempt["attempt_follows"] for attempt in finished.report["attempts"]] == [True, False]
-
-
-@pytest.mark.torch
 def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> None:
     job.start("--nnodes", "2:3")
     job.wait_for_world(3, "node0,node1,node2")
@@ -69,18 +56,6 @@ def test_the_rendezvous_moves_when_the_node_that_serves_it_is_lost(job: Job) -> 
     finished = job.running.finish()
     assert finished.returncode == NODE_LOST
     assert "error: the agent on node1 was killed by SIGKILL; left: nothing" in finished.err
-
-
-def test_a_spare_takes_the_rank_of_a_lost_node_and_the_others_keep_theirs(job: Job) -> None:
-    """torchrun: rendezvous 15."""
-    job.start("--nnodes", "2", "--hosts", "a,b,c")
-    job.wait_for_world(2, "a,b")
-    os.kill(job.agents()[0], signal.SIGKILL)
-    job.wait_for_world(2, "c,b")
-    job.end()
-    finished = job.running.finish()
-    assert finished.returncode == 0, finished.err
-    assert "c replaces a" in finished.err
 
 
 def test_a_rendezvous_process_that_is_killed_is_replaced(job: Job) -> None:
@@ -121,7 +96,7 @@ def test_a_node_that_is_lost_while_workers_end_before_the_next_rendezvous_is_not
     os.kill(member(first), signal.SIGKILL)
     job.running.wait_for("the nodes start a new one")
     os.kill(second, signal.SIGKILL)
-    job.running.wait_for("was killed by SIGKILL; the job goes on")
+    job.running.wait_for("was killed by SIGKILL; the job can go on without it")
     may_stop.touch()
     job.wait_for_world(2, after)
     job.end()
@@ -157,7 +132,7 @@ def test_the_rendezvous_moves_while_nodes_are_on_their_way_to_it(job: Job) -> No
     with stopped(map(forkserver, others)):
         job.running.wait_for("waiting at .* for 2 more nodes; here: node0")
         os.kill(first, signal.SIGKILL)
-        job.running.wait_for("the agent on node0 was killed by SIGKILL; the job goes on")
+        job.running.wait_for("the agent on node0 was killed by SIGKILL; the job can go on without it")
     job.wait_for_world(2, "node1,node2")
     job.end()
     finished = job.running.finish()
@@ -173,7 +148,7 @@ def test_a_node_is_lost_while_the_rendezvous_is_being_opened(job: Job) -> None:
     with stopped([forkserver(first)]):
         job.running.wait_for("workers on 3 nodes")
         os.kill(last, signal.SIGKILL)
-        job.running.wait_for("the agent on node2 was killed by SIGKILL; the job goes on")
+        job.running.wait_for("the agent on node2 was killed by SIGKILL; the job can go on without it")
     job.wait_for_world(2, "node0,node1")
     job.end()
     assert job.running.finish().returncode == 0
@@ -226,7 +201,7 @@ def test_a_silent_member_does_not_keep_nodes_from_meeting_again_and_one_of_a_los
     job.wait_for_world(2, "node0,node2")
     os.kill(member(job.agents()[1]), signal.SIGSTOP)
     # On a busy machine node2's agent, whose member does not answer for 7 s, may be the first to notice.
-    reason = "it sent no heartbeat for 5 s|.* for 7 s"
+    reason = "it sent no heartbeat for 8 s|.* for 10 s"
     text = rf"node2 has lost the rendezvous on node0 \(({reason})\); the nodes start a new one"
     job.running.wait_for(text)
     job.running.wait_for(r"rank \d of 2 in round 2", 2)

@@ -46,6 +46,8 @@ def while_restarting(running: Running) -> None:
 
 
 PHASES = [while_importing, while_running, while_stopping, while_restarting]
+BOTH_WAYS = [*(("spawn", phase) for phase in PHASES), ("forkserver", while_importing), ("forkserver", while_running)]
+"""How a stop or a restart goes on does not depend on how a worker was started."""
 
 
 def start_in(phase: Callable[[Running], None], start_method: str) -> Running:
@@ -58,7 +60,7 @@ def start_in(phase: Callable[[Running], None], start_method: str) -> Running:
     return running
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("start_method", "phase"), BOTH_WAYS)
 def test_a_killed_launcher_leaves_nothing(start_method: str, phase: Callable[[Running], None]) -> None:
     running = start_in(phase, start_method)
     running.signal(signal.SIGKILL)
@@ -66,7 +68,7 @@ def test_a_killed_launcher_leaves_nothing(start_method: str, phase: Callable[[Ru
     assert_nothing_left()
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(("start_method", "phase"), BOTH_WAYS)
 def test_a_killed_agent_is_told_of_and_leaves_nothing(start_method: str, phase: Callable[[Running], None]) -> None:
     """torchrun: test_run 10; launcher_api_test 5."""
     running = start_in(phase, start_method)
@@ -177,7 +179,7 @@ def test_a_killed_store_ends_the_attempt_and_the_next_has_its_own(start_method: 
 def test_a_launcher_killed_at_any_moment_leaves_nothing() -> None:
     seed = random.randrange(1 << 32)
     moments = random.Random(seed)
-    for _ in range(12):
+    for _ in range(8):
         ends = ",".join(["code:1"] * 3)
         running = start(
             *("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "2", EXIT_WITH, f"0={ends}")

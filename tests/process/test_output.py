@@ -214,8 +214,8 @@ def test_torchruns_prefix_template_is_used_also_for_a_lone_worker() -> None:
     assert finished.out == "<r 0 0 ${other}>a\n"
 
 
-def test_a_lone_worker_has_no_prefix_and_a_file(start_method: str) -> None:
-    finished = run("--start-method", start_method, "--nproc-per-node", "1", WRITE, r"out:a\nb\r", "err:c")
+def test_a_lone_worker_has_no_prefix_and_a_file() -> None:
+    finished = run(*ALONE, WRITE, r"out:a\nb\r", "err:c")
     assert finished.returncode == 0
     assert finished.out == "a\nb\r\n"  # The last newline is the helper's.
     assert "\nc\n" in finished.err
@@ -386,8 +386,8 @@ def test_a_console_that_is_closed_early_does_not_end_the_job(tmp_path: Path) -> 
         assert (tmp_path / f"job/attempt_0/{rank}/stdout.log").read_bytes().count(b"\n") == 50_000
 
 
-def test_what_a_worker_wrote_just_before_its_end_comes_before_the_page(start_method: str) -> None:
-    finished = run("--start-method", start_method, "--nproc-per-node", "2", EXIT_WITH, "0=text:the reason", env=BARE)
+def test_what_a_worker_wrote_just_before_its_end_comes_before_the_page() -> None:
+    finished = run("--nproc-per-node", "2", EXIT_WITH, "0=text:the reason", env=BARE)
     assert finished.returncode == 1
     assert finished.err.index("0| the reason") < finished.err.index("the job failed")
     assert "its last lines:\n  | the reason\n" in finished.err

@@ -59,13 +59,9 @@ def test_nothing_of_an_attempt_is_left_in_the_next(start_method: str) -> None:
 
 
 @pytest.mark.torch
-@pytest.mark.parametrize(
-    ("end", "code"),
-    [("killed", 137), ("succeed", 0)],
-)
-def test_data_loader_workers_do_not_outlive_their_rank(end: str, code: int) -> None:
-    finished = run("--nproc-per-node", "1", PROGRAMS / "load_data.py", end)
-    assert finished.returncode == code, finished.err
+def test_data_loader_workers_do_not_outlive_their_rank() -> None:
+    finished = run("--nproc-per-node", "1", PROGRAMS / "load_data.py")
+    assert finished.returncode == 137, finished.err
     assert_gone(finished, 2)
 
 

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
 
 import ddplaunch
-from ddplaunch.cli.options import ROWS
 from ddplaunch.features import FEATURES
+from ddplaunch.rows import Option
 from tests.support.runs import environment
 
 PACKAGE = Path(ddplaunch.__file__).parent
+EACH = [each.name for each in FEATURES]
 RESTARTS = """
 import os, sys
 print("attempt", os.environ["TORCHELASTIC_RESTART_COUNT"], flush=True)
@@ -38,8 +41,10 @@ def without(name: str) -> set[str]:
     return gone
 
 
-def options_of(features: set[str]) -> set[str]:
-    return {row.long_name for row in ROWS if row.feature in features}
+def options_of(features: Collection[str]) -> set[str]:
+    packages = [importlib.import_module(f"ddplaunch.features.{name}") for name in features]
+    rows = (row for package in packages if hasattr(package, "rows") for row in package.rows())
+    return {row.long_name for row in rows if isinstance(row, Option)}
 
 
 def copy_without(removed: set[str], target: Path) -> Path:
@@ -56,15 +61,14 @@ def copy_without(removed: set[str], target: Path) -> Path:
     return target
 
 
-def run_copy(folder: Path, *arguments: str | Path, code: str = "") -> subprocess.CompletedProcess[str]:
+def run_copy(
+    folder: Path, *arguments: str | Path, code: str = "", timeout_s: float = 60
+) -> subprocess.CompletedProcess[str]:
     code = code or "from ddplaunch.__main__ import main; main()"
     command = [sys.executable, "-c", f"import sys; sys.path.insert(0, {str(folder)!r}); {code}", *map(str, arguments)]
     return subprocess.run(
-        command, capture_output=True, text=True, env=environment(), cwd=folder, timeout=60, check=False
+        command, capture_output=True, text=True, env=environment(), cwd=folder, timeout=timeout_s, check=False
     )
-
-
-EACH = [each.name for each in FEATURES]
 
 
 @pytest.mark.parametrize("removed", [*([name] for name in EACH), EACH], ids="-".join)
@@ -78,8 +82,42 @@ def test_a_job_fails_restarts_and_succeeds_without_the_feature(removed: list[str
     assert "attempt 0" in done.stdout, "rank 0 may be stopped before it prints"
     shown = run_copy(folder, "--help")
     assert shown.returncode == 0, shown.stderr
-    offered = {*re.findall(r"^  (?:-\w )?(--[a-z-]+)", shown.stdout, re.MULTILINE)}
+    offered = {*re.findall(r"^  (?:-\w, )?(--[a-z-]+)", shown.stdout, re.MULTILINE)}
     assert "--max-restarts" in offered
     assert not offered & options_of(gone)
+    assert offered >= options_of({*EACH} - gone) - ({"--all", "--nodes"} if "ps" in gone else set())
     imported = run_copy(folder, code=f"exec({IMPORT_CORE!r})")
     assert imported.returncode == 0, imported.stderr
+
+
+def imported_by(module: str) -> set[str]:
+    """The modules of features and of the tests' support that a file of tests imports, and those that these import."""
+    text = Path(*module.split(".")).with_suffix(".py").read_text()
+    found = {*re.findall(r"^\s*(?:from|import) (ddplaunch\.features\.\w+|tests\.support\.\w+)", text, re.MULTILINE)}
+    found |= {f"tests.support.{name}" for name in re.findall(r"^from tests\.support import (\w+)", text, re.MULTILINE)}
+    return found.union(*(imported_by(name) for name in found if name.startswith("tests.")))
+
+
+@pytest.mark.slow
+@pytest.mark.torch
+@pytest.mark.timeout(600)
+def test_the_unit_tests_of_the_core_pass_without_any_feature(tmp_path: Path) -> None:
+    tests = PACKAGE.parent / "tests"
+    copy_without({*EACH}, tmp_path)
+    for folder in ("tests", "docs"):
+        shutil.copytree(PACKAGE.parent / folder, tmp_path / folder, copy_function=os.link)
+    for file in ("pyproject.toml", "README.md"):
+        os.link(PACKAGE.parent / file, tmp_path / file)
+    of_core = [
+        str(file.relative_to(PACKAGE.parent))
+        for file in sorted(tests.glob("unit/test_*.py"))
+        if not any(name.startswith("ddplaunch.features.") for name in imported_by(f"tests.unit.{file.stem}"))
+    ]
+    assert len(of_core) > 50
+    done = run_copy(
+        tmp_path,
+        *of_core,
+        code="import pytest; sys.exit(pytest.main(['-q', '-m', 'not (slow or features)', *sys.argv[1:]]))",
+        timeout_s=600,
+    )
+    assert done.returncode == 0, done.stdout[-5000:]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.fake_nvml import gpu, healthy, say
+from tests.support.processes import wait_until
 from tests.support.runs import Finished, run, start
 
 WORK = """
@@ -74,7 +76,7 @@ def test_every_launcher_of_self_organised_nodes_has_its_own_and_a_page_shows_all
     first, second = sorted(path.parent.parent for path in tmp_path.glob("job7/*/samples/node_0.jsonl"))
     found = [lines(folder) for folder in (first, second)]
     assert [starts[0]["ranks"] for _, starts, _ in found] == [[0], [1]]
-    assert all(samples for _, _, samples in found)
+    assert all(samples[0]["n"]["disk"] > 0 for _, _, samples in found), "of the folder where it is now"
 
     page = tmp_path / "job7" / "run.html"
     assert run("--page", "job7", "--log-dir", tmp_path).out.strip() == str(page)
@@ -91,17 +93,19 @@ def test_every_launcher_of_self_organised_nodes_has_its_own_and_a_page_shows_all
 
 @pytest.mark.slow
 def test_a_gpu_has_values_of_its_driver(tmp_path: Path, nvml_library: Path) -> None:
+    """How soon the driver has answered depends on what else the machine does: the job goes on until it has."""
     say(tmp_path / "says", "gpus 1", "driver 570.1", *gpu(0, 91, 40, 412_500), *healthy(0), "0 temperature 71")
     environ = {"LD_LIBRARY_PATH": str(nvml_library), "FAKE_NVML": str(tmp_path / "says")}
-    head, (begin,), samples = lines(job("--gpus", "0", seconds="5.6", env=environ))
+    words = ("--log-dir", tmp_path, "--rdzv-id", "job7", "--gpus", "0", "--no-python", "sleep", "60")
+    running = start(*words, env=environ)
+    file = tmp_path / "job7/samples/node_0.jsonl"
+    wait_until(lambda: file.exists() and '"temp":[71]' in file.read_text().replace(" ", ""), 30)
+    running.signal(signal.SIGTERM)
+    head, (begin,), samples = lines(running.finish())
     assert (head["gpus"][0]["uuid"], begin["gpu"]) == ("GPU-0000-0", [0])
-    assert samples[-1]["g"] == {
-        "util": [91],
-        "mem": [4.194e6],
-        "power": [412],
-        "temp": [71],
-        "throttle": [None],
-    }
+    assert {"util": [91], "mem": [4.194e6], "power": [412], "temp": [71], "throttle": [None]} in [
+        sample.get("g") for sample in samples
+    ]
 
 
 @pytest.mark.slow

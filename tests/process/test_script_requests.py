@@ -29,7 +29,7 @@ def host(finished: Finished) -> str:
 
 @pytest.mark.parametrize(
     ("start_method", "how"),
-    [*(("forkserver", how) for how in ("main", "thread", "caught", "forked")), ("spawn", "main"), ("spawn", "forked")],
+    [*(("forkserver", how) for how in ("main", "thread", "caught", "forked")), ("spawn", "forked")],
 )
 def test_a_script_gives_up(how: str, start_method: str) -> None:
     finished = run("--start-method", start_method, *TWO, ASK, "give_up", "the loss is nan", how)

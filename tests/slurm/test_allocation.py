@@ -6,14 +6,12 @@ import os
 import re
 import shlex
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.errors import NODE_LOST
 from tests.process.test_nodes_meet import SUM, WAIT
-from tests.process.test_samples import ENOUGH_S, WORK, lines
 from tests.slurm.test_srun import job_of, sums
 from tests.support.processes import children, command_line, wait_until
 from tests.support.runs import PROGRAMS, ROOT, TIMEOUT_S, Running, command
@@ -31,7 +29,6 @@ def salloc(slurm: Slurm, options: str, *arguments: str | Path) -> Running:
     return slurm.start(["salloc", *options.split(), *command(*arguments)], env={"OMP_NUM_THREADS": "1"})
 
 
-@pytest.mark.torch
 def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
     script.write_text(SUM)
     # Counts of the job that must not count for the agents' steps.
@@ -40,15 +37,6 @@ def test_all_nodes_of_the_allocation_run_one_job(slurm: Slurm, script: Path):
     assert sums(done.out) == [(f"node0{n // 2 + 1}", f"4 {n} {n % 2} 4 2 {n // 2} 2 0") for n in range(4)]
     assert re.search(r"SLURM job \d+: 2 nodes \(node\[01-02\]\), not in a step of srun", done.err)
     assert "warning" not in done.err
-
-
-def test_usage_samples_of_all_nodes_come_to_the_launcher(slurm: Slurm):
-    work = ("--no-python", sys.executable, "-S", "-c", WORK, ENOUGH_S)
-    done = salloc(slurm, "-N2", "--nproc-per-node", "1", *work).finish()
-    assert done.returncode == 0, done.err
-    found = [lines(done, node) for node in (0, 1)]
-    assert [head["host"] for head, _, _ in found] == ["node01", "node02"]
-    assert [len(samples) for _, _, samples in found] == [1, 1]
 
 
 def test_a_rank_that_fails_ends_the_job_with_one_page_and_its_code(slurm: Slurm, tmp_path: Path):
@@ -84,6 +72,21 @@ def test_an_agent_that_is_lost_is_replaced_by_a_spare(slurm: Slurm, script: Path
 def launcher_pid(running: Running) -> int:
     """The child of salloc, which would keep a signal to itself."""
     return next(pid for pid in children(running.pid) if "-m ddplaunch" in command_line(pid))
+
+
+def test_commands_about_the_run_reach_its_nodes_as_the_run_does(slurm: Slurm):
+    """There is no SSH server on them: ``--ps`` and ``--kill`` start their agents through srun, too."""
+    program = ("--nproc-per-node", "1", "--no-python", "sh", "-c", "echo begins; exec sleep 1000")
+    running = salloc(slurm, "-N2 --job-name=asked", "--rdzv-id", "asked", *program)
+    running.wait_for("begins", 2)
+    inside = {"SLURM_JOB_ID": job_of(slurm, "asked"), "SLURM_JOB_NODELIST": "node[01-02]"}
+    listed = slurm.start(command("--ps", "--hosts", "node01,node02"), env=inside).finish()
+    assert listed.returncode == 0, listed.err
+    assert re.search(r"running .* lab,node\[01-02\] .* 2 workers", listed.out), listed.out
+    killed = slurm.start(command("--kill", "asked", "--hosts", "node01,node02"), env=inside).finish()
+    assert killed.returncode == 0, killed.err
+    assert re.search("node02: .*1 worker", killed.err)
+    assert running.finish().returncode == 128 + signal.SIGTERM
 
 
 def test_the_template_for_sbatch_works_as_it_stands(slurm: Slurm, script: Path, tmp_path: Path):

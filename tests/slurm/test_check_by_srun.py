@@ -17,3 +17,5 @@ def test_the_nodes_of_the_allocation_are_checked(slurm: Slurm):
     assert done.returncode == 0, done.err
     assert re.search(r"^node\[01-02\]  ", done.out, re.MULTILINE)
     assert "all-reduce by gloo over 2 nodes" in done.out
+    assert "no problems found" in done.err
+    assert "logs on" not in done.err

@@ -27,7 +27,7 @@ def state() -> Path:
 
 
 def wait_for_end() -> None:
-    reason = "the session or the SLURM job that left it has ended"
+    reason = "the session or the scheduler's job that left it has ended"
     files = list(state().glob("warm-*.lock"))
     wait_until(lambda: all(keeper_files.reason(path) == reason for path in files), 15, str(files))
     assert not list(state().glob("warm-*.sock"))

@@ -48,10 +48,12 @@ def test_all_files_of_all_attempts_and_nodes_are_here_as_they_are_there(make_lab
     assert re.search(said, finished.err, re.MULTILINE)
 
 
-def test_what_is_on_a_common_file_system_is_not_copied_onto_itself(make_lab):
+def test_what_is_on_a_common_file_system_is_not_copied_onto_itself_and_the_page_names_rank_and_host(make_lab):
     lab = make_lab(2)
     finished = job(lab, "--collect-logs", "--nproc-per-node", "1", EXIT_WITH, "1=raise:no such luck").finish()
     assert finished.returncode == 1
+    assert re.search(r"^rank 1 on node2 failed: RuntimeError: no such luck", finished.err, re.MULTILINE)
+    assert "stopped:  rank 0" in finished.err
     assert f"logs of node[1-2] are in {finished.run_dir}, on a file system that these nodes share" in finished.err
     assert "no such luck" in (finished.run_dir / "node2/attempt_0/0/stderr.log").read_text()
     assert not list(finished.run_dir.rglob("*.part"))

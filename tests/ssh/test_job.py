@@ -77,21 +77,10 @@ def test_a_node_that_fails_by_itself_is_left_out_of_an_elastic_run(make_lab):
     assert set(finished.out.splitlines()) == {"[node1:0] rank 0 of 2", "[node3:1] rank 1 of 2"}
 
 
-def test_the_failure_page_names_the_first_failing_rank_and_its_host(make_lab):
-    lab = make_lab(2)
-    finished = job(lab, "--nproc-per-node", "1", EXIT_WITH, "1=raise:no such luck").finish()
-    assert finished.returncode == 1
-    assert "\nrank 1 on " in finished.err
-    assert "on node2 failed: " in finished.err
-    assert "RuntimeError: no such luck" in finished.err
-    assert "stopped:  rank 0" in finished.err
-
-
-@pytest.mark.parametrize("options", [(), ("--log-dir", "/dev/null")], ids=["folder", "no folder"])
-def test_a_script_on_another_machine_gives_up(make_lab, options: tuple[str, ...]):
+def test_a_script_on_another_machine_gives_up(make_lab):
     lab = make_lab(2)
     arguments = ("--nproc-per-node", "1", "--max-restarts", "2", ASK, "give_up", "the loss is nan")
-    finished = job(lab, *options, *arguments).finish()
+    finished = job(lab, *arguments).finish()
     assert finished.returncode == GAVE_UP, finished.err
     assert "\nrank 1 on node2 gave up: the loss is nan\n" in finished.err
     assert "\nnot restarted: rank 1 on node2 gave up: the loss is nan\n" in finished.err
@@ -118,29 +107,27 @@ def test_a_spare_takes_the_place_of_a_host_that_cannot_be_used(make_lab, tmp_pat
     assert "node1 cannot be used: " in finished.err
 
 
-@pytest.mark.parametrize("victim", ["node1", "node3"])
-def test_a_node_that_dies_is_left_behind(make_lab, tmp_path, victim: str):
+def test_a_node_that_dies_is_left_behind_also_if_it_serves_the_rendezvous(make_lab, tmp_path):
     lab = make_lab(3)
     running = rounds(lab, tmp_path / "end", "--nnodes", "2:3")
     wait_for_world(running, 0, "node1,node2,node3")
-    lab[victim].crash()
-    wait_for_world(running, 1, "node2,node3" if victim == "node1" else "node1,node2")
+    lab["node1"].crash()
+    wait_for_world(running, 1, "node2,node3")
     (tmp_path / "end").touch()
     finished = running.finish()
     assert finished.returncode == 0, finished.err
 
 
-@pytest.mark.parametrize("victim", ["node1", "node3"])
 @pytest.mark.slow
-def test_a_node_that_is_cut_off_is_left_behind_and_ends_its_workers_itself(make_lab, tmp_path, victim: str):
+def test_a_node_that_is_cut_off_is_left_behind_and_ends_its_workers_itself(make_lab, tmp_path):
     lab = make_lab(3)
     running = rounds(lab, tmp_path / "end", "--nnodes", "2:3", "--shutdown-timeout", "1")
     wait_for_world(running, 0, "node1,node2,node3")
-    lab[victim].unplug()
-    running.wait_for(f"{victim} has not answered for 5 s; the job goes on")
-    wait_for_world(running, 1, "node2,node3" if victim == "node1" else "node1,node2")
-    wait_until(lambda: not lab[victim].pids(), 15, "the node that is cut off goes on")
-    lab[victim].replug()
+    lab["node1"].unplug()
+    running.wait_for("node1 has not answered for 5 s; the job can go on without it")
+    wait_for_world(running, 1, "node2,node3")
+    wait_until(lambda: not lab["node1"].pids(), 15, "the node that is cut off goes on")
+    lab["node1"].replug()
     (tmp_path / "end").touch()
     assert running.finish().returncode == 0
 
@@ -188,16 +175,6 @@ def test_a_killed_launcher_leaves_nothing_on_any_node(make_lab, tmp_path):
     running.signal(signal.SIGKILL)
     running.finish()
     wait_until(lambda: not lab.leftovers(), 15)
-
-
-def test_ctrl_c_stops_all_nodes(make_lab, tmp_path):
-    lab = make_lab(2)
-    running = rounds(lab, tmp_path / "end")
-    wait_for_world(running, 0, "node1,node2")
-    running.signal(signal.SIGINT)
-    finished = running.finish()
-    assert finished.returncode == 130
-    assert "stopped; every process of this run has ended" in finished.err
 
 
 def test_ctrl_c_works_while_hosts_are_connected_to(make_lab, tmp_path):

@@ -1,17 +1,18 @@
-"""ddplaunch under a real mpirun: the process manager tells all tasks where to meet, on one machine and on two."""
+"""ddplaunch under a real mpirun: the process manager tells all tasks where to meet, also on two machines.
+
+When the nodes have met, nothing depends on who started them: tests/slurm/test_hangs.py shows a launcher per worker.
+"""
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 from pathlib import Path
 
 import pytest
 
-from tests.support.hangs import HANG_OPTIONS, assert_reported_once
 from tests.support.nodes import Lab
-from tests.support.runs import PROGRAMS, Running, start
+from tests.support.runs import start
 from tests.support.ssh_jobs import ROUNDS
 
 MPIRUNS = {
@@ -20,32 +21,12 @@ MPIRUNS = {
 }
 
 
-def installed(name: str) -> tuple[str, ...]:
-    words = MPIRUNS[name]
+@pytest.fixture(params=MPIRUNS)
+def mpirun(request) -> tuple[str, ...]:
+    words = MPIRUNS[request.param]
     if not shutil.which(words[0]):
         pytest.skip(f"needs {words[0]}")
     return words
-
-
-@pytest.fixture(params=MPIRUNS)
-def mpirun(request) -> tuple[str, ...]:
-    return installed(request.param)
-
-
-def assert_all_meet(running: Running, size: int, end: Path) -> None:
-    for rank in range(size):
-        running.wait_for(f"rank {rank} of {size} in round 0")
-    end.touch()
-    finished = running.finish()
-    assert finished.returncode == 0, finished.err
-    folders = [Path(text) for text in re.findall(r"logs in (\S+)", finished.err)]
-    assert len({path.parent for path in folders}) == 1
-    assert sorted(path.suffix for path in folders) == [f".{rank}" for rank in range(size)]
-
-
-def test_the_tasks_of_one_machine_meet(mpirun, tmp_path):
-    end = tmp_path / "end"
-    assert_all_meet(start(ROUNDS, end, under=(*mpirun, "-np", "2")), 2, end)
 
 
 def on_two_machines(mpirun: tuple[str, ...], lab: Lab, tmp_path: Path) -> tuple[str, ...]:
@@ -64,16 +45,12 @@ def on_two_machines(mpirun: tuple[str, ...], lab: Lab, tmp_path: Path) -> tuple[
 
 def test_the_tasks_of_two_machines_meet(mpirun, make_lab, tmp_path):
     end = tmp_path / "end"
-    assert_all_meet(start(ROUNDS, end, under=on_two_machines(mpirun, make_lab(2), tmp_path)), 4, end)
-
-
-@pytest.mark.slow
-@pytest.mark.torch
-def test_a_hang_is_reported_once_and_ended_on_both_machines(make_lab, tmp_path):
-    """When the nodes have met, nothing depends on who started them: one mpirun shows it."""
-    under = on_two_machines(installed("mpich"), make_lab(2), tmp_path)
-    done = start(*HANG_OPTIONS, "--log-dir", tmp_path / "logs", PROGRAMS / "hangs.py", "lock", under=under).finish()
-    assert done.returncode == 87, done.err
-    reports = [json.loads(path.read_text()) for path in (tmp_path / "logs").rglob("report.json")]
-    assert len(reports) == 4
-    assert_reported_once(done, reports, " on node2")
+    running = start(ROUNDS, end, under=on_two_machines(mpirun, make_lab(2), tmp_path))
+    for rank in range(4):
+        running.wait_for(f"rank {rank} of 4 in round 0")
+    end.touch()
+    finished = running.finish()
+    assert finished.returncode == 0, finished.err
+    folders = [Path(text) for text in re.findall(r"logs in (\S+)", finished.err)]
+    assert len({path.parent for path in folders}) == 1
+    assert sorted(path.suffix for path in folders) == [f".{rank}" for rank in range(4)]

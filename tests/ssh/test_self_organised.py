@@ -32,7 +32,6 @@ def wait_for_world(nodes: list[Running], number: int) -> None:
         each.wait_for(rf"rank \d of {len(nodes)} in round {number}")
 
 
-@pytest.mark.torch
 @pytest.mark.slow
 def test_nodes_may_come_before_the_one_that_serves_or_late_and_may_be_lost(make_lab, tmp_path):
     """torchrun: local_elastic_agent_test 15; rendezvous 12."""

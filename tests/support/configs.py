@@ -1,4 +1,4 @@
-"""LaunchConfigs for tests that set single fields: flat names, as the options have them, put into their groups."""
+"""Settings for tests that set single fields: of a run, by flat names as the options have them, and of an agent."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from ddplaunch.config import LaunchConfig, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.timeouts import TimeoutConfig
 
 GROUPS: dict[str, type] = {"workers": WorkerConfig, "output": OutputConfig, "timeouts": TimeoutConfig}
@@ -24,10 +25,11 @@ def rendezvous_config(**settings: Any) -> RendezvousConfig:
     """A rendezvous of two nodes, with torchrun's times where ``settings`` have no others."""
     nodes: dict[str, Any] = {"token": "job7", "min_nodes": 2, "max_nodes": 2, "node_index": None}
     places = {"server_addresses": ("node1",), "port": 29400, "is_server": None, "local_addr": None, "interface": None}
-    times = {"join_timeout_s": 600.0, "last_call_timeout_s": 30.0, "lost_after_s": 5.0}
+    times = {"join_timeout_s": 600.0, "last_call_timeout_s": 30.0, "silent_after_s": 5.0}
     return RendezvousConfig(**{**nodes, **places, **times, **settings})
 
 
-def setting(config: LaunchConfig, name: str) -> object:
-    """The field ``name`` of ``config``, in whatever group it is."""
-    return getattr(getattr(config, GROUP_OF[name]) if name in GROUP_OF else config, name)
+def agent_spec(**settings: Any) -> AgentSpec:
+    """A node of a run, which executes a script; ``settings`` by field name."""
+    program = Program("script", "train.py", (), "python")
+    return AgentSpec(**{"run_id": "run", "host": "gpu3", "program": program, "same_python": True, **settings})

@@ -29,9 +29,9 @@ from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
 from ddplaunch.features.health.gpu_rules import RULES as RULES_OF_GPUS
 from ddplaunch.features.health.port_rules import PORT_RULES
 from ddplaunch.features.metrics.metrics import METRICS
+from ddplaunch.features.run_events.kinds import keys, kinds
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
-from ddplaunch.protocol.run_events import FIELDS, KINDS
 from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support.runs import ROOT
@@ -133,11 +133,9 @@ def xids() -> str:
 
 def fields_of(record: type) -> str:
     """The fields of a dataclass: types and defaults as in the code, meanings from its docstring's ``Attributes``."""
-    meanings = _attributes(record)
-    rows = (
-        (f"`{field.name}`", _type(str(field.type)), _default(field), meanings[field.name])
-        for field in dataclasses.fields(record)
-    )
+    meanings = {name: meaning for each in record.__mro__ for name, meaning in _attributes(each).items()}
+    own_first = sorted(dataclasses.fields(record), key=lambda field: field.name not in record.__annotations__)
+    rows = ((f"`{field.name}`", _type(str(field.type)), _default(field), meanings[field.name]) for field in own_first)
     return table(("field", "type", "default", "meaning"), rows)
 
 
@@ -168,10 +166,14 @@ TABLES: dict[str, Callable[[], str]] = {
     "gpu-rules": gpu_rules,
     "options": options,
     "forwarding": forwarding,
-    "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in FIELDS.items())),
-    "event-kinds": lambda: table(("event", "what has happened"), ((f"`{kind}`", text) for kind, text in KINDS.items())),
+    "event-fields": lambda: table(("key", "value"), ((f"`{key}`", text) for key, text in keys().items())),
+    "event-kinds": lambda: table(
+        ("event", "what has happened"), ((f"`{kind}`", text) for kind, text in kinds().items())
+    ),
     "environment": lambda: table(("variable", "value"), iter(NAMES.items())),
-    "metrics": lambda: table(("metric", "type", "meaning"), ((f"`{name}`", *each) for name, each in METRICS.items())),
+    "metrics": lambda: table(
+        ("metric", "type", "meaning"), ((f"`{each.name}`", each.kind, each.meaning) for each in METRICS)
+    ),
     "port-rules": port_rules,
     "simulated": lambda: table(("simulated", "how"), ((f"`{what}`", how) for what, how in SUPPORTED.items())),
     "not-simulated": not_simulated,

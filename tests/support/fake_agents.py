@@ -8,6 +8,7 @@ from ddplaunch.config import RendezvousConfig
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.nodes import Nodes
 from ddplaunch.launcher.participants import Participants
+from ddplaunch.protocol.launcher_agent import JoinRendezvous
 from ddplaunch.protocol.results import AttemptResult
 
 
@@ -23,7 +24,7 @@ class FakeHandle:
         self.is_killed = False
         self.is_ended = False
         self.inherited_fds: dict[str, int] = {}
-        self.delayed_until = 0.0
+        self.heard_at = 0.0
 
     def send(self, record: object) -> None:
         self.sent.append(record)
@@ -70,3 +71,22 @@ def participants_of(
     participants = Participants(nodes, *nnodes, rendezvous, attempts or Attempts(unexplained), show)
     list(participants.start())
     return participants
+
+
+def brief(record: object) -> str:
+    """A record that an agent was sent; of a rendezvous what differs between nodes."""
+    if not isinstance(record, JoinRendezvous):
+        return str(record)
+    here = record.rendezvous
+    facts = {
+        "serves": here.is_server,
+        "at": here.server_addresses,
+        "port": here.port,
+        "attempt": here.attempt,
+        "restarts": here.restarts_so_far,
+        "participants": here.participants,
+        "departing": here.departing,
+    }
+    return ", ".join(
+        [f"join {here.token} as {here.node_index}", *(f"{name} {facts[name]}" for name in facts if facts[name])]
+    )

@@ -6,10 +6,12 @@ by hand, without an answer, and then refreshed.
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from ddplaunch.errors import UsageError
 
@@ -34,6 +36,30 @@ def check_answers(name: str, answer: Callable[[str], object]) -> None:
     r"""Behind each line of ``NAME.txt``, up to the arrow, stands its answer. Escapes are Python's (``\n``)."""
     lines = _file(name).read_text().splitlines()
     _compare(_file(name), "".join(f"{_with_answer(line.partition(_ARROW)[0], answer)}\n" for line in lines))
+
+
+def play(job: Any, steps: str) -> str:
+    """Each step, ``word argument ...``, is a method of ``job``. Below it stands what it has added to ``job.said``."""
+    lines = []
+    for step in steps.split(", "):
+        job.said.clear()
+        word, *arguments = step.split()
+        getattr(job, word)(*arguments)
+        lines += [step, *(f"    {line}" for line in job.said)]
+    return "\n".join(lines)
+
+
+def keywords(text: str) -> dict[str, Any]:
+    """``cpu_s=0.5, debugger='pdb'``: the arguments of a call, for questions that are several values."""
+    call = ast.parse(f"call({text})", mode="eval").body
+    assert isinstance(call, ast.Call)
+    return {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+
+
+def questions(name: str) -> list[str]:
+    """Those of ``NAME.txt``, where all are needed before the first answer."""
+    lines = _file(name).read_text().splitlines()
+    return [line.partition(_ARROW)[0] for line in lines if line and not line.startswith(_HEADING)]
 
 
 def _with_answer(question: str, answer: Callable[[str], object]) -> str:

@@ -6,8 +6,14 @@ import contextlib
 import queue
 from collections.abc import Callable, Iterator
 
-from ddplaunch.agent.gpu_reader import GpuReader
-from ddplaunch.protocol.gpus import GpuEvent, GpusRead, Question
+from ddplaunch.features.gpus.reader import GpuReader
+from ddplaunch.features.gpus.records import GpuEvent, GpuReading, GpusRead, Question
+
+
+def changed(gpu: GpuReading) -> str:
+    """What is known of it."""
+    usual = vars(GpuReading(index=0))
+    return " ".join(f"{name}={value!r}" for name, value in vars(gpu).items() if value != usual[name] or name == "index")
 
 
 class Watched:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.flight_record import parse
 from ddplaunch.features.hangs.records import (
     CollectiveCall,
@@ -16,7 +17,6 @@ from ddplaunch.features.hangs.records import (
     ProcessGroup,
     RankEvidence,
 )
-from ddplaunch.protocol import rank_list
 from tests.support.runs import Finished
 
 NOON_NS = 1_795_358_857_000_000_000

@@ -11,21 +11,26 @@ from typing import TypeVar
 
 T = TypeVar("T")
 
+_PAUSE_PER_CPU = 10.0
+
 
 def wait_until(condition: Callable[[], T], timeout_s: float = 10.0, what: str = "", pause_s: float = 0.01) -> T:
     """Poll ``condition``, with pauses, until it is truthy and return its value.
+
+    One that takes much CPU, as a look at all processes does, is asked less often: it would slow down what it waits for.
 
     Raises:
         TimeoutError: it never was within ``timeout_s``.
     """
     deadline = time.monotonic() + timeout_s
     while True:
+        used_before = time.thread_time()
         value = condition()
         if value:
             return value
         if time.monotonic() > deadline:
             raise TimeoutError(what or f"{condition} not met within {timeout_s} s")
-        time.sleep(pause_s)
+        time.sleep(max(pause_s, _PAUSE_PER_CPU * (time.thread_time() - used_before)))
 
 
 def pass_on_no_ignored_signals() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-import itertools
+import functools
+import re
+import threading
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -13,8 +15,11 @@ import pytest
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.agent.workers.output import Stream
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.features.hangs import activity_watch, sampler
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
+from ddplaunch.features.hangs import activity_watch
+from ddplaunch.features.hangs import evidence as hang_evidence
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
+from ddplaunch.features.hangs.evidence import Sample
+from ddplaunch.features.hangs.process_activity import ProcessActivity
 from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     CollectiveCall,
@@ -24,10 +29,9 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.features.hangs.sampler import Sample
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.system.process_activity import ProcessActivity
 from ddplaunch.timeouts import TimeoutConfig
+from tests.support import golden
 from tests.support.hangs import call
 
 PID = 77
@@ -40,12 +44,12 @@ class Watched:
         self.now, self.cpu_s, self.status = 1000.0, 0.0, b""
         self.calls: tuple[CollectiveCall, ...] = ()
         monkeypatch.setattr(activity_watch.time, "monotonic", lambda: self.now)
-        monkeypatch.setattr(sampler, "take", lambda *_, **__: {0: self._sample()})
+        monkeypatch.setattr(hang_evidence, "take_samples", lambda *_, **__: {0: self._sample()})
         self.stream = Stream(Output("node1", 0, 0, "stdout", 0), send=None, log=None)
         pump: Any = SimpleNamespace(stream=self.stream)
         self.worker = Worker(0, 0, None, pumps=[pump], pid=PID, started_at=self.now)
         self.stacks: list[bool] = []
-        self.group = SimpleNamespace(
+        self.group: Any = SimpleNamespace(
             debugged=0,
             debugged_at=0.0,
             attempt=0,
@@ -59,13 +63,14 @@ class Watched:
         self.reports: list[Any] = []
         self.node_limits_s: list[float] = []
         self.events: list[Any] = []
-        self.watch = ActivityWatch(
-            TimeoutConfig(**{"hang_report_s": None, **timeouts}),
-            self.group,  # type: ignore[arg-type]
-            SimpleNamespace(is_connected=lambda _pid: bool(self.status)),  # type: ignore[arg-type]
-            self._ask_node,
-            Routes(self.reports.append, self.reports.append, self.events.append),
+        node: Any = SimpleNamespace(
+            spec=SimpleNamespace(timeouts=TimeoutConfig(**{"hang_report_s": None, **timeouts})),
+            outbox=SimpleNamespace(send=self.reports.append),
+            report=self.reports.append,
+            post=self.events.append,
         )
+        examiner: Any = SimpleNamespace(is_connected=lambda _pid: bool(self.status))
+        self.watch = ActivityWatch(node, self.group, examiner, self._ask_node)
 
     def _ask_node(self, limit_s: float) -> NodeEvidence:
         self.node_limits_s.append(limit_s)
@@ -87,13 +92,66 @@ class Watched:
             self._handle_events()
         self.watch.end(lambda *_: True)
 
+    # Steps of a story.
+
+    def rest(self) -> None:
+        """The worker does nothing."""
+
+    def write(self) -> None:
+        self.stream.write(b"line\n")
+
+    def call(self, number: str) -> None:
+        """A collective, while the worker writes."""
+        self.write()
+        self.status, self.calls = f"{number} calls".encode(), (call(6),)
+
+    def compute(self, cpu_s: str) -> None:
+        self.cpu_s += float(cpu_s)
+
+    def suspend(self) -> None:
+        """The machine."""
+        self.now += 5000
+
+    def undebug(self) -> None:
+        self.group.debugged, self.group.debugged_at = 0, self.now
+
+    def play(self, steps: list[str]) -> str:
+        """What is reported up to each step; ``20 x write`` is a step that is done 20 times."""
+        said: list[str] = []
+
+        def do(step: str, title: str) -> None:
+            word, *arguments = step.split()
+            getattr(self, word)(*arguments)
+            said.extend([title, *self._reported()] if title else [])
+
+        each: list[Callable[[], object]] = []
+        for title in steps:
+            times, _, step = title.rpartition(" x ")
+            each += [functools.partial(do, step, "")] * (int(times or 1) - 1)
+            each.append(functools.partial(do, step, title))
+        self.run(*each)
+        return "\n".join([*said, "end", *self._reported()])
+
+    def _reported(self) -> list[str]:
+        """The times of all reports since the last call; zeros are told of the first column only."""
+        told = [report for report in self.reports if not report.is_finished]
+        finished = ["    finished"] * (len(self.reports) - len(told))
+        self.reports.clear()
+        assert all(report.host == "node1" for report in told)
+        columns = {
+            name: [getattr(report, name) for report in told]
+            for name in ("quiet_s", "still_s", "waiting_s", "has_waiting")
+        }
+        lines = (f"    {name}: {' '.join(f'{float(each):.4g}' for each in column)}" for name, column in columns.items())
+        shown = [line for line in lines if re.search("[1-9]", line) or (told and "quiet_s" in line)]
+        return [*shown, *finished]
+
     def _handle_events(self) -> None:
         while self._events_are_handled():
             pass
 
     def _events_are_handled(self) -> bool:
-        activity_watch.threading.enumerate()
-        for thread in activity_watch.threading.enumerate():
+        for thread in threading.enumerate():
             if thread.name == "sampler":
                 thread.join(10)
         for event in self.events:
@@ -105,78 +163,21 @@ def nothing() -> None:
     pass
 
 
-def activities(watched: Watched) -> list[WorkerActivity]:
-    return [report for report in watched.reports if isinstance(report, WorkerActivity)]
+def test_for_how_long_workers_have_been_quiet_or_have_waited() -> None:
+    """A story is a sentence, limits and steps."""
 
+    def story(text: str) -> str:
+        """Of limits and what holds from the begin, and of steps."""
+        words, *steps = text.partition(": ")[2].split(", ")
+        limits = {name: float(limit) for name, limit in (word.split("=") for word in words.split() if "=" in word)}
+        with pytest.MonkeyPatch.context() as patch:
+            watched = Watched(patch, **limits)
+            watched.group.debugged = int("debugged" in words)
+            if "calls" in words:
+                watched.call("6")
+            return watched.play(steps)
 
-def test_without_limits_nothing_is_sampled_or_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch)
-    watched.run(nothing, nothing)
-    assert watched.reports == []
-
-
-def test_quiet_workers_are_reported_until_they_write(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(nothing, nothing, nothing, nothing, lambda: watched.stream.write(b"line\n"), nothing)
-    quiet = activities(watched)
-    assert quiet[-1] == WorkerActivity(0, is_finished=True)
-    assert quiet[-2] == WorkerActivity(0, host="node1")
-    times = [report.quiet_s for report in quiet[:-2]]
-    assert times == sorted(times)
-    assert times[0] == 6.0
-    assert all(0 < later - earlier <= 10 for earlier, later in itertools.pairwise(times))
-
-
-def test_workers_that_are_debugged_are_not_quiet_and_begin_afresh_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-
-    def end() -> None:
-        watched.group.debugged, watched.group.debugged_at = 0, watched.now
-
-    watched.group.debugged = 1
-    watched.run(*[nothing] * 20, end, nothing, nothing)
-    quiet = activities(watched)
-    assert max(report.quiet_s for report in quiet) < 30
-
-
-def test_a_report_comes_just_when_a_limit_is_reached(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-    watched.run(*[nothing] * 12)
-    assert any(60.0 <= report.still_s < 60.6 for report in activities(watched))
-
-
-def test_a_worker_that_computes_is_quiet_but_not_still(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-
-    def compute() -> None:
-        watched.cpu_s += 5
-
-    watched.run(nothing, nothing, compute, compute, compute)
-    last = activities(watched)[-2]
-    assert last.quiet_s > 20
-    assert last.still_s == 0
-
-
-def test_a_worker_that_does_little_is_seen_over_a_longer_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=5.0)
-
-    def compute_a_little() -> None:
-        watched.cpu_s += 0.02  # In 0.8 s.
-
-    watched.run(nothing, *[compute_a_little] * 30)
-    last = activities(watched)[-2]
-    assert last.quiet_s > 10
-    assert max(report.still_s for report in activities(watched)) < 3
-
-
-def test_a_suspended_machine_was_not_quiet(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_timeout_s=60.0)
-
-    def suspend() -> None:
-        watched.now += 5000
-
-    watched.run(suspend, nothing)
-    assert all(report.quiet_s < 60 for report in activities(watched))
+    golden.check_pages("activity_watch", story)
 
 
 def test_an_examination_takes_stacks_twice_and_resumes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -208,51 +209,11 @@ def test_events_of_another_attempt_are_ignored(monkeypatch: pytest.MonkeyPatch) 
     assert watched.reports == [WorkerActivity(0, is_finished=True)]
 
 
-def test_while_output_flows_it_is_told_for_how_long_no_collective_was_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_report_s=300.0)
-    watched.status, watched.calls = b"6 calls", (call(6),)
-
-    def write() -> None:
-        watched.stream.write(b"still here\n")
-
-    def call_another() -> None:
-        write()
-        watched.status = b"7 calls"
-
-    watched.run(*[write] * 15, call_another, *[write] * 8)
-    told = activities(watched)[:-1]
-    assert all(not report.quiet_s and report.host == "node1" for report in told)
-    times = [report.waiting_s for report in told]
-    again = times.index(0.0)
-    assert times[:again] == sorted(times[:again])
-    assert times[again - 1] > 60
-    assert all(report.has_waiting for report in told[:again])
-
-
-def test_who_waits_for_a_rank_that_is_debugged_does_not_wait_in_a_collective(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_report_s=300.0)
-    watched.status, watched.calls = b"6 calls", (call(6),)
-
-    def end() -> None:
-        watched.group.debugged, watched.group.debugged_at = 0, watched.now
-
-    watched.group.debugged = 1
-    watched.run(*[nothing] * 30, end, *[lambda: watched.stream.write(b"line\n")] * 8)
-    assert watched.now > 1300
-    assert max(report.waiting_s for report in activities(watched)) < 250
-
-
-def test_a_job_that_writes_and_has_no_process_group_is_not_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
-    watched = Watched(monkeypatch, hang_report_s=300.0)
-    watched.run(*[lambda: watched.stream.write(b"line\n")] * 15)
-    assert watched.reports == [WorkerActivity(0, is_finished=True)]
-
-
 def test_a_lack_of_threads_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     watched = Watched(monkeypatch, hang_timeout_s=60.0)
     refused = Mock(side_effect=RuntimeError("can't start new thread"))
     with monkeypatch.context() as limited:
-        limited.setattr(activity_watch.threading.Thread, "start", refused)
+        limited.setattr(threading.Thread, "start", refused)
         watched.run(nothing, nothing, nothing)
     assert refused.call_count
 

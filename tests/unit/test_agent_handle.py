@@ -40,12 +40,12 @@ def test_a_large_record_waits_for_another_one_and_a_small_one_does_not() -> None
     with handle._decodes_large:
         large, small = Reader(Pong(1.0), LARGE, Pong(2.0)), Reader(Pong(3.0))
         small.thread.join()
-        assert (small.read, small.delayed_until) == ([Pong(3.0)], 0.0)
-        wait_until(lambda: large.delayed_until == float("inf"))
+        assert small.read == [Pong(3.0)]
+        wait_until(lambda: large.heard_at == float("inf"))
         assert large.read == [Pong(1.0)]
     large.thread.join()
     assert large.read == [Pong(1.0), LARGE, Pong(2.0)]
-    assert 0.0 < large.delayed_until < float("inf")
+    assert 0.0 < large.heard_at < float("inf")
 
 
 def test_a_large_record_that_cannot_be_decoded_delays_nobody() -> None:
@@ -53,7 +53,7 @@ def test_a_large_record_that_cannot_be_decoded_delays_nobody() -> None:
     reader.thread.join()
     assert isinstance(reader.read[0], Notice)
     assert not handle._decodes_large.locked()
-    assert reader.delayed_until < float("inf")
+    assert reader.heard_at < float("inf")
 
 
 def test_an_unexpected_error_of_the_thread_that_reads_ends_the_agent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import functools
+import shutil
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from ddplaunch.features.gpus import amd
+from ddplaunch.features.gpus.records import IbPort
 from ddplaunch.features.health import gpu_rules
-from ddplaunch.protocol.gpus import GpuReading, IbPort
-from ddplaunch.system.gpus import amd_gpus, devices
-from tests.support.gpus import readers
+from ddplaunch.system import devices
+from tests.support import golden
+from tests.support.gpus import changed, readers
 
 FILES = {
     "mem_info_vram_total": "206141652992",
@@ -54,31 +57,23 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         yield functools.partial(start, 0.02, str(tmp_path))
 
 
-def test_all_values_of_a_gpu_are_read(device: Path, start: Any) -> None:
-    watched = start()
-    (gpu,) = watched.read().gpus
-    assert gpu == GpuReading(
-        index=0,
-        uuid="GPU-3b7d5f0a1c2e4d6f",
-        name="AMD Instinct MI300X OAM",
-        pci_address="0000:23:00.0",
-        driver="6.12.12",
-        vbios="113-M3000100-102",
-        has_display=False,
-        memory_bytes=206_141_652_992,
-        used_bytes=297_795_584,
-        power_limit_w=750.0,
-        uncorrected_errors=0,
-        dram_corrected=3,
-        pcie_width=16,
-        pcie_max_width=16,
-        throttled_minutes=0,
-        nvlink_error_minutes=0,
-        temperature_margin_c=52,
-    )
-    assert gpu_rules.at_start(gpu) == ()
-    memory = GpuReading(index=0, used_bytes=297_795_584, memory_bytes=206_141_652_992)
-    assert watched.read("memory").gpus == (memory,)
+def test_the_files_of_a_gpu_are_read_and_judged_by_the_rules_of_all(device: Path, start: Any) -> None:
+    """A question is what is asked, and files with another text, or ``no file``."""
+
+    def told(question: str) -> str:
+        asked, *changes = question.split(" / ")
+        files = {} if "no file" in changes else {**FILES, **dict(each.split(" = ") for each in changes)}
+        shutil.rmtree(device)
+        device.mkdir()
+        for name, text in files.items():
+            _write(device / name, text)
+        watched = start()
+        (first,) = watched.read().gpus
+        (gpu,) = (first,) if asked == "health" else watched.read(asked).gpus
+        watched.reader.close()
+        return ", ".join([changed(gpu), *(finding.rule for finding in gpu_rules.at_start(first))])
+
+    golden.check_answers("amd_gpus", told)
 
 
 def test_the_ports_of_the_node_come_with_the_reading(device: Path, tmp_path: Path, start: Any) -> None:
@@ -97,56 +92,12 @@ def test_an_error_during_the_run_is_read(device: Path, start: Any) -> None:
     assert (finding.rule, finding.is_fault) == ("uncorrected-errors", True)
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "rules"),
-    [
-        ("current_link_width", "2", ["pcie-narrow"]),
-        ("current_link_width", "8", ["pcie-width"]),
-        ("hwmon/hwmon3/temp2_input", "96000", ["temperature"]),
-        ("hwmon/hwmon3/temp2_input", "95000", []),
-        ("mem_info_vram_used", str(513 << 20), ["in-use"]),
-        ("mem_info_vram_used", "Unknown", []),
-        ("ras/umc_err_count", "ue: 0\nce: 20000001", ["many-corrected-dram"]),
-    ],
-)
-def test_the_rules_are_those_of_all_gpus(file: str, text: str, rules: list[str], device: Path, start: Any) -> None:
-    _write(device / file, text)
-    assert [finding.rule for finding in gpu_rules.at_start(start().read().gpus[0])] == rules
-
-
-def test_what_a_gpu_has_no_file_for_is_unknown(device: Path, start: Any) -> None:
-    for name in FILES:
-        (device / name).unlink()
-    assert start().read().gpus == (
-        GpuReading(
-            index=0,
-            name="AMD GPU",
-            has_display=False,
-            pci_address="0000:23:00.0",
-            throttled_minutes=0,
-            nvlink_error_minutes=0,
-        ),
-    )
-
-
 def test_a_gpu_that_the_driver_has_lost_is_an_error(
     device: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def gone(self: Path, **_: Any) -> str:
         raise OSError(19, "No such device")
 
-    monkeypatch.setattr(amd_gpus.devices, "gpu_pci_addresses", lambda root: ("0000:23:00.0",))
+    monkeypatch.setattr(amd.devices, "gpu_pci_addresses", lambda root: ("0000:23:00.0",))
     monkeypatch.setattr(Path, "read_text", gone)
-    assert amd_gpus.read(str(tmp_path), "health")[0]["error"].endswith("No such device")
-
-
-@pytest.mark.parametrize("power", ["power1_average", "power1_input"])
-def test_usage_is_read_from_the_drivers_files(device: Path, start: Any, power: str) -> None:
-    """Newer drivers name the file of the power otherwise."""
-    for name, text in {"gpu_busy_percent": "88", f"hwmon/hwmon3/{power}": "512000000"}.items():
-        _write(device / name, text)
-    _write(device / "hwmon/hwmon3/temp1_input", "61000")
-    watched = start()
-    watched.read()
-    (found,) = watched.read("usage").gpus
-    assert found == GpuReading(index=0, utilization=88, used_bytes=297_795_584, power_w=512.0, temperature_c=61)
+    assert amd.read(str(tmp_path), "health")[0]["error"].endswith("No such device")

@@ -18,11 +18,11 @@ FILES = sorted(path.relative_to(PACKAGE) for path in PACKAGE.rglob("*.py"))
 
 # The drawing of docs/architecture.md: each package, and the packages and top-level modules that it may import.
 # A package within another that is not listed has the rule of the other.
-_BASE = {"errors", "late_dataclass", "rows", "text", "version"}
+_BASE = {"errors", "late_dataclass", "rows", "text", "threads", "version"}
 _SHARED = {*_BASE, "config", "timeouts", "mailbox"}
 _LAUNCHER_SIDE = {*_SHARED, "cluster", "protocol", "system"}
 MAY_IMPORT = {
-    "cli": {*_LAUNCHER_SIDE, "launcher"},
+    "cli": {*_LAUNCHER_SIDE, "launcher", "transport"},
     "launcher": {*_LAUNCHER_SIDE, "rounds", "transport"},
     "launcher/display": {*_LAUNCHER_SIDE},
     "transport": {*_LAUNCHER_SIDE},
@@ -36,11 +36,12 @@ MAY_IMPORT = {
     "cluster": _BASE,
     "config": {*_BASE, "cluster", "timeouts"},
     "timeouts": _BASE,
-    "mailbox": set(),
+    "mailbox": {"threads"},
     "text": set(),
-    "rows": {"late_dataclass"},
+    "rows": {"errors", "text"},
     "errors": {"late_dataclass"},
     "late_dataclass": set(),
+    "threads": set(),
     "__main__": {"cli", "protocol"},
     "version": set(),
     "": {"cli", "cluster", "config", "timeouts", "protocol", "worker", *_BASE},
@@ -52,7 +53,7 @@ HOMES = {
     "jinja2": {"features/page"},
     "markupsafe": {"features/page"},
     "torch": {"rendezvous", "worker", "features"},
-    "pynvml": {"system"},
+    "pynvml": {"system", "features/gpus"},
     "psutil": {"agent", "system", "features"},
     "paramiko": {"transport/ssh"},
 }
@@ -180,6 +181,7 @@ def test_no_look_at_a_file_raises() -> None:
                 assert ast.unparse(node) in _LOOKS, f"{file}:{node.lineno}"
 
 
+@pytest.mark.features
 def test_scripts_import_names_that_exist() -> None:
     """No other check runs the benchmarks, and a rename would break them unseen."""
     scripts = sorted((PACKAGE.parent / "scripts").rglob("*.py"))
@@ -233,21 +235,23 @@ def test_a_process_loads_only_what_it_needs() -> None:
     assert not loaded_by("ddplaunch.worker.bootstrap", "ddplaunch.worker.exit") & {*HOMES}
 
 
+@pytest.mark.features
 def test_a_run_is_started_without_what_only_some_runs_need() -> None:
     """What explains hangs and failures, and queries, is imported on use, or a second after the start."""
     parts = [f"{each.name}.{name}" for each in FEATURES for name in ("launcher", "agent") if name in each.modules]
     core = ("ddplaunch.agent.main", "ddplaunch.cli.main", "ddplaunch.launcher.run")
     loaded = modules_loaded_by(*core, *(f"ddplaunch.features.{part}" for part in parts))
     assert "ddplaunch.features.hangs.launcher" in loaded
-    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.sampler ddplaunch.features.hangs.evidence"
+    on_use = "ddplaunch.features.ps.queries ddplaunch.features.hangs.evidence"
     not_needed = {*on_use.split(), "hashlib", "pickle", "random"}
     assert not loaded & not_needed
     prefix = "ddplaunch.features.hangs."
     of_hangs = {name.removeprefix(prefix) for name in loaded if name.startswith(prefix)}
-    pure = {"explanation", "findings", "flight_record", "waits", "wording"}
+    pure = {"explanation", "flight_record", "waits", "wording"}
     assert not of_hangs & pure
 
 
+@pytest.mark.features
 def test_a_keeper_is_asked_before_the_launcher_loads_the_rest() -> None:
     """Until then only what reads the options and what asks: each module would delay the agent."""
     asking = (

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import text
-from ddplaunch.agent import torch_files
+from ddplaunch.agent import this_node
 from ddplaunch.features.check import page
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import (
@@ -22,11 +22,12 @@ from ddplaunch.features.check.queries import (
     NodeReport,
     NodeTime,
 )
+from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpus import Gpu, HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.specs import Program
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices
 from tests.support import golden
 
 LOOK = NodeReport(
@@ -170,8 +171,8 @@ def test_what_torch_was_built_for_is_read_from_its_file(
     lines = f"__version__ = '2.13.0'\ncuda: Optional[str] = {cuda}\nhip: Optional[str] = {hip}\n"
     (tmp_path / "version.py").write_text(lines)
     spec = spec_from_file_location("torch", tmp_path / "__init__.py", submodule_search_locations=[str(tmp_path)])
-    monkeypatch.setattr(torch_files, "find_spec", lambda _name: spec)
-    assert torch_files.versions() == ("2.13.0", version)
+    monkeypatch.setattr(this_node, "find_spec", lambda _name: spec)
+    assert this_node.torch_versions() == ("2.13.0", version)
 
 
 def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:

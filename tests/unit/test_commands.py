@@ -14,6 +14,7 @@ from ddplaunch.rows import Command, load
 BY_NAME = {option.long_name: option.row for options in main.command.groups.values() for option in options}
 
 
+@pytest.mark.features
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.run)
 def test_a_row_names_an_option_and_a_function_of_a_request(command: Command) -> None:
     assert command.option in BY_NAME
@@ -22,6 +23,7 @@ def test_a_row_names_an_option_and_a_function_of_a_request(command: Command) -> 
     assert len(parameters) == (3 if command.starts_run else 1)
 
 
+@pytest.mark.features
 def test_options_of_a_command_name_it() -> None:
     named = {row.of for row in BY_NAME.values() if row.of}
     assert named <= {command.option for command in COMMANDS}
@@ -34,6 +36,7 @@ def options(**given: object) -> dict[str, object]:
     return {**absent, "script": "", "connect_timeout": "15", **given}
 
 
+@pytest.mark.features
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.run)
 def test_a_command_about_files_takes_no_hosts(command: Command) -> None:
     reads_files = not (command.takes_script or command.takes_hosts)

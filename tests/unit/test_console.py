@@ -15,34 +15,14 @@ from hypothesis import strategies as st
 
 from ddplaunch.launcher.display import console, line_prefix, stream_writer
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.protocol.launcher_agent import Output
 from tests.support import golden
+from tests.support.consoles import STALL_S, err, out, style
 from tests.support.processes import wait_until
-
-STALL_S = 10.0
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
-
-
-def style(**fields: Any) -> Style:
-    defaults: dict[str, Any] = {
-        "role": "trainer",
-        "template": "[${host}:${rank}] ",
-        "colour": {"stdout": False, "stderr": False},
-        "log_hint": lambda header: f"/logs/{header.local_rank}/{header.stream}.log",
-    }
-    return Style(**{**defaults, **fields})
-
-
-def out(rank: int, lost_lines: int = 0) -> Output:
-    return Output("node1", rank, rank, "stdout", 0, lost_lines)
-
-
-def err(rank: int) -> Output:
-    return Output("node1", rank, rank, "stderr", 0)
 
 
 class Screens:

@@ -11,30 +11,16 @@ import pytest
 
 from ddplaunch.launcher.display import console_log, stream_writer
 from ddplaunch.launcher.display.console import Console
-from ddplaunch.launcher.display.line_prefix import Style
-from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.system.files import free_space
+from ddplaunch.system.files import kept_files
+from tests.support.consoles import STALL_S, err, out, style
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-STALL_S = 10.0
+COLOURS = {"stdout": True, "stderr": True}
 FULL = "ddplaunch: console.log cannot be written (No space left on device); the job goes on\n"
-
-
-def style(template: str = "[${rank}] ") -> Style:
-    colour = {"stdout": True, "stderr": True}
-    return Style("trainer", template, colour, lambda header: f"/logs/{header.local_rank}")
-
-
-def out(rank: int, lost_lines: int = 0) -> Output:
-    return Output("node1", rank, rank, "stdout", 0, lost_lines)
-
-
-def err(rank: int) -> Output:
-    return Output("node1", rank, rank, "stderr", 0)
 
 
 class Logged:
@@ -43,7 +29,7 @@ class Logged:
     def __init__(self, folder: Path, *, template: str = "[${rank}] ", reports_full_disk: bool = True) -> None:
         self.screen, self.file = folder / "screen", folder / console_log.FILE
         self.fd = os.open(self.screen, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        self.console = Console(style(template), self.fd, self.fd)
+        self.console = Console(style(template=template, colour=COLOURS), self.fd, self.fd)
         self.console.keep_log(folder, reports_full_disk=reports_full_disk)
 
     def log(self) -> bytes:
@@ -99,7 +85,7 @@ def test_what_the_command_prints_itself_is_only_noted(logged: Logged) -> None:
 
 def test_a_terminal_that_takes_nothing_does_not_hold_it_up(tmp_path: Path) -> None:
     reader, writer = os.pipe()
-    shown = Console(style(), writer, writer)
+    shown = Console(style(template="[${rank}] "), writer, writer)
     shown.keep_log(tmp_path, reports_full_disk=True)
     shown.output(out(0), b"x" * (1 << 18) + b"\n")
     shown.output(out(0), b"last\n")
@@ -114,7 +100,7 @@ def test_a_full_disk_is_told_at_most_once_and_what_is_lost_is_counted(
     reports_full_disk: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = Logged(tmp_path, reports_full_disk=reports_full_disk)
-    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(kept_files, "_KEPT_FREE_BYTES", 1 << 62)
     for _ in range(3):
         logged.console.output(out(0), b"lost\n")
     assert logged.log() == b""
@@ -122,7 +108,7 @@ def test_a_full_disk_is_told_at_most_once_and_what_is_lost_is_counted(
     logged.console.output(out(0), b"there is room again\n")
     log = logged.log().decode()
     # The message itself may be written before or after there is room.
-    assert log.replace(FULL, "") == "... 3 lines not shown, see /logs/0\n[0] there is room again\n"
+    assert log.replace(FULL, "") == "... 3 lines not shown, see /logs/0/stdout.log\n[0] there is room again\n"
     assert logged.screen.read_text().count(FULL) == reports_full_disk
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import ReportOfNode
+from ddplaunch.protocol.launcher_agent import AssignNodes, ReportOfNode
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -25,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import NEVER_RESTARTED, AssignNodes, RoundVerdict, WorkerError, WorkerExit
+from ddplaunch.protocol.results import NEVER_RESTARTED, RoundVerdict, WorkerError, WorkerExit
 from ddplaunch.rounds.coordinator import Coordinator, Outgoing
 from ddplaunch.rounds.restart_policy import Restarts
 
@@ -469,6 +469,17 @@ def test_workers_that_fail_for_want_of_a_lost_nodes_workers_use_up_no_restart():
     over = records(coordinator.receive(AssignNodes(TOKEN, (0,))), RoundVerdict)
     assert over[0].attempt_follows
     assert not over[0].restart_follows
+
+
+def test_the_decision_after_a_loss_names_a_failure_that_had_another_cause_and_that_no_restart_may_follow():
+    coordinator = coordinate(0, 2, 3, 0)
+    started(coordinator, 0, 1, 2)
+    coordinator.receive(NodeLeft(2))
+    told = verdicts(ended(coordinator, end(0, 0, failed=True, cause=exit_(0, "KeyError: 'lr'")), end(1, 0)))
+    assert {over.reason for over in told.values()} == {"host2 (node 2) is lost"}
+    assert {over.decision for over in told.values()} == {
+        "not restarted: --max-restarts is 0, and a worker has failed, not because of the loss"
+    }
 
 
 def test_the_store_of_a_node_that_is_lost_meanwhile_is_not_used():

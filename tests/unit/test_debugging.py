@@ -14,9 +14,9 @@ import pytest
 
 from ddplaunch.config import LaunchConfig
 from ddplaunch.features.debug import launcher as debugging
+from ddplaunch.features.debug import terminal
 from ddplaunch.features.debug.launcher import Debugging, KeysTyped, TerminalResized
 from ddplaunch.features.debug.records import SessionClosed, SessionOpened, SessionOutput, SessionRuns
-from ddplaunch.launcher.display import terminal
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.transport.handle import ChannelClosed
@@ -97,13 +97,16 @@ class Job:
         self.console, self.shutdown = FakeConsole(), FakeShutdown()
         config = LaunchConfig(script="x.py")
         self.debugging = Debugging(config, self, self.shutdown, self.console, lambda _event: None)  # type: ignore[arg-type]
-        self.event(0, AttemptStarted(0, 3, (1,), 0, 3, 0))
+        self.start("0", "3")
 
     def send_to(self, index: int, record: object) -> None:
         self.said.append(f"to node {index}: {record}")
 
     def event(self, rank: str | int, event: object) -> None:
-        self.debugging.on_event(int(rank), (), event)
+        self.debugging.on_event(int(rank), event)
+
+    def start(self, attempt: str, workers: str) -> None:
+        self.event(0, AttemptStarted(int(attempt), int(workers), (1,), 0, int(workers), 0))
 
     def stop(self, *ranks: str, is_post_mortem: bool = False) -> None:
         for rank in map(int, ranks):

@@ -3,44 +3,33 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from importlib.util import find_spec
-from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddplaunch import LaunchConfig
-from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import HealthPolicy
 from ddplaunch.errors import CHECK_WARNED, HARDWARE
 from ddplaunch.features.check import check, deep_check
-from ddplaunch.features.check import job as check_job
+from ddplaunch.features.check.deep_check import outliers
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.check.records import GpuRates, NodeGpuRates
+from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpus import HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
+from tests.support import golden
 from tests.support.asked import asked
 from tests.unit.test_check_page import LOOK
 
 
-def test_a_node_without_an_answer_has_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_an_answer_has_a_reason() -> None:
     second = NodeGpuRates(rank=1, gpus=(GpuRates(index=0, name="H100"),))
     printed = [b"rubbish", wire.encode(second).strip(), b'{"record":"NodeGpuRates","rank":2,"gpus":7}']
-    monkeypatch.setattr(check_job, "run", lambda _config, _prefix: (None, printed))
-    config = LaunchConfig(script="x.py", hosts=(Host("a"), Host("b"), Host("c")), max_nodes=3, min_nodes=3)
-    assert deep_check.measure(config, ["a", "b", "c"]) == [
+    assert deep_check.of_nodes(["a", "b", "c"], printed) == [
         ("a", NodeGpuRates(rank=0, missing="its worker has ended without an answer")),
         ("b", second),
         ("c", NodeGpuRates(rank=2, missing="its worker has ended without an answer")),
     ]
-
-
-def test_the_worker_writes_what_the_launcher_reads() -> None:
-    """Read as text: the module imports torch."""
-    spec = find_spec(deep_check.MODULE)
-    assert spec
-    assert spec.origin
-    assert f'PREFIX = "{deep_check._PREFIX.decode()}"\n' in Path(spec.origin).read_text()
 
 
 # The exit code of a check.
@@ -61,3 +50,61 @@ def test_a_node_that_a_start_refuses_has_the_code_of_such_a_start(
     assert check.check(asked("", shown.append, config=LaunchConfig(script="x.py", health=policy))) == code
     assert "warning: gpu1: GPU 1: a row of its memory could not be remapped" in shown
     assert ("jobs do not use gpu1 (--health)" in shown) is (policy == "refuse")
+
+
+# The page of the rates.
+
+
+USUAL = {"matmul_flops": 700e12, "memory_bytes_per_s": 2.9e12, "peer_bytes_per_s": 380e9}
+
+
+def gpu(index: int, name: str = "H100", **rates: Any) -> GpuRates:
+    return GpuRates(index=index, name=name, uuid=f"GPU-{index}", **{**USUAL, **rates})
+
+
+def nodes(count: int, *last: GpuRates) -> list[tuple[str, NodeGpuRates]]:
+    """``count`` nodes of four usual GPUs each; the last has others."""
+    usual = [(f"gpu{number}", NodeGpuRates(rank=number, gpus=tuple(map(gpu, range(4))))) for number in range(count)]
+    return [*usual, (f"gpu{count}", NodeGpuRates(rank=count, gpus=last))] if last else usual
+
+
+@pytest.mark.parametrize("measured", USUAL)
+def test_a_gpu_more_than_a_tenth_below_the_median_is_an_outlier(measured: str) -> None:
+    usual = [("a", gpu(index)) for index in range(4)]
+    just_below, just_above = (("b", gpu(7, **{measured: USUAL[measured] * share})) for share in (0.899, 0.901))
+    assert outliers([*usual, just_above]) == []
+    slow = just_below[1]
+    assert outliers([*usual, just_below]) == [("b", slow, measured, USUAL[measured], 5)]
+
+
+def test_only_gpus_of_one_name_are_compared() -> None:
+    slow = [("a", gpu(index, "T4", matmul_flops=40e12)) for index in range(2)]
+    assert outliers([*slow, *(("a", gpu(index)) for index in range(9))]) == []
+
+
+def test_what_was_not_measured_is_not_judged() -> None:
+    assert outliers([("a", gpu(0, peer_bytes_per_s=0.0)), *(("a", gpu(index)) for index in range(3))]) == []
+    assert outliers([]) == []
+    assert outliers([("a", gpu(0))]) == []
+
+
+def test_the_page_has_a_line_for_a_name_and_one_for_what_is_wrong() -> None:
+    slow = gpu(2, matmul_flops=511e12)
+    found = nodes(3, gpu(0), gpu(1), slow, gpu(3, problem="OutOfMemoryError: CUDA out of memory", matmul_flops=0.0))
+    found.append(("gpu9", NodeGpuRates(rank=4, missing="torch 2.13.0+cpu finds no GPU that it can use")))
+    golden.check("rates", {"table": deep_check.rates_table(found), "wrong": "\n".join(deep_check.problems(found))})
+
+
+def test_without_gpus_there_is_no_table() -> None:
+    assert deep_check.rates_table([("a", NodeGpuRates(rank=0, missing="no torch"))]) == ""
+
+
+def test_what_a_worker_prints_is_checked() -> None:
+    record = NodeGpuRates(rank=0, gpus=(gpu(0),))
+    assert wire.decode(wire.encode(record), (NodeGpuRates,)) == record
+    for bad in (b'"name":"\\u001b"', b'"matmul_flops":NaN', b'"index":-1'):
+        key = bad.split(b":")[0]
+        head, _, rest = wire.encode(record).partition(key + b":")
+        line = head + bad + rest[rest.index(b",") :]
+        with pytest.raises(wire.ProtocolError):
+            wire.decode(line, (NodeGpuRates,))

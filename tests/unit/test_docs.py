@@ -15,12 +15,13 @@ import ddplaunch
 from ddplaunch import LaunchConfig, errors
 from ddplaunch.cli import main, rendezvous_options
 from ddplaunch.cluster import schedulers
-from ddplaunch.cluster.slurm import SlurmJob
+from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.faults import fault_spec
+from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
 from ddplaunch.protocol.env_forwarding import RULES
-from ddplaunch.protocol.gpus import HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES
 from tests.support.runs import ROOT
@@ -186,6 +187,12 @@ def test_the_example_of_a_report_has_all_keys():
     assert [*report] == REPORT["The run"]
     assert [*attempt] == REPORT["An attempt"]
     assert [*attempt["exits"][0]] == [*report["first_failure"]] == REPORT["A worker"]
+
+
+def test_the_values_of_samples_are_those_of_the_code():
+    text = section("docs/samples.md", "The files")
+    told = set(re.findall(r"`([nwg]\.[a-z]+)`", text))
+    assert told == {f"{each.part}.{each.key}" for each in QUANTITIES} | {"g.throttle"}
 
 
 # Options and examples.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import os
 import socket
 import threading
@@ -12,16 +13,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from ddplaunch.agent.workers.worker_socket import WorkerSocket
 from ddplaunch.features.hangs import worker_records
 from ddplaunch.features.hangs.examiner import Examiner
+from ddplaunch.system.unix_socket import LocalServer
 
 OWN = os.getpid()
-sockets: dict[Examiner, WorkerSocket] = {}
+sockets: dict[Examiner, LocalServer] = {}
 
 
-def packed(facts: bytes, record: bytes) -> bytes:
-    return worker_records.header(len(facts), len(record)) + facts + record
+def packed(record: bytes, **facts: object) -> bytes:
+    return json.dumps({worker_records.NBYTES: len(record), **facts}).encode() + b"\n" + record
 
 
 @contextmanager
@@ -39,7 +40,7 @@ def connected(examiner: Examiner) -> Iterator[socket.socket]:
 @pytest.fixture
 def examiner() -> Iterator[Examiner]:
     found = Examiner()
-    sockets[found] = WorkerSocket(found.take)
+    sockets[found] = LocalServer("workers", found.take)
     yield found
     sockets.pop(found).close()
     found.close()
@@ -58,9 +59,9 @@ def answering(worker: socket.socket, *answers: bytes) -> threading.Thread:
 
 def test_answers_come_by_pid(examiner: Examiner) -> None:
     with connected(examiner) as worker:
-        thread = answering(worker, packed(b"{}", b"record"), packed(b"", b""))
+        thread = answering(worker, packed(b"record", cpu_s=0.5), packed(b""))
         answers = examiner.ask([OWN, 1], worker_records.STATUS)
-        assert (answers[OWN].facts, answers[OWN].record) == (b"{}", b"record")
+        assert (answers[OWN].cpu_s, answers[OWN].record) == (0.5, b"record")
         assert set(answers) == {OWN}
         assert examiner.ask([OWN], worker_records.STATUS)[OWN].record == b""
         thread.join(10)
@@ -69,7 +70,7 @@ def test_answers_come_by_pid(examiner: Examiner) -> None:
 def test_a_large_answer_arrives_whole(examiner: Examiner) -> None:
     record = os.urandom(5 << 20)
     with connected(examiner) as worker:
-        thread = answering(worker, packed(b"{}", record))
+        thread = answering(worker, packed(record))
         assert examiner.ask([OWN], worker_records.RECORD)[OWN].record == record
         thread.join(10)
 
@@ -79,8 +80,8 @@ def test_a_late_answer_to_another_question_is_not_taken_for_the_answer(examiner:
         assert examiner.ask([OWN], worker_records.STATUS, timeout_s=0.01) == {}
         assert worker.recv(1) == worker_records.STATUS
         assert examiner.ask([OWN], worker_records.STATUS, timeout_s=0.01) == {}  # Not asked a second time.
-        worker.sendall(packed(b"", b"late"))
-        thread = answering(worker, packed(b"", b"record"))
+        worker.sendall(packed(b"late"))
+        thread = answering(worker, packed(b"record"))
         assert examiner.ask([OWN], worker_records.RECORD)[OWN].record == b"record"
         thread.join(10)
 
@@ -100,9 +101,10 @@ def test_a_worker_that_has_ended_gives_no_answer(examiner: Examiner) -> None:
     assert not examiner.is_connected(OWN)
 
 
-def test_an_answer_that_is_too_long_ends_the_connection(examiner: Examiner) -> None:
+@pytest.mark.parametrize("answer", [packed(b"", nbytes=worker_records.MAX_PART_BYTES + 1), b"{}\n", b"[1\n"])
+def test_an_answer_that_is_too_long_or_none_ends_the_connection(examiner: Examiner, answer: bytes) -> None:
     with connected(examiner) as worker:
-        thread = answering(worker, worker_records.header(worker_records.MAX_PART_BYTES + 1, 0))
+        thread = answering(worker, answer)
         assert examiner.ask([OWN], worker_records.STATUS) == {}
         thread.join(10)
     assert not examiner.is_connected(OWN)
@@ -116,7 +118,7 @@ def test_a_passing_lack_of_descriptors_does_not_end_it(examiner: Examiner, monke
             raise errors.pop()
         return accept(listener)
 
-    monkeypatch.setattr("ddplaunch.agent.workers.worker_socket._PAUSE_S", 0.0)
+    monkeypatch.setattr("ddplaunch.system.unix_socket._PAUSE_S", 0.0)
     monkeypatch.setattr(socket.socket, "accept", accept_later)
     with connected(examiner), connected(examiner):  # The thread was in the real accept for the first.
         assert not errors

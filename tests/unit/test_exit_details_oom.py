@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from ddplaunch.agent.workers.exit_details import OomCounters, killed_for_memory
+from tests.support import golden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -17,34 +18,18 @@ def write(root: Path, path: str, text: str) -> None:
     (root / path).write_text(text)
 
 
-def test_a_machine_that_tells_nothing_counts_nothing(tmp_path: Path) -> None:
-    assert OomCounters.read(str(tmp_path)) == OomCounters(machine=0, cgroup=0)
+def test_kills_are_counted_wherever_the_kernel_tells_them(tmp_path: Path) -> None:
+    """A question is files with their lines."""
 
+    def counted(question: str) -> OomCounters:
+        root = tmp_path / str(len(list(tmp_path.iterdir())))
+        for file in question.split("; "):
+            path, _, lines = file.partition(" = ")
+            write(root, path, "".join(f"{line}\n" for line in lines.split(" / ")))
+        return OomCounters.read(str(root))
 
-def test_kills_on_the_machine_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, "proc/vmstat", "pgmajfault 7\noom_kill 3\nnuma_hit 9\n")
-    assert OomCounters.read(str(tmp_path)) == OomCounters(machine=3)
-
-
-def test_kills_in_the_own_cgroup_v2_are_counted(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/cgroup", "0::/user.slice/job:1\n")
-    write(tmp_path, "sys/fs/cgroup/user.slice/job:1/memory.events", "max 5\noom 4\noom_kill 2\noom_group_kill 1\n")
-    write(tmp_path, "sys/fs/cgroup/memory.events", "oom_kill 99\n")
-    assert OomCounters.read(str(tmp_path)).cgroup == 2
-
-
-@pytest.mark.parametrize("line", ["4:memory:/slurm/job_1", "4:cpuset,memory,hugetlb:/slurm/job_1"])
-def test_kills_in_the_own_cgroup_v1_are_counted(tmp_path: Path, line: str) -> None:
-    write(tmp_path, "proc/self/cgroup", f"9:name=systemd:/\n{line}\n0::/\n")
-    control = "oom_kill_disable 0\nunder_oom 0\noom_kill 6\n"
-    write(tmp_path, "sys/fs/cgroup/memory/slurm/job_1/memory.oom_control", control)
-    assert OomCounters.read(str(tmp_path)).cgroup == 6
-
-
-def test_in_a_container_that_names_the_hosts_path_the_mounted_cgroup_counts(tmp_path: Path) -> None:
-    write(tmp_path, "proc/self/cgroup", "0::/system.slice/docker-abc.scope\n")
-    write(tmp_path, "sys/fs/cgroup/memory.events", "oom_kill 8\n")
-    assert OomCounters.read(str(tmp_path)).cgroup == 8
+    golden.check_answers("oom_counters", counted)
+    assert OomCounters.read(str(tmp_path / "missing")) == OomCounters(machine=0, cgroup=0)
 
 
 def test_what_cannot_be_read_or_understood_counts_as_nothing(tmp_path: Path) -> None:

@@ -9,8 +9,8 @@ from dataclasses import replace
 import pytest
 
 from ddplaunch.features.hangs.explanation import MAX_SENTENCES, Explanation, explain, explain_failure
+from ddplaunch.features.hangs.rank_list import fold
 from ddplaunch.features.hangs.records import PendingCall, RankEvidence
-from ddplaunch.protocol.rank_list import fold
 from ddplaunch.protocol.wire import to_json
 from tests.support import golden
 from tests.support.hangs import NOON_NS, call, done, evidence, recorded
@@ -147,6 +147,17 @@ CASES: dict[str, list[RankEvidence]] = {
         *(evidence(rank, []) for rank in (1, 2, 3)),
     ],
     "no rank at all": [],
+    "ranks that get no answer over the network": [
+        evidence(0, [call(1)], unanswered=("10.0.0.2",)),
+        evidence(1, [call(1)], unanswered=("10.0.0.2",)),
+        evidence(2, [call(1)], host="gpu1", unanswered=("10.0.0.1", "10.0.0.9")),
+        evidence(3, [call(1)], host="gpu1"),
+    ],
+    "a rank that gets no answer comes after another cause": [
+        evidence(0, []),
+        evidence(1, [call(1)], unanswered=("10.0.0.2",)),
+        *(evidence(rank, [call(1)]) for rank in (2, 3)),
+    ],
     "text of a worker is escaped": [*OTHERS, evidence(2, done(5), where="a.py:1 in \x1b[31m")],
     "many places are summarised": [
         evidence(rank, [], world=64, pending=PendingCall("recv", rank ^ 1)) for rank in range(64)

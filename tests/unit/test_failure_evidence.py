@@ -51,7 +51,7 @@ class Node:
     def _ask(self, pids: object, request: bytes, timeout_s: float) -> dict[int, Answer]:
         assert (list(pids), request) == ([101], worker_records.RECORD)  # type: ignore[call-overload]
         self.asked_s = timeout_s
-        return {101: Answer(b"{}", json.dumps(DUMP).encode())}
+        return {101: Answer({}, json.dumps(DUMP).encode())}
 
     def take(self) -> None:
         def wait(done: Callable[[], bool], end: Callable[[], float]) -> bool:

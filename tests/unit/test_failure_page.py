@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ddplaunch.launcher.display import event_log, failure_page, report_files
+from ddplaunch.features.hangs.wording import stuck_ranks
+from ddplaunch.features.run_events.worker_events import worker_events
+from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import kept_files
@@ -99,6 +101,11 @@ def hung(hosts: int = 1, run_dir: str | None = "/runs/r1") -> RunResult:
     return failed(attempts=(attempt,), run_dir=run_dir)
 
 
+def hang_page(result: RunResult, *, is_remote: bool = False) -> str:
+    lines = stuck_ranks(result.attempts[-1], result.run_dir, is_remote=is_remote)
+    return failure_page.page(result, lines, is_remote=is_remote)
+
+
 def collectives(*waits: str) -> RunResult:
     exits = (ended(0, 1, error=WorkerError("RuntimeError: Timed out", "", NOON)),)
     attempt = AttemptResult(0, "failed", exits, 61.5, collectives=waits)
@@ -172,10 +179,12 @@ PAGES = {
     "a syntax error": raised_at('  File "/a/train.py", line 3\n    def\nSyntaxError: invalid'),
     "no traceback": raised_at("not a traceback"),
     "a time just before the next second": page(ended(0, 1, time_s=NOON + 0.9996)),
-    "a hang on one host": failure_page.page(hung()),
-    "a hang on two hosts": failure_page.page(hung(2)),
-    "a hang on other machines": failure_page.page(hung(2), is_remote=True),
-    "a hang without files": failure_page.page(hung(run_dir=None)),
+    "a hang on one host": hang_page(hung()),
+    "a hang on two hosts": hang_page(hung(2)),
+    "a hang on other machines": hang_page(hung(2), is_remote=True),
+    "a hang without files": hang_page(hung(run_dir=None)),
+    "a script that gives up": page(ended(3, 93, give_up="no\x1bdata", error=RAISED), stopped(2)),
+    "a script that asks for another node": page(ended(9, 88, avoid_node="wrong sums")),
     "NCCL": failure_page.page(failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON)))),
     "NCCL in a dry run": failure_page.page(
         failed(ended(0, 1, error=WorkerError("DistBackendError: NCCL error", "", NOON))), is_dry_run=True
@@ -188,22 +197,17 @@ def test_the_pages() -> None:
     golden.check("failure_page", PAGES)
 
 
+EVIL = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ereversed\ud800\nall is well"
+
+
 def test_no_field_of_the_page_steers_the_terminal_or_begins_a_line() -> None:
-    evil = "\x1b]0;owned\x07\nall is well"
-    exit_ = ended(0, 1, log_file=evil, whereabouts=evil, error=WorkerError(evil, "", NOON), tail=(evil,))
-    text = page(exit_, ended(1, 1, error=WorkerError(evil, evil, NOON)), reason=evil, run_dir=evil)
-    assert "\x1b" not in text
-    assert r"\x1b]0;owned\x07\nall is well" in text
-    assert [line for line in text.splitlines() if line.startswith("all is well")] == []
-
-
-def test_no_worker_can_steer_the_users_terminal_through_the_page() -> None:
-    evil = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202ereversed\ud800"
-    error = WorkerError(f"E: {evil}", "", NOON)
-    text = page(ended(0, 1, error=error, tail=(evil,)), ended(1, 1, error=error))
+    error = WorkerError(EVIL, "", NOON)
+    first = ended(0, 1, log_file=EVIL, whereabouts=EVIL, error=error, tail=(EVIL,))
+    text = page(first, ended(1, 1, error=replace(error, traceback=EVIL)), reason=EVIL, run_dir=EVIL)
     assert set(filter(lambda c: not c.isprintable(), text)) == {"\n"}
-    assert r"\x1b]0;owned\x07" in text
-    text = page(ended(0, 1, error=replace(error, traceback=f"Traceback\n{evil}\tafter a tab")))
+    assert r"\x1b]0;owned\x07\x1b[2J\r" in text
+    assert [line for line in text.splitlines() if line.startswith("all is well")] == []
+    text = page(replace(first, error=replace(error, traceback=f"Traceback\n{EVIL}\tafter a tab")))
     assert set(filter(lambda c: not c.isprintable(), text)) == {"\n", "\t"}
 
 
@@ -341,7 +345,7 @@ def test_events_have_torchelastics_fields() -> None:
     """torchrun: agent_api_test 10."""
     failure = ended(1, 7, error=RAISED, node_rank=3)
     attempt = AttemptResult(2, "failed", (ended(0), failure, stopped(2)), 5.0, restart_count=1)
-    lines = [json.loads(line) for line in event_log.worker_events("r1", "trainer", attempt)]
+    lines = [json.loads(line) for line in worker_events("r1", "trainer", attempt)]
     assert [line["name"] for line in lines] == [
         "torchelastic.worker.status.SUCCEEDED",
         "torchelastic.worker.status.FAILED",
@@ -356,17 +360,3 @@ def test_events_have_torchelastics_fields() -> None:
     assert metadata["role"] == "trainer"
     assert metadata["raw_error"] == "ValueError: no"
     assert json.loads(metadata["metadata"])["exit_code"] == [7]
-
-
-# What the script has asked for.
-
-
-def test_what_the_script_has_asked_for_is_the_failure() -> None:
-    first = ended(3, 93, give_up="no\x1bdata", error=RAISED)
-    text = page(first, stopped(2))
-    assert "\nrank 3 on node0 gave up: no\\x1bdata\n" in text
-    assert "exit code 93; it ran for" in text
-    assert RAISED.traceback.splitlines()[-1] in text, "where it was is shown all the same"
-    assert failure_page.failure_line(ended(9, 88, avoid_node="wrong sums")) == (
-        "rank 9 on node1 asked to avoid its node: wrong sums"
-    )

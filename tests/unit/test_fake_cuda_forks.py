@@ -11,7 +11,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.features.dry_run.fake_cuda import forks
+from ddplaunch.features.dry_run.fake_cuda import process_groups
 from tests.support.processes import wait_until
 
 Start = Callable[[str], None]
@@ -48,19 +48,19 @@ def pauses(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The pauses that were made; each seems to last for 0.3 s."""
     made: list[float] = []
     monkeypatch.setattr(
-        forks, "time", SimpleNamespace(sleep=made.append, monotonic=lambda: time.monotonic() + 0.3 * len(made))
+        process_groups, "time", SimpleNamespace(sleep=made.append, monotonic=lambda: time.monotonic() + 0.3 * len(made))
     )
     return made
 
 
 def test_a_running_thread_of_gloo_is_waited_for_and_not_for_ever(start_computing: Start, pauses: list[float]):
     start_computing("pt_gloo_runloop")
-    wait_until(lambda: forks.wait_for_rest() or pauses)
+    wait_until(lambda: process_groups.wait_for_rest() or pauses)
     assert len(pauses) <= 4
 
 
 def test_other_threads_are_not_waited_for(start_computing: Start, pauses: list[float]):
     start_computing("pt_data_pin")
     for _ in range(100):
-        forks.wait_for_rest()
+        process_groups.wait_for_rest()
     assert not pauses

@@ -62,27 +62,12 @@ def test_any_text_is_read_or_refused(text: str):
 # Who it happens to.
 
 
-def test_all_that_exist_can_be_named():
-    check([parse("kill rank=7"), parse("lose node=1"), parse("crash agent node=0"), parse("hang rank=0")], 8, 2)
-    check([], 1, 1)
+def test_a_rank_or_node_that_does_not_exist_is_an_error():
+    """A question begins with the ranks and nodes of the job."""
 
+    def told(question: str) -> str:
+        job, _, text = question.partition(": ")
+        check([parse("kill rank=0"), parse(text)], *map(int, job.split("x")))
+        return "accepted"
 
-@pytest.mark.parametrize(
-    ("text", "message", "hint"),
-    [
-        ("kill rank=8", "there is no rank 8", "This run has only ranks 0 to 7."),
-        ("slow rank=100 by=2x", "there is no rank 100", "This run has only ranks 0 to 7."),
-        ("crash agent node=2", "'crash agent node=2': there is no node 2", "This run has only nodes 0 to 1."),
-    ],
-)
-def test_a_rank_or_node_that_does_not_exist_is_an_error(text: str, message: str, hint: str):
-    with pytest.raises(UsageError, match=message) as caught:
-        check([parse("kill rank=0"), parse(text)], 8, 2)
-    assert caught.value.hint == hint
-
-
-def test_a_job_of_one_has_only_rank_and_node_0():
-    for text, hint in ("kill rank=1", "This run has only rank 0."), ("lose node=1", "This run has only node 0."):
-        with pytest.raises(UsageError) as caught:
-            check([parse(text)], 1, 1)
-        assert caught.value.hint == hint
+    golden.check_answers("faults_of_whom", told)

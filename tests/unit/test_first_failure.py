@@ -11,6 +11,7 @@ import pytest
 
 from ddplaunch.protocol import first_failure
 from ddplaunch.protocol.results import WorkerError, WorkerExit
+from tests.support import golden
 
 
 def ended(rank: int, returncode: int = 1, time_s: float = 100.0, message: str = "", **more: Any) -> WorkerExit:
@@ -85,24 +86,13 @@ def test_many_exits_are_judged_at_once() -> None:
     assert first.rank == 1234
 
 
-@pytest.mark.parametrize(
-    ("returncode", "code"), [(0, 0), (7, 7), (255, 255), (-9, 137), (-15, 143), (-2, 130), (-64, 192)]
-)
-def test_an_exit_code_is_a_shells(returncode: int, code: int) -> None:
-    assert first_failure.exit_code(ended(0, returncode)) == code
+def test_an_end_has_the_exit_code_of_a_shell_and_is_told_by_name() -> None:
+    def told(returncode: str) -> str:
+        number = int(returncode)
+        code = first_failure.exit_code(ended(0, number))
+        return f"{code}, {first_failure.describe(number)}: the worker {first_failure.ended(number)}"
 
-
-@pytest.mark.parametrize(
-    ("returncode", "words"),
-    [(0, "exit code 0"), (7, "exit code 7"), (-9, "SIGKILL"), (-11, "SIGSEGV"), (-34, "SIGRTMIN"), (-37, "signal 37")],
-)
-def test_an_end_is_told_by_name(returncode: int, words: str) -> None:
-    assert first_failure.describe(returncode) == words
-
-
-def test_an_end_is_told_as_part_of_a_sentence() -> None:
-    assert first_failure.ended(7) == "ended with exit code 7"
-    assert first_failure.ended(-9) == "was killed by SIGKILL"
+    golden.check_answers("ends", told)
 
 
 def test_every_signal_has_words() -> None:

@@ -10,8 +10,9 @@ import pytest
 
 from ddplaunch.features.hangs import flight_record
 from ddplaunch.features.hangs.flight_record import parse, parse_file, parse_times, with_failed_call
-from ddplaunch.features.hangs.records import MAX_CALLS, FlightRecord, ProcessGroup
+from ddplaunch.features.hangs.records import MAX_CALLS, CollectiveCall, FlightRecord
 from ddplaunch.protocol.wire import decode, encode
+from tests.support import golden
 from tests.support.hangs import recorded
 
 GROUPS = {"0": ("default_pg", (0, 1))}
@@ -50,48 +51,43 @@ def p2p(number: int, name: str, state: str) -> dict[str, Any]:
     return entry(1, name, state, is_p2p=True, p2p_seq_id=number, collective_seq_id=7)
 
 
-def test_gloo() -> None:
-    record = recorded("sleep")[0].flight_record
-    assert record
-    assert record.is_complete
-    assert [(call.number, call.operation, call.is_done) for call in record.calls] == [
-        (1, "all_reduce", True),
-        (2, "all_reduce", True),
-        (3, "all_reduce", True),
-        (4, "all_reduce", False),
-    ]
-    assert record.calls[3].backend == "gloo"
-    assert record.calls[3].input_sizes == ((3,),)
-    assert record.calls[3].dtypes == ("Float",)
-    assert record.calls[3].created_ns > 1e18
-    assert record.groups == (ProcessGroup("0", "default_pg", "0-3"),)
+def shown(record: FlightRecord) -> str:
+    """What was read: groups and calls."""
+    groups = [f"group {group.name} {group.description!r} of ranks {group.ranks!r}" for group in record.groups]
+    return "\n".join([*groups, *map(line, record.calls), *["older calls are missing"] * (not record.is_complete)])
 
 
-def test_nccl() -> None:
-    record = parse(dump(entry(1), entry(2, state="started"), entry(3, state="scheduled")), GROUPS)
-    assert [(call.backend, call.is_done, call.is_started) for call in record.calls] == [
-        ("nccl", True, False),
-        ("nccl", False, True),
-        ("nccl", False, False),
-    ]
+def line(call: CollectiveCall) -> str:
+    state = "done" if call.is_done else "started" if call.is_started else "open"
+    words = f"{call.backend} {call.operation} #{call.number} of group {call.group}{' (peer to peer)' * call.is_p2p}"
+    return f"{words}: {state}, {','.join(call.dtypes)} {call.input_sizes}"
 
 
-def test_nccl_send_and_recv() -> None:
-    record = parse(dump(p2p(4, "nccl:send 0->1", "completed"), p2p(5, "nccl:recv 0<-1", "scheduled")), GROUPS)
-    assert [(call.operation, call.number, call.is_p2p, call.is_done) for call in record.calls] == [
-        ("send 0->1", 4, True, True),
-        ("recv 0<-1", 5, True, False),
-    ]
-
-
-@pytest.mark.parametrize("state", ["completed", "scheduled"])
-def test_calls_of_a_batch_have_its_state(state: str) -> None:
+def batch(state: str) -> bytes:
     calls = [p2p(1, "nccl:send 0->1", "scheduled"), p2p(1, "nccl:recv 0<-1", "scheduled")]
-    record = parse(dump(*calls, p2p(1, "nccl:coalesced", state)), GROUPS)
-    assert [(call.operation, call.is_done) for call in record.calls] == [
-        ("send 0->1", state == "completed"),
-        ("recv 0<-1", state == "completed"),
-    ]
+    return dump(*calls, p2p(1, "nccl:coalesced", state))
+
+
+def test_what_is_in_a_dump() -> None:
+    gloo = recorded("sleep")[0].flight_record
+    assert gloo
+    assert gloo.calls[3].created_ns > 1e18
+    states = (entry(1), entry(2, state="started"), entry(3, state="scheduled"))
+    sent = (p2p(4, "nccl:send 0->1", "completed"), p2p(5, "nccl:recv 0<-1", "scheduled"))
+    foreign = parse(dump(entry(1, "nccl:\x1b[31mx", process_group=["0", "a\nb"])), {})
+    assert decode(encode(foreign), (FlightRecord,)) == foreign
+    records = {
+        "gloo": gloo,
+        "NCCL": parse(dump(*states), GROUPS),
+        "send and recv": parse(dump(*sent), GROUPS),
+        "a batch that is done": parse(batch("completed"), GROUPS),
+        "a batch that is not done": parse(batch("scheduled"), GROUPS),
+        "the ring buffer has dropped calls": parse(dump(entry(9)), GROUPS),
+        "a group without members or description": parse(dump(entry(1, process_group=["3", "undefined"])), {}),
+        "foreign text cannot steer the terminal": foreign,
+        "a file of the watchdog of NCCL": parse_file(file(entry(1), entry(2, state="scheduled"))),
+    }
+    golden.check("flight_records", {name: shown(record) for name, record in records.items()})
 
 
 def test_only_the_end_of_a_long_record_is_kept() -> None:
@@ -107,21 +103,6 @@ def test_only_the_end_of_a_long_record_is_kept() -> None:
 def test_many_unfinished_calls_stay_within_the_limits() -> None:
     record = parse(dump(*(entry(i, state="scheduled") for i in range(1, 1001))), GROUPS)
     assert [call.number for call in record.calls] == [*range(1, 65), *range(937, 1001)]
-
-
-def test_the_ring_buffer_has_dropped_calls() -> None:
-    assert not parse(dump(entry(9)), GROUPS).is_complete
-
-
-def test_groups_without_members_or_description() -> None:
-    record = parse(dump(entry(1, process_group=["3", "undefined"])), {})
-    assert record.groups == (ProcessGroup("3", "", ""),)
-
-
-def test_foreign_text_cannot_steer_the_terminal() -> None:
-    record = parse(dump(entry(1, "nccl:\x1b[31mx", process_group=["0", "a\nb"])), {})
-    assert record.calls[0].operation == r"\x1b[31mx"
-    assert decode(encode(record), (FlightRecord,)) == record
 
 
 @pytest.mark.parametrize(
@@ -168,12 +149,6 @@ def file(*entries: dict[str, Any]) -> bytes:
     config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
     frames = [{"name": "step", "filename": "train.py", "line": 7}]
     return pickle.dumps({"pg_config": config, "entries": [{**each, "frames": frames} for each in entries]}, protocol=2)
-
-
-def test_a_file_of_the_watchdog() -> None:
-    record = parse_file(file(entry(1), entry(2, state="scheduled")))
-    assert record.groups == (ProcessGroup("0", "default_pg", "0,1"),)
-    assert [(call.number, call.is_done) for call in record.calls] == [(1, True), (2, False)]
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import gpus_of_job
-from ddplaunch.agent.gpus_of_job import GpusOfJob
-from ddplaunch.agent.workers.placement import Placement
+from ddplaunch.agent.workers.start_plan import Placement
+from ddplaunch.features.gpus import reader
+from ddplaunch.features.gpus.agent import GpusOfJob
+from ddplaunch.features.gpus.records import GpuEvent, GpuReading, GpusRead, IbPort
 from ddplaunch.features.health import gpu_faults
-from ddplaunch.features.health.gpu_faults import GpuFaults
-from ddplaunch.protocol.gpus import GpuEvent, GpuReading, GpusRead, HealthFinding, IbPort
+from ddplaunch.features.health.gpu_faults import GpuFaults, await_free_memory
+from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.protocol.results import WorkerExit
-from ddplaunch.protocol.specs import AgentSpec, Program
+from tests.support.configs import agent_spec
 
 GPUS = tuple(
     GpuReading(index=index, uuid=f"GPU-{index}", pci_address=f"00000000:1{index}:00.0", used_bytes=0)
@@ -30,13 +34,12 @@ def sent() -> list[object]:
 @pytest.fixture
 def faults(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpuFaults:
     """A node of two GPUs, of which the only worker uses the second one."""
-    monkeypatch.setattr(gpus_of_job.GpuReader, "start", lambda _: None)
+    monkeypatch.setattr(reader.GpuReader, "start", lambda _: None)
     return of_job(sent, GPUS)
 
 
 def of_job(sent: list[object], first: tuple[GpuReading, ...]) -> GpuFaults:
-    program = Program("script", "x.py", (), "python")
-    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True, launcher_assigns_rendezvous=True)
+    spec = agent_spec(launcher_assigns_rendezvous=True)
     gpus = GpusOfJob(spec, sent.append)
     gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
     faults = GpuFaults(gpus, spec, sent.append)
@@ -47,7 +50,7 @@ def of_job(sent: list[object], first: tuple[GpuReading, ...]) -> GpuFaults:
 def hear(faults: GpuFaults, answer: GpusRead | GpuEvent) -> None:
     """As the agent does with an answer of the driver."""
     if isinstance(answer, GpusRead):
-        faults.gpus.on_read(answer)
+        faults.gpus.on_event(answer)
     faults.on_answer(answer)
 
 
@@ -103,7 +106,70 @@ def test_each_port_is_told(faults: GpuFaults, sent: list[object]) -> None:
 
 def test_without_nvml_the_kernels_log_is_read(faults: GpuFaults, monkeypatch: pytest.MonkeyPatch) -> None:
     logged = (("0000:10:00", 48), ("0000:11:00", 79))
-    monkeypatch.setattr(gpu_faults.kernel_log, "recent_xids", lambda _: logged)
+    monkeypatch.setattr(gpu_faults.gpu_events, "recent_xids", lambda _: logged)
     assert blamed(faults) == "", "NVML has answered"
     hear(faults, GpusRead(missing="NVML has not answered"))
     assert blamed(faults) == "Xid 79, GPU 1 (GPU-1) has fallen off the bus"
+
+
+# Between attempts: the wait for free memory ends when it is free, when its time is over, or when nobody answers. Time
+# is made up.
+
+MB = 1 << 20
+BEFORE = 1000 * MB
+
+
+class Node:
+    """A node with one GPU, of which ``used`` says how much is in use at a time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, used: Callable[[float], int | None]) -> None:
+        self.now, self.sent, self.is_stopping = 0.0, list[Notice](), False
+        self._used = used
+        self.gpus = SimpleNamespace(used_at_start={0: BEFORE}, memory=None, ask_memory=self._ask_memory)
+        monkeypatch.setattr(gpu_faults.time, "monotonic", lambda: self.now)
+
+    def _ask_memory(self) -> None:
+        used = self._used(self.now)
+        gpus = (GpuReading(index=0, used_bytes=used, pids=(1 << 22,)),)
+        self.gpus.memory = None if used is None else gpus
+
+    def _wait(self, done: Callable[[], bool], deadline: float) -> bool:
+        if not done():
+            self.now = deadline
+        return done()
+
+    def wait(self) -> float:
+        """Seconds until the next attempt may start."""
+        await_free_memory(self.gpus, "gpu3", self._wait, lambda: self.is_stopping, self.sent.append)  # type: ignore[arg-type]
+        return self.now
+
+
+@pytest.mark.parametrize("used", [0, BEFORE, BEFORE + 512 * MB])
+def test_memory_of_others_is_not_waited_for(monkeypatch: pytest.MonkeyPatch, used: int) -> None:
+    node = Node(monkeypatch, lambda _: used)
+    assert (node.wait(), node.sent) == (0.0, [])
+
+
+def test_the_start_follows_as_soon_as_memory_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, lambda now: BEFORE + 513 * MB if now < 2.1 else BEFORE)
+    assert 2.1 <= node.wait() <= 2.5
+    assert not node.sent, "a short wait is not worth a line"
+
+
+def test_after_its_limit_it_says_who_holds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, lambda _: 40 << 30)
+    assert 50.0 <= node.wait() <= 50.5
+    waits, ends = node.sent
+    in_use = f"40 GB of GPU 0 (held by pid {1 << 22}) on gpu3 is still in use"
+    assert waits == Notice(f"{in_use}; the workers start when it is free")
+    assert ends == Notice(f"after 50 s {in_use}; the workers start all the same", -1)
+
+
+def test_a_driver_that_does_not_answer_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert Node(monkeypatch, lambda _: None).wait() <= 2.0
+
+
+def test_a_stop_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    node = Node(monkeypatch, lambda _: 40 << 30)
+    node.is_stopping = True
+    assert node.wait() <= 2.0

@@ -12,24 +12,19 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import gpu_reader
-from ddplaunch.agent.gpu_reader import GpuReader, read_once
+from ddplaunch.features.gpus import child, nvml, reader
+from ddplaunch.features.gpus.reader import GpuReader, read_once
+from ddplaunch.features.gpus.records import GpusRead
 from ddplaunch.features.health import gpu_rules
-from ddplaunch.protocol.gpus import GpuReading, GpusRead
-from ddplaunch.system.gpus import devices, gpu_child, nvml
+from ddplaunch.system import devices
 from tests.support import fake_nvml, golden
 from tests.support.fake_nvml import Says
+from tests.support.gpus import changed
 
 
 def test_without_the_library_there_is_no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "has_nvml", lambda: False)
     assert GpuReader.start(print) is None
-
-
-def changed(gpu: GpuReading) -> str:
-    """What is known of it."""
-    usual = vars(GpuReading(index=0))
-    return " ".join(f"{name}={value!r}" for name, value in vars(gpu).items() if value != usual[name] or name == "index")
 
 
 class Story:
@@ -102,7 +97,7 @@ def test_an_old_driver_tells_what_it_can(
 def test_a_driver_that_hangs_during_the_run_is_told_once(
     driver: Says, watch: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(gpu_reader, "SILENCE_S", 0.5)
+    monkeypatch.setattr(reader, "SILENCE_S", 0.5)
     driver("gpus 1")
     watched = watch(interval_s=0.02)
     first = watched.read()
@@ -134,14 +129,14 @@ def test_the_child_ends_when_its_stdin_is_closed_also_while_the_driver_hangs(
 
 def test_the_child_finds_its_package_without_the_path_of_its_parent() -> None:
     library = sysconfig.get_path("stdlib")
-    command = [sys.executable, "-S", "-I", gpu_child.__file__, "nvml", "60", library, f"{library}/lib-dynload"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+    command = [sys.executable, "-S", "-I", child.__file__, "nvml", "60", library, f"{library}/lib-dynload"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         try:
-            assert child.wait(20) == 0
+            assert process.wait(20) == 0
         finally:
-            child.kill()
-        assert child.stdout
-        assert b"No module named 'pynvml'" in child.stdout.read()
+            process.kill()
+        assert process.stdout
+        assert b"No module named 'pynvml'" in process.stdout.read()
 
 
 def test_clocks_that_the_hardware_lowers_are_counted_in_minutes(driver: Says, watch: Any) -> None:
@@ -157,9 +152,9 @@ def test_clocks_that_the_hardware_lowers_are_counted_in_minutes(driver: Says, wa
 
 def test_minutes_with_errors_of_nvlinks_are_counted_and_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
     counts = []
-    history = gpu_child._History(minute_s=60)
+    history = child._History(minute_s=60)
     for minute in range(60):
-        monkeypatch.setattr(gpu_child.time, "monotonic", lambda minute=minute: minute * 60.0)
+        monkeypatch.setattr(child.time, "monotonic", lambda minute=minute: minute * 60.0)
         for part in range(12):
             gpu = {"index": 0, "nvlink_errors": 7 + min(minute, 20) * 12 + part * (minute < 20)}
             history.add_to(gpu)
@@ -196,7 +191,7 @@ def test_a_line_that_makes_no_sense_is_a_reason(
     values: str, driver: Says, watch: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "child.py").write_text(f'print(\'{{"record": "GpusRead", \' + {values!r}[1:])')
-    monkeypatch.setattr(gpu_reader, "_CHILD", str(tmp_path / "child.py"))
+    monkeypatch.setattr(reader, "_CHILD", str(tmp_path / "child.py"))
     assert watch().read() == GpusRead(missing="the answer of the GPU driver could not be read")
 
 
@@ -246,7 +241,7 @@ def test_a_child_that_cannot_be_started_is_a_reason(installed: Says, monkeypatch
 
 def test_only_a_library_that_loads_counts_as_installed(nvml_library: Path, tmp_path: Path) -> None:
     (tmp_path / devices.NVML_LIBRARY).write_text("not a library")
-    text = "import sys; from ddplaunch.system.gpus import devices; print(devices.has_nvml(), 'pynvml' in sys.modules)"
+    text = "import sys; from ddplaunch.system import devices; print(devices.has_nvml(), 'pynvml' in sys.modules)"
     for folder, has_nvml in ((nvml_library, "True"), (tmp_path, "False")):
         command = ["env", f"LD_LIBRARY_PATH={folder}", sys.executable, "-c", text]
         assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == f"{has_nvml} False\n"

@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.agent import gpus_of_job
-from ddplaunch.agent.gpus_of_job import GpusOfJob
-from ddplaunch.agent.workers.placement import Placement
-from ddplaunch.protocol.gpus import GpuReading, GpusRead
-from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.agent.workers.start_plan import Placement
+from ddplaunch.features.gpus import reader
+from ddplaunch.features.gpus.agent import GpusOfJob
+from ddplaunch.features.gpus.records import GpuReading, GpusRead
+from tests.support.configs import agent_spec
 
 GPUS = (GpuReading(index=0, uuid="GPU-0"), GpuReading(index=1, uuid="GPU-1"))
 
@@ -23,16 +23,15 @@ def sent() -> list[object]:
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch, sent: list[object]) -> GpusOfJob:
     """A node of two GPUs."""
-    monkeypatch.setattr(gpus_of_job.GpuReader, "start", lambda _: SimpleNamespace(ask=print))
-    spec = AgentSpec(run_id="run", host="gpu3", program=Program("script", "x.py", (), "python"), same_python=True)
-    return GpusOfJob(spec, sent.append)
+    monkeypatch.setattr(reader.GpuReader, "start", lambda _: SimpleNamespace(ask=print))
+    return GpusOfJob(agent_spec(), sent.append)
 
 
 def test_only_the_gpus_of_workers_are_known(gpus: GpusOfJob) -> None:
     gpus.placement = Placement(1, "CUDA_VISIBLE_DEVICES", (("GPU-1",),), None, {})
-    gpus.on_read(GpusRead(gpus=GPUS))
+    gpus.on_event(GpusRead(gpus=GPUS))
     assert (gpus.gpus, gpus.is_read) == (GPUS[1:], True)
-    gpus.on_read(GpusRead(missing="NVML has not answered"))
+    gpus.on_event(GpusRead(missing="NVML has not answered"))
     assert (gpus.gpus, gpus.missing) == (GPUS[1:], "NVML has not answered")
 
 
@@ -54,5 +53,5 @@ def test_a_worker_has_the_row_of_its_first_gpu(
     gpus: GpusOfJob, devices: tuple[tuple[str, ...], ...], rows: list[int | None]
 ) -> None:
     gpus.placement = Placement(2, "CUDA_VISIBLE_DEVICES", devices, None, {})
-    gpus.on_read(GpusRead(gpus=GPUS))
+    gpus.on_event(GpusRead(gpus=GPUS))
     assert [gpus.row_of_worker(rank) for rank in (0, 1)] == rows

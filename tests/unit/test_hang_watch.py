@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import threading
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
+from queue import SimpleQueue
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
 from ddplaunch.config import LaunchConfig
-from ddplaunch.features.hangs import hang_files
+from ddplaunch.features.gpus.records import GpuReading
+from ddplaunch.features.hangs import examinations
 from ddplaunch.features.hangs import launcher as hang_watch
 from ddplaunch.features.hangs.explanation import explain
 from ddplaunch.features.hangs.launcher import HangWatch
@@ -19,16 +22,15 @@ from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     ExamineWorkers,
     NodeEvidence,
-    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.protocol.gpus import GpuReading
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.timeouts import TimeoutConfig
 from tests.support import golden
 from tests.support.configs import rendezvous_config
 from tests.support.hangs import call, done, evidence
+from tests.support.watches import run_services
 
 pytestmark = pytest.mark.usefixtures("utc")
 
@@ -55,8 +57,9 @@ class Job:
         meets = rendezvous_config() if options.pop("launchers", 1) == 2 else None
         limits = {f"{name}_s": limit or None for name, limit in options.items()}
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**limits), rendezvous=meets)
-        messages = SimpleNamespace(show=lambda text, *_: self.said.append(text), record=lambda *_: None)
-        self.watch = HangWatch(config, self._sent, lambda: folder, messages)  # type: ignore[arg-type]
+        show = lambda text, *_: self.said.append(text)  # noqa: E731
+        self.posted: SimpleQueue[object] = SimpleQueue()
+        self.watch = HangWatch(run_services(config, self._sent, folder, show, self.posted.put))
         self.later(1)
 
     def _sent(self, order: Any) -> None:
@@ -103,12 +106,25 @@ class Job:
 
     def stopped(self) -> None:
         """The user has stopped the job, after an examination that nobody asked for."""
-        self.watch.on_agents_ended(RunResult("job7", 0, "stopped", 1.0))
+        self.watch.add_to_result(RunResult("job7", 0, "stopped", 1.0))
+
+    def thread_ends(self) -> None:
+        """A hang has been explained, or written."""
+        self.watch.on_posted(self.posted.get(timeout=30))
+
+    def hang(self) -> None:
+        """All nodes have answered; a thread explains."""
+        self.quiet("300")
+        self.examined("0", "waits")
+        self.examined("1", "sleeps")
+        self.said.clear()
 
     def play(self, step: str) -> str:
         self.said.clear()
         word, *arguments = step.split()
         getattr(self, word)(*arguments)
+        while self.watch.is_concluding:
+            self.thread_ends()
         return "\n".join([step, *(f"    {line}" for line in self.said)])
 
 
@@ -136,9 +152,53 @@ def test_the_files_of_a_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert {path.stat().st_mode & 0o777 for path in tmp_path.iterdir()} == {0o600}
 
 
+def test_nothing_is_ended_before_the_files_are_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    job = Job(monkeypatch, tmp_path, {"hang_timeout": 60.0})
+    job.hang()
+    job.thread_ends()
+    assert job.said == []
+    job.thread_ends()
+    assert AbortHungAttempt.__name__ in job.said[-1]
+    assert (tmp_path / "hang.txt").exists()
+
+
+@pytest.mark.parametrize("options", [{}, {"hang_timeout": 60.0}])
+def test_a_job_that_moves_while_it_is_explained_does_not_hang(
+    options: dict[str, float], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(monkeypatch, None, dict(options))
+    job.hang()
+    job.active("1")
+    job.thread_ends()
+    assert (job.said, job.watch.is_concluding) == ([], False)
+
+
+def test_of_a_job_that_moves_while_files_are_written_both_is_told(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    job = Job(monkeypatch, tmp_path, {})
+    job.hang()
+    job.thread_ends()
+    job.active("1")
+    job.thread_ends()
+    assert job.said[0].startswith("nothing has moved for 5 min: the job seems to hang; all stacks: ")
+    assert job.said[-1] == "the job moves again, after 5 min"
+
+
+def test_without_room_for_a_thread_the_job_is_examined_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Job(monkeypatch, None, {})
+    with monkeypatch.context() as limited:
+        limited.setattr(threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
+        job.hang()
+        job.thread_ends()
+    assert job.said == []
+    job.later(100)
+    assert ExamineWorkers.__name__ in job.said[-1]
+
+
 def test_a_file_of_an_earlier_hang_is_never_overwritten(tmp_path: Path) -> None:
     found = explain([WAITS, SLEEPS])
-    written = [hang_files.write(tmp_path, 0, [WAITS, SLEEPS], (), found) for _ in range(102)]
+    written = [examinations.write(tmp_path, 0, [WAITS, SLEEPS], (), found) for _ in range(102)]
     assert len({*written[:100]}) == len([*tmp_path.glob("hang*.txt")]) == 100
     assert written[100:] == [None, None]
     assert "bytes read and written (too little to count)" in (tmp_path / "hang.txt").read_text()
@@ -190,7 +250,7 @@ def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(monkey
     is_late = evidence(1, done(5), world=2, host="gpu1", window_s=0.0, where="train.py:9 in load")
     result = AttemptResult(0, "failed", (lost, exit_(1)), 1.0)
     whole = Job(monkeypatch, None, {}).watch.explain(
-        result, [RanksAtFailure(0, (is_late,)), RanksAtFailure(0, (waits,))]
+        result, [WorkersExamined(0, 0, (is_late,)), WorkersExamined(0, 0, (waits,))]
     )
     assert whole.collectives[0] == "rank 1 on gpu1 never joined all_reduce #6 of default_pg (3 floats)"
     assert whole.collectives[-1] == "rank 1 is at train.py:9 in load"
@@ -199,7 +259,7 @@ def test_what_the_nodes_knew_of_a_failed_collective_is_explained_together(monkey
 def test_where_ranks_waited_is_known_when_a_node_is_lost(monkeypatch: pytest.MonkeyPatch) -> None:
     waits = evidence(0, [*done(5), call(6)], world=2, is_running=True, window_s=0.0, where="train.py:7")
     whole = Job(monkeypatch, None, {}).watch.explain(
-        AttemptResult(0, "stopped", (exit_(0),), 1.0), [RanksAtFailure(0, (waits,))]
+        AttemptResult(0, "stopped", (exit_(0),), 1.0), [WorkersExamined(0, 0, (waits,))]
     )
     assert whole.collectives == ("rank 0 waited in all_reduce #6 of default_pg (3 floats) since 14:47:37 (train.py:7)",)
 

@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.agent import gpus_of_job, parts
-from ddplaunch.agent.workers.placement import Placement
+from ddplaunch.agent.workers.start_plan import Placement
 from ddplaunch.errors import HARDWARE, LaunchError
+from ddplaunch.features.gpus import reader
+from ddplaunch.features.gpus.agent import begin
+from ddplaunch.features.gpus.records import GpuReading, GpusRead
 from ddplaunch.features.health.agent import HealthPart
 from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
-from ddplaunch.protocol.gpus import GpuReading, GpusRead
 from ddplaunch.protocol.results import Round
-from ddplaunch.protocol.specs import AgentSpec, Program
-from ddplaunch.system.gpus import devices
-from tests.support.configs import rendezvous_config
+from ddplaunch.system import devices
+from tests.support.configs import agent_spec, rendezvous_config
 
 LOST = GpuReading(index=0, uuid="GPU-0", error="GPU is lost")
 _COUNTS = ("attempt", "restart_count", "node_rank", "nnodes", "first_rank", "local_world_size", "world_size")
@@ -33,20 +33,14 @@ class Node:
         self.sent: list[object] = []
         self.told: list[str] = []
         self.waits: list[bool] = []
-        spec = AgentSpec(
-            run_id="run",
-            host="gpu3",
-            program=Program("script", "x.py", (), "python"),
-            same_python=True,
-            rendezvous=rendezvous_config(),
-        )
+        spec = agent_spec(rendezvous=rendezvous_config())
         self.is_stopping = False
-        gpus = parts.gpus_of_job(spec, self.sent.append)
+        gpus = begin(spec, self.sent.append)
         assert gpus
         gpus.placement = PLACEMENT
         node: Any = SimpleNamespace(
             spec=spec,
-            gpus=gpus,
+            begun={"gpus": gpus},
             rendezvous=SimpleNamespace(refuse=self.told.append, clock_ahead_s=(59.0, 61.0)),
             report=self.sent.append,
             outbox=SimpleNamespace(send=self.sent.append),
@@ -60,7 +54,7 @@ class Node:
     def _wait(self, done: Callable[[], bool], deadline: Callable[[], float]) -> bool:
         if self._answers:
             read = GpusRead(gpus=self._answers)
-            self.gpus.on_read(read)
+            self.gpus.on_event(read)
             self.part.on_event(read)
         self.waits.append(done())
         assert deadline() - time.monotonic() < 4
@@ -70,7 +64,7 @@ class Node:
 @pytest.fixture(autouse=True)
 def driver(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "has_nvml", lambda: True)
-    monkeypatch.setattr(gpus_of_job.GpuReader, "start", lambda _: SimpleNamespace(ask=print, pid=1))
+    monkeypatch.setattr(reader.GpuReader, "start", lambda _: SimpleNamespace(ask=print, pid=1))
 
 
 def test_a_stop_of_the_run_is_not_delayed_by_a_driver_that_does_not_answer() -> None:

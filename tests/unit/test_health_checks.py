@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.agent.gpu_reader import read_once
-from ddplaunch.features.health import health_look
-from ddplaunch.protocol.gpus import GpusRead, IbPort
-from ddplaunch.system.files import folder_probe
-from ddplaunch.system.files.folder_probe import FolderState
-from ddplaunch.system.gpus import devices
+from ddplaunch.features.gpus.reader import read_once
+from ddplaunch.features.gpus.records import GpusRead, IbPort
+from ddplaunch.features.health import log_folder
+from ddplaunch.features.health.gpu_faults import look
+from ddplaunch.features.health.log_folder import FolderState
+from ddplaunch.system import devices
 from tests.support import fake_nvml
 from tests.support.fake_nvml import Says
 
@@ -24,21 +24,21 @@ def has_library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
 
 
 def rules(log_dir: Path | str, *, is_alone: bool = False, read: GpusRead | None = None) -> list[tuple[str, str]]:
-    found = health_look.look(read or read_once("health", 5), str(log_dir), is_alone=is_alone).findings
+    found = look(read or read_once("health", 5), str(log_dir), is_alone=is_alone).findings
     return [(finding.rule, finding.severity) for finding in found]
 
 
 def test_all_gpus_are_judged_by_the_rules_of_a_start(driver: Says, tmp_path: Path) -> None:
     driver("gpus 2", "1 rows 0 0 0 1", "1 margin 3", *fake_nvml.healthy(0), *fake_nvml.healthy(1))
-    look = health_look.look(read_once("health", 5), str(tmp_path), is_alone=False)
-    assert [(finding.gpu, finding.severity) for finding in look.findings] == [(1, "refuse"), (1, "warn")]
-    assert look.findings[0].rule == "row-remap-failed"
-    assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in look.hardware.gpus] == [
+    found = look(read_once("health", 5), str(tmp_path), is_alone=False)
+    assert [(finding.gpu, finding.severity) for finding in found.findings] == [(1, "refuse"), (1, "warn")]
+    assert found.findings[0].rule == "row-remap-failed"
+    assert [(gpu.index, gpu.uuid, gpu.power_limit_w) for gpu in found.hardware.gpus] == [
         (0, "GPU-0000-0", 700.0),
         (1, "GPU-0000-1", 700.0),
     ]
-    assert look.hardware.memory_bytes > 0
-    assert look.hardware.cpus > 0
+    assert found.hardware.memory_bytes > 0
+    assert found.hardware.cpus > 0
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_gpus_that_no_worker_may_use_are_not_judged(
     if environ:
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", environ)
     driver("gpus 2", "0 rows 0 0 0 1", "1 rows 0 0 0 1")
-    look = health_look.look(read_once("health", 5), str(tmp_path), chosen, is_alone=False)
-    assert [finding.gpu for finding in look.findings] == [gpu.index for gpu in look.hardware.gpus] == indices
+    found = look(read_once("health", 5), str(tmp_path), chosen, is_alone=False)
+    assert [finding.gpu for finding in found.findings] == [gpu.index for gpu in found.hardware.gpus] == indices
 
 
 @pytest.mark.parametrize(("has_gpus", "count"), [(True, 1), (False, 0)])
@@ -86,8 +86,8 @@ def test_a_folder_that_cannot_be_written_is_found(is_alone: bool, severity: str)
 
 def test_a_folder_that_does_not_answer_is_found_after_two_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     never = threading.Event()
-    monkeypatch.setattr(health_look, "FOLDER_LIMIT_S", 0.05)
-    monkeypatch.setattr(folder_probe, "probe", lambda _folder: never.wait() and FolderState(""))
+    monkeypatch.setattr(log_folder, "LIMIT_S", 0.05)
+    monkeypatch.setattr(log_folder, "probe", lambda _folder: never.wait() and FolderState(""))
     assert rules("/tmp") == [("folder-silent", "refuse")]
     never.set()
 

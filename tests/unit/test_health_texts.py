@@ -6,12 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from ddplaunch.features.health import differences, findings
+from ddplaunch.features.gpus.records import Gpu
+from ddplaunch.features.health import differences, findings, log_folder
 from ddplaunch.features.health.findings import with_hardware
+from ddplaunch.features.health.log_folder import FolderState
 from ddplaunch.features.health.records import NodeHardware
-from ddplaunch.protocol.gpus import Gpu, HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.results import WorkerExit
-from ddplaunch.system.files.folder_probe import FolderState
 from tests.support import golden
 
 XID = HealthFinding(
@@ -57,15 +58,19 @@ def test_what_findings_and_differences_are_told_as() -> None:
         "folders": [
             f"{found.severity}: {found.text}"
             for state in (("Read-only file system", 0.2), ("", 0.95), ("", 0.949), ("", None))
-            for found in findings.of_folder(FolderState("/logs", *state))
+            for found in log_folder.findings(FolderState("/logs", *state))
         ],
-        "a silent folder": [found.severity for found in [findings.of_silent_folder("/logs", 2.0)]],
+        "a silent folder": [found.severity for found in [log_folder.silent("/logs", 2.0)]],
         "an odd node": [
             between(node(driver="550.9")),
             between(node(cpus=32)),
             between(node(memory_gb=256)),
             between(node(limit_w=500)),
             between(node(ports=1)),
+        ],
+        "what is certain of a clock": [
+            f"{least_s} to {most_s} s: {differences.certain_offset(least_s, most_s)} s"
+            for least_s, most_s in ((6.0, 9.0), (-9.0, -6.0), (-600.0, 0.1), (-1.0, 20.0), (0.0, 0.0))
         ],
         "clocks": [differences.clock_text("gpu3", offset_s) or "right" for offset_s in (5.0, -5.0, 65.0, -6.0)],
     }
@@ -117,11 +122,3 @@ def test_of_a_newcomer_only_what_is_unusual_is_told() -> None:
     nodes = {"a": node(), "b": node(cpus=32), "c": node(cpus=32, driver="550.9")}
     assert differences.between(nodes, "b") == [], "of its two others, one has as many"
     assert differences.between(nodes, "c") == ["the nodes differ in driver: 550.9 on c, 570.1 on a,b"]
-
-
-@pytest.mark.parametrize(
-    ("least_s", "most_s", "certain_s"),
-    [(6.0, 9.0, 6.0), (-9.0, -6.0, -6.0), (-600.0, 0.1, 0.0), (-1.0, 20.0, 0.0), (0.0, 0.0, 0.0)],
-)
-def test_only_what_is_certain_of_a_clock_counts(least_s: float, most_s: float, certain_s: float) -> None:
-    assert differences.certain_offset(least_s, most_s) == certain_s

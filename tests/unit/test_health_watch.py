@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
-from ddplaunch.protocol.gpus import HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
 from ddplaunch.protocol.results import RunResult
 from tests.support.configs import rendezvous_config
@@ -37,15 +37,15 @@ class Job:
         config = SimpleNamespace(health=policy, launcher_assigns_rendezvous=True)
         self.watch = HealthWatch(config, self.participants, shutdown, show, self._note)  # type: ignore[arg-type]
 
-    def _note(self, event: str, index: int, text: str, **facts: object) -> None:
-        self.noted.append((event, index, text))
+    def _note(self, event: str, text: str, node: int, **facts: object) -> None:
+        self.noted.append((event, node, text))
 
     def report(self, index: int, *findings: HealthFinding, **values: int) -> None:
         health = NodeHealth(findings=findings, hardware=NodeHardware(**values))
-        self.watch.on_event(index, self.participants.indices, health)
+        self.watch.on_event(index, health)
 
     def findings(self) -> tuple[HealthFinding, ...]:
-        return self.watch.on_agents_ended(RunResult("job7", 0, "succeeded", 1.0)).health
+        return self.watch.add_to_result(RunResult("job7", 0, "succeeded", 1.0)).health
 
     def decide(self, after_s: float = 0.0) -> None:
         self.watch.run_due(time.monotonic() + after_s)
@@ -74,8 +74,8 @@ def test_a_refused_node_that_is_lost_before_the_decision_is_replaced_once() -> N
 def test_a_finding_while_the_job_runs_is_shown_with_its_ranks() -> None:
     job = Job((2, 2), "a", "b")
     started = AttemptStarted(attempt=0, world_size=8, pids=(1, 2, 3, 4), node_rank=1, nnodes=2, first_rank=4)
-    job.watch.on_event(1, [0, 1], started)
-    job.watch.on_event(1, [0, 1], replace(ROW, local_ranks=(2,)))
+    job.watch.on_event(1, started)
+    job.watch.on_event(1, replace(ROW, local_ranks=(2,)))
     assert job.said == ["b: GPU 2 (GPU-2), local rank 2, rank 6: a row is lost (drain)"]
     assert job.findings()[0].ranks == (6,)
 
@@ -100,14 +100,14 @@ def test_differences_are_shown_once_and_a_node_that_comes_later_is_compared_too(
 def test_a_clock_is_wrong_only_if_that_is_certain_however_long_a_pong_has_taken() -> None:
     job, now = Job((2, 2), "a", "b"), time.time()
     for sent_s, clock_s in ((now - 60, now - 50), (now, 0.0), (now - 0.1, now - 0.1), (now - 0.1, now - 60)):
-        job.watch.on_event(0, [0, 1], Pong(sent_s, clock_s))
+        job.watch.on_event(0, Pong(sent_s, clock_s))
     assert job.said == [], "the third answer was exact: the clock may be set later"
-    job.watch.on_event(1, [0, 1], Pong(now - 0.1, now + 65))
+    job.watch.on_event(1, Pong(now - 0.1, now + 65))
     assert len(job.said) == 1
     assert job.said[0].startswith("the clock of b is 1 min 4 s ahead"), job.said
 
 
 def test_with_health_off_no_clock_is_looked_at() -> None:
     job = Job((1, 1), "a", policy="off")
-    job.watch.on_event(0, [0], Pong(time.time(), 1.0))
+    job.watch.on_event(0, Pong(time.time(), 1.0))
     assert job.said == []

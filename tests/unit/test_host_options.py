@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.config import LaunchConfig, RemoteConfig
+from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
-from tests.support import golden
+from ddplaunch.launcher.request import Request
+from tests.support import command_lines, golden
 
 
 @pytest.fixture(autouse=True)
@@ -23,28 +23,25 @@ def config(*argv: str) -> LaunchConfig:
     return main.command.main([*argv, "x.py"], prog_name="ddplaunch", standalone_mode=False)
 
 
-def told(command: str) -> str:
-    """Of ``NAME=VALUE --option ...``, what differs from a run on this machine."""
-    words = command.split()
-    argv = words[next((index for index, word in enumerate(words) if word.startswith("-")), len(words)) :]
-    with pytest.MonkeyPatch.context() as patch:
-        for word in words[: len(words) - len(argv)]:
-            patch.setenv(*word.split("=", 1))
-        found = config(*argv)
-    hosts = [f"{host} {host.slots or ''} {host.devices or ''}".rstrip() for host in found.hosts]
-    nodes = f"{found.transport}, {found.min_nodes}:{found.max_nodes} nodes" if hosts else "here"
-    remote, usual = vars(replace(found.remote, environ=())), vars(RemoteConfig())
-    changed = [f"{name}={value}" for name, value in remote.items() if value != usual[name]]
-    limits = f"lost after {found.timeouts.lost_after_s} s, join {found.timeouts.join_timeout_s} s"
-    parts = [", ".join(hosts), nodes, *changed, *([limits] if "--rdzv-conf" in argv else [])]
-    assigns = ["the launcher assigns the rendezvous"] if found.launcher_assigns_rendezvous else []
-    return "; ".join([*parts, *assigns, *(notice.text for notice in found.notices)])
-
-
 def test_hosts_and_how_they_are_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     Path("file").write_text("gpu1 slots=2\ngpu2\ngpu3\n")
-    golden.check_answers("host_options", told)
+    Path("other").write_text("gpu4\n")
+    golden.check_answers("host_options", command_lines.told)
+
+
+@pytest.mark.features
+def test_a_command_reaches_the_hosts_of_an_allocation_as_a_run_does(monkeypatch: pytest.MonkeyPatch):
+    asked: list[Request] = []
+    monkeypatch.setattr("ddplaunch.features.ps.ps.ps", asked.append)
+    monkeypatch.setenv("SLURM_JOB_ID", "77")
+    monkeypatch.setenv("SLURM_JOB_NODELIST", "gpu[1-4]")
+
+    def transport(question: str) -> str:
+        main.command.main(command_lines.parsed(question)[1], prog_name="ddplaunch", standalone_mode=False)
+        return asked.pop().remote.transport
+
+    golden.check_answers("transports_of_commands", transport)
 
 
 @pytest.mark.parametrize("place", [("--rdzv-endpoint", "a:1"), ("--master-addr", "a"), ("--standalone",)])

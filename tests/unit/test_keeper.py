@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.agent import agent
 from ddplaunch.cli.main import command
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
@@ -87,7 +88,7 @@ def test_what_a_process_inherits_and_cannot_change_is_compared(prepare: Callable
 
 def test_a_slurm_job_is_a_difference() -> None:
     here, job = surroundings.read({}, "/"), surroundings.read({"SLURM_JOB_ID": "7"}, "/")
-    assert surroundings.first_difference(here, job) == "SLURM job"
+    assert surroundings.first_difference(here, job) == "scheduler's job"
 
 
 def test_a_relative_folder_of_pythonpath_is_another_in_another_working_directory() -> None:
@@ -154,6 +155,12 @@ def test_an_edited_module_is_noticed(folder: Path) -> None:
     os.utime(folder / "kept_a.py", ns=(1, int(imports.files[str(folder / "kept_a.py")].partition(":")[0])))
     os.link(folder / "kept_a.py", folder / "another_environment.py")
     assert imports.changed_file() == ""
+
+
+def test_each_file_of_this_package_counts_of_the_core_and_of_the_features() -> None:
+    """An upgrade in place may keep the version."""
+    known = {line.rpartition(" ")[0] for line in surroundings._own_files()}
+    assert {agent.__file__, surroundings.__file__} <= known
 
 
 def test_a_module_that_changes_during_the_imports_is_not_kept(folder: Path) -> None:
@@ -274,3 +281,21 @@ def test_a_keeper_is_asked_with_values_in_their_limits() -> None:
     for wrong in (b'"umask":512', b'"umask":-1', b'"umask":"18"'):
         with pytest.raises(wire.ProtocolError):
             wire.decode(wire.encode(request).replace(b'"umask":18', wrong), (Takeover,))
+
+
+def test_a_job_ends_with_the_outermost_process_that_has_its_variable():
+    agent = "import os; from ddplaunch.features.warm.agent import processes_of_jobs as f; print(*f(os.environ))"
+    launcher = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {agent!r}])"
+    environ = {**os.environ, "PBS_JOBID": "7.server"}
+    script = ["sh", "-c", 'echo $$; "$0" -c "$1"; true', sys.executable, launcher]
+    job, found = subprocess.run(script, env=environ, capture_output=True, text=True, check=True).stdout.split()
+    assert found == job
+    alone = subprocess.run([sys.executable, "-c", launcher], env=environ, capture_output=True, text=True, check=True)
+    assert alone.stdout == "0\n"
+
+
+@pytest.mark.parametrize("name", ["SLURM_STEP_ID", "PBS_JOBID", "LSB_JOBINDEX"])
+def test_a_keeper_serves_no_other_job(name: str):
+    job = {"SLURM_JOB_ID": "7", "SLURM_STEP_ID": "0", "PBS_JOBID": "7", "LSB_JOBID": "7", "LSB_JOBINDEX": "1"}
+    own, other = surroundings.read(job, "/"), surroundings.read({**job, name: "8"}, "/")
+    assert surroundings.first_difference(own, other) == "scheduler's job"

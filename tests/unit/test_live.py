@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ddplaunch.features.usage import live
-from ddplaunch.features.usage import live_page as page
-from ddplaunch.features.usage.usage_reading import NodeSamples, files
+from ddplaunch.features.usage.live import NodeSamples, files
 from ddplaunch.system.files import run_folder
 from ddplaunch.system.files.run_folders import RunFolder
+from ddplaunch.system.files.run_json import RunFacts
+from tests.support import golden
 
 NOW = 1_800_000_000.0
 
@@ -28,41 +29,20 @@ def node(host: str, *ranks: int, attempt: int = 0, at: float = NOW - 5, **values
     return NodeSamples(Path(host), {"host": host}, start, sample)
 
 
-def test_each_rank_has_a_line() -> None:
-    lines = page.rank_table(page.ranks([node("gpu2", 2, 3), node("gpu1", 0, 1)], frozenset({1}), NOW))
-    assert lines == [
-        "rank  node  state    last line  CPU   memory  GPU   GPU memory  lines/s",
-        "0     gpu1  running  3s ago     50 %  1.9 GB  97 %  56 GB       4",
-        "1     gpu1  failed   3s ago     50 %  1.9 GB  -     -           4",
-        "2     gpu2  running  3s ago     50 %  1.9 GB  97 %  56 GB       4",
-        "3     gpu2  running  3s ago     50 %  1.9 GB  -     -           4",
-    ]
-
-
-def test_ranks_that_do_not_fit_are_summed_up_for_each_node() -> None:
-    nodes = [node("gpu1", *range(8)), node("gpu2", *range(8, 16), quiet=90.0)]
-    assert page.node_table(page.ranks(nodes, frozenset({9}), NOW)) == [
-        "ranks  node  state                last line  CPU    memory  GPU   GPU memory  lines/s",
-        "0-7    gpu1  running              3s ago     400 %  15 GB   97 %  56 GB       32",
-        "8-15   gpu2  7 running, 1 failed  1m30s ago  400 %  15 GB   97 %  56 GB       32",
-    ]
-
-
-def test_states_are_those_of_the_newest_attempt() -> None:
-    old, ended, silent = node("gpu1", 0), node("gpu2", 1, attempt=2, rss=None), node("gpu3", 2, attempt=2, at=NOW - 60)
-    assert [(line.rank, line.state) for line in page.ranks([old, ended, silent], frozenset(), NOW)] == [
-        (1, "ended"),
-        (2, "no sample"),
-    ]
-
-
-def test_the_title_says_how_old_the_values_are() -> None:
-    nodes = [node("gpu1", 0), node("gpu2", 1, at=NOW - 12)]
-    ranks = page.ranks(nodes, frozenset(), NOW)
-    assert page.title("job7", 63, nodes, ranks, NOW) == (
-        "job7: running for 1m03s, attempt 0, 2 ranks on 2 nodes; as of 5s ago"
-    )
-    assert page.title("job7", 1, [], [], NOW) == "job7: running for 1s; no usage sample yet"
+def test_each_rank_has_a_line_and_ranks_that_do_not_fit_are_summed_up_for_each_node() -> None:
+    """States are those of the newest attempt; the title says how old the values are."""
+    two = [node("gpu2", 2, 3), node("gpu1", 0, 1, at=NOW - 12)]
+    many = [node("gpu1", *range(8)), node("gpu2", *range(8, 16), quiet=90.0)]
+    attempts = [node("gpu1", 0), node("gpu2", 1, attempt=2, rss=None), node("gpu3", 2, attempt=2, at=NOW - 60)]
+    pages: dict[str, list[str]] = {"no sample": [live.title("job7", 1, [], [], NOW)]}
+    for name, nodes, failed in (
+        ("two nodes", two, {1}),
+        ("large nodes", many, {9}),
+        ("attempts", attempts, set[int]()),
+    ):
+        ranks = live.ranks(nodes, frozenset(failed), NOW)
+        pages[name] = [live.title("job7", 63, nodes, ranks, NOW), *live.rank_table(ranks), *live.node_table(ranks)]
+    golden.check("live", {name: "\n".join(lines) for name, lines in pages.items()})
 
 
 LINES = [
@@ -95,10 +75,10 @@ def test_a_file_may_end_anywhere(tmp_path: Path, cut: int) -> None:
     (tmp_path / "samples").mkdir()
     (tmp_path / "samples/node_0.jsonl").write_text("\n".join(LINES)[:cut])
     found = files([tmp_path], {})
-    ranks = page.ranks(found, frozenset(), NOW)
-    assert page.title("job7", 1, found, ranks, NOW)
-    assert page.node_table(ranks)
-    assert page.rank_table(ranks)
+    ranks = live.ranks(found, frozenset(), NOW)
+    assert live.title("job7", 1, found, ranks, NOW)
+    assert live.node_table(ranks)
+    assert live.rank_table(ranks)
 
 
 @pytest.mark.parametrize("value", [None, "x", True, {}, [], 1e999, 10**400, -5, [[]], ["x"]])
@@ -109,8 +89,8 @@ def test_values_of_any_kind_do_no_harm(tmp_path: Path, key: str, value: object) 
     changed = "".join(json.dumps({**line, **({key: value} if key in line else {})}) + "\n" for line in lines)
     (tmp_path / "samples/node_0.jsonl").write_text(changed + "\xff\n[1]\n")
     found = files([tmp_path], {})
-    ranks = page.ranks(found, frozenset(), NOW)
-    assert page.title("job7", 1, found, ranks, NOW)
+    ranks = live.ranks(found, frozenset(), NOW)
+    assert live.title("job7", 1, found, ranks, NOW)
 
 
 def test_what_is_no_regular_file_is_not_waited_for(tmp_path: Path) -> None:
@@ -130,5 +110,5 @@ def test_a_launcher_that_joins_later_is_shown(tmp_path: Path) -> None:
         start = {"attempt": 0, "ranks": [rank]}
         (folder / "samples/node_0.jsonl").write_text(f'{{"schema":1,"host":"gpu{rank}"}}\n{json.dumps(start)}\n')
         if rank == 0:
-            table = live._Table(RunFolder("job7", folder, folder, {}))
+            table = live._Table(RunFolder("job7", folder, folder, RunFacts()))
         assert len(table.lines(None, None)) == 3 + rank

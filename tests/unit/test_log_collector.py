@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
+from ddplaunch.features.collect_logs import log_collector, log_writer
+from ddplaunch.features.collect_logs.log_collector import LogCollector
+from ddplaunch.features.collect_logs.records import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
 from ddplaunch.launcher.nodes import NodeState
-from ddplaunch.launcher.run_files import log_collector, log_writer
-from ddplaunch.launcher.run_files.log_collector import LogCollector
-from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent
-from ddplaunch.transport.handle import LogData
+from ddplaunch.transport.handle import WithData
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
@@ -56,15 +56,15 @@ class Run:
 
     def find(self, *nodes: int) -> None:
         for number in nodes or range(len(self.nodes.all)):
-            self.collected.on_found(self.nodes.all[number], LogsFound(1000))
+            self.collected.on_event(number, LogsFound(1000))
 
     def send(self, number: int, path: str, data: bytes, *, is_last: bool = True) -> None:
         chunk = LogChunk(path, len(data), is_last)
-        self.collected.on_record(self.nodes.all[number], LogData(chunk, data))
+        self.collected.on_event(number, WithData(chunk, data))
 
     def sent(self, *nodes: int, skipped_files: int = 0) -> None:
         for number in nodes:
-            self.collected.on_record(self.nodes.all[number], LogsSent(skipped_files))
+            self.collected.on_event(number, LogsSent(skipped_files))
 
     def sent_to(self, number: int) -> list[object]:
         return self.nodes.all[number].handle.sent
@@ -79,7 +79,7 @@ class Run:
 
     def end(self) -> list[str]:
         self.leave(*(node.index for node in self.nodes.all if node.state.has_agent))
-        self.collected.close()
+        self.collected.on_loop_ended()
         return [text for text, _ in self.said]
 
 
@@ -103,7 +103,7 @@ def test_why_values_of_a_node_have_not_arrived(tmp_path: Path) -> None:
     run.leave(2)
     run.leave(3, state=NodeState.LOST)
     run.end()
-    assert run.collected.incomplete == {
+    assert run.collected.missing == {
         "gpu2": "1 file could not be read",
         "gpu3": "the connection was closed",
         "gpu4": "gpu4 was lost",
@@ -221,15 +221,15 @@ def test_files_that_an_agent_left_out_are_counted(run: Run) -> None:
 
 def test_a_signal_ends_it_and_a_second_one_at_once(run: Run) -> None:
     run.find(0)
-    assert not run.collected.on_signal(signal.SIGINT), "the other node still works"
+    assert not run.collected.on_stop(signal.SIGINT), "the other node still works"
     run.find(1)
-    assert run.collected.on_signal(signal.SIGINT)
+    assert run.collected.on_stop(signal.SIGINT)
     assert run.sent_to(0)[-1] == run.sent_to(1)[-1] == GrantLogBytes(0)
     assert not run.nodes.all[0].handle.is_killed
-    assert run.collected.on_signal(signal.SIGINT)
+    assert run.collected.on_stop(signal.SIGINT)
     assert run.nodes.all[0].handle.is_killed
     assert run.end()[-1] == f"logs of gpu[1-2] are incomplete: SIGINT; {ON_NODES}"
-    assert not run.collected.on_signal(signal.SIGINT)
+    assert not run.collected.on_stop(signal.SIGINT)
 
 
 def test_who_sends_nothing_is_given_up_and_who_does_not_leave_is_killed(
@@ -250,6 +250,6 @@ def test_without_a_folder_nothing_is_done_and_nothing_said(tmp_path: Path) -> No
     run = Run(tmp_path, "gpu1")
     run.collected = LogCollector(None, run.participants, run)
     run.find()
-    assert run.sent_to(0) == []
+    assert run.sent_to(0) == [GrantLogBytes(0)], "the node sends nothing, and ends"
     assert run.run_due() == float("inf")
     assert run.end() == []

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.config import LINE_PREFIX
+from ddplaunch.features.come_back.attach import colouring
 from ddplaunch.features.come_back.log_follower import LogFollower
-from ddplaunch.features.come_back.prefix_colours import colouring
+from tests.support import golden
 
 
 @pytest.fixture
@@ -108,18 +109,12 @@ def test_prefixes_have_the_colours_of_their_ranks(log: Path) -> None:
     assert colour(b"[n1:x] y\n") == b"[n1:x] y\n"
 
 
-@pytest.mark.parametrize(
-    ("template", "line", "end"),
-    [
-        ("${time} [${role_name}-${rank}|${local_rank}]:", b"10:59:20.696 [a-3|1]:", b"x\n"),
-        ("$rank$$ ", b"3$ ", b"x\n"),
-        ("(${rank}${rank})", b"(33)", b"x\n"),
-    ],
-)
-def test_a_template_of_the_user_is_recognized(template: str, line: bytes, end: bytes) -> None:
-    assert colouring(template)(line + end) == b"\x1b[35m" + line + b"\x1b[0m" + end
+def test_a_template_of_the_user_is_recognized_if_it_has_the_rank() -> None:
+    """A question is a template and a line."""
 
+    def coloured(question: str) -> bytes:
+        template, _, line = question.partition(" : ")
+        return colouring(template)(line.encode())
 
-@pytest.mark.parametrize("template", ["", "${host} ", "$nothing"])
-def test_without_a_rank_there_is_no_colour(template: str) -> None:
-    assert colouring(template)(b"host x\n") == b"host x\n"
+    assert colouring("")(b"host x\n") == b"host x\n"
+    golden.check_answers("coloured_prefixes", coloured)

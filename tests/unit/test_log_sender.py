@@ -7,6 +7,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -14,11 +15,22 @@ from hypothesis import strategies as st
 
 from ddplaunch.agent.events import LauncherLost
 from ddplaunch.agent.launcher_channel import Outbox
-from ddplaunch.agent.log_sender import LogSender, find_logs
+from ddplaunch.features.collect_logs import after_end
+from ddplaunch.features.collect_logs.after_end import LogSender, find_logs
+from ddplaunch.features.collect_logs.records import (
+    CHUNK_BYTES,
+    FROM_AGENT,
+    WINDOW_BYTES,
+    GrantLogBytes,
+    LogChunk,
+    LogsFound,
+    LogsSent,
+    cost,
+    is_safe,
+)
 from ddplaunch.mailbox import Mailbox
-from ddplaunch.protocol import log_transfer, wire
-from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Ping, Pong
-from ddplaunch.protocol.log_transfer import WINDOW_BYTES, GrantLogBytes, LogChunk, LogsFound, LogsSent, cost, is_safe
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import Notice, Ping, Pong
 from ddplaunch.system.signals import SignalReceived
 from tests.support import golden, texts
 
@@ -53,7 +65,7 @@ class Launcher:
     def serve(self) -> None:
         """Want a window at first, then what has come."""
         came = wanted = 0
-        while (received := wire.read_record(self._stream, FROM_AGENT)) is not None:
+        while (received := wire.read_record(self._stream, (*FROM_AGENT, Pong, Notice))) is not None:
             record, data = received
             self.records.append(record)
             match record:
@@ -73,8 +85,7 @@ class Launcher:
         """Have all sent. Returns what came, by path."""
         thread = threading.Thread(target=self.serve)
         thread.start()
-        self.sender.prepare(folder, threading.Event())
-        self.sender.send()
+        self.sender.send(folder)
         self.outbox.send(Notice("the end"))
         thread.join(60)
         return self.files
@@ -97,7 +108,7 @@ def write(folder: Path, path: str, data: bytes) -> bytes:
 
 
 def test_every_file_of_every_attempt_comes_as_it_is(launcher: Launcher, tmp_path: Path) -> None:
-    sizes = (0, 1, log_transfer.CHUNK_BYTES, log_transfer.CHUNK_BYTES + 1, 3_000_000)
+    sizes = (0, 1, CHUNK_BYTES, CHUNK_BYTES + 1, 3_000_000)
     there = {
         path: write(tmp_path, path, os.urandom(size))
         for attempt, size in enumerate(sizes)
@@ -121,7 +132,7 @@ def test_links_pipes_and_odd_names_are_left_out_and_counted(launcher: Launcher, 
 
 
 def test_there_may_be_too_many_and_none(launcher: Launcher, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddplaunch.agent.log_sender.MAX_FILES", 2)
+    monkeypatch.setattr("ddplaunch.features.collect_logs.after_end.MAX_FILES", 2)
     for number in range(5):
         write(tmp_path, f"attempt_0/{number}/stdout.log", b"")
     assert [len(find_logs(tmp_path)[0]), find_logs(tmp_path)[1]] == [2, 3]
@@ -133,8 +144,7 @@ def test_pings_are_answered_while_nothing_is_wanted(launcher: Launcher, tmp_path
     write(tmp_path, "attempt_0/0/stdout.log", b"x" * 1_000_000)
     for event in (Ping(5.0), GrantLogBytes(70_000), Ping(5.0), GrantLogBytes(0)):
         launcher.mailbox.post(event)
-    launcher.sender.prepare(tmp_path, threading.Event())
-    launcher.sender.send()
+    launcher.sender.send(tmp_path)
     assert launcher.mailbox.get(0.0) is None
     launcher.outbox.send(Notice("the end"))
     launcher.serve()
@@ -151,17 +161,15 @@ def test_a_signal_for_the_workers_stops_nothing(launcher: Launcher, tmp_path: Pa
 
 @pytest.mark.parametrize("event", [LauncherLost(), SignalReceived(15)])
 def test_nobody_is_waited_for_who_is_gone(launcher: Launcher, tmp_path: Path, event: object) -> None:
-    launcher.sender.prepare(tmp_path, threading.Event())
     launcher.mailbox.post(event)
-    launcher.sender.send()
+    launcher.sender.send(tmp_path)
 
 
-def test_without_a_launcher_or_an_order_nothing_is_sent(launcher: Launcher, tmp_path: Path) -> None:
-    launcher.sender.send()
-    gone = threading.Event()
+def test_without_a_launcher_or_a_folder_nothing_is_sent(launcher: Launcher, tmp_path: Path) -> None:
+    lost, gone = threading.Event(), threading.Event()
     gone.set()
-    launcher.sender.prepare(tmp_path, gone)
-    launcher.sender.send()
+    after_end.act(SimpleNamespace(node_dir=None), "", launcher.outbox, launcher.mailbox, lost)
+    after_end.act(SimpleNamespace(node_dir=str(tmp_path)), "", launcher.outbox, launcher.mailbox, gone)
     launcher.outbox.send(Notice("the end"))
     launcher.serve()
     assert launcher.records == [Notice("the end")]

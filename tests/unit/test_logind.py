@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.come_back import logind
+from ddplaunch.features.come_back import detached
 from tests.support import golden
 
 SESSION = "0::/user.slice/user-1000.slice/session-3.scope\n"
@@ -16,7 +16,7 @@ SERVICES = "0::/user.slice/user-1000.slice/user@1000.service/app.slice/terminal.
 
 @pytest.fixture(autouse=True)
 def user(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logind, "_user_name", lambda: "ada")
+    monkeypatch.setattr(detached, "_user_name", lambda: "ada")
 
 
 def said(root: Path, cgroup: str, **files: str) -> str:
@@ -25,7 +25,7 @@ def said(root: Path, cgroup: str, **files: str) -> str:
         path = root / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    return logind.ends_at_logout(root)
+    return detached.ends_at_logout(root)
 
 
 CONF, PART, HIDDEN = (
@@ -49,7 +49,7 @@ def test_a_session_is_ended_where_logind_says_so(tmp_path: Path) -> None:
 
 
 def test_root_is_spared_unless_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logind, "_user_name", lambda: "root")
+    monkeypatch.setattr(detached, "_user_name", lambda: "root")
     assert said(tmp_path, SESSION, **{CONF: YES}) == ""
     assert said(tmp_path, SESSION, **{CONF: YES + "KillExcludeUsers=\n"})
 
@@ -61,4 +61,4 @@ def test_services_of_a_user_end_at_the_last_logout_without_linger(tmp_path: Path
 
 def test_elsewhere_nothing_is_said(tmp_path: Path) -> None:
     assert said(tmp_path, "0::/system.slice/slurmd.service/job_7\n", **{CONF: YES}) == ""
-    assert logind.ends_at_logout(tmp_path / "none") == ""
+    assert detached.ends_at_logout(tmp_path / "none") == ""

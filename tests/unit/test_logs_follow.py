@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.come_back import logs, rank_logs
-from ddplaunch.features.come_back.rank_logs import RankLogs
+from ddplaunch.features.come_back import logs
+from ddplaunch.features.come_back.logs import RankLogs
 from tests.support.asked import asked
 
 
@@ -49,7 +49,7 @@ def follow(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -
 
     def lines(run: Run, ranks: tuple[int, ...] | None = None) -> list[str]:
         monkeypatch.setattr(logs, "find", lambda *_: run)
-        monkeypatch.setattr(rank_logs, "of_run", lambda run: run.found)
+        monkeypatch.setattr(logs, "_of_run", lambda run: run.found)
         monkeypatch.setattr(logs, "_AGAIN_S", 0)
         logs.logs(asked("job7", ranks=ranks, follow=True))
         return [line for line in capfd.readouterr().out.splitlines() if line[:1].isdigit()]

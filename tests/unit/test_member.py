@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import AssignNodes, NodeSilent
 from ddplaunch.protocol.rendezvous import (
     ListenForWorkersStore,
     MemberReady,
@@ -24,7 +25,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import AssignNodes, NodeSilent, Round
+from ddplaunch.protocol.results import Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
 from tests.support.configs import rendezvous_config
@@ -38,7 +39,7 @@ CONFIG = rendezvous_config(
     is_server=True,
     join_timeout_s=10.0,
     last_call_timeout_s=0.0,
-    lost_after_s=30.0,
+    silent_after_s=30.0,
     secret="sixteen letters!",
 )
 PREFIX = "ddplaunch/job7"
@@ -129,7 +130,7 @@ def test_a_node_that_dies_before_it_writes_what_it_has_announced_stops_nobody(
     make_nodes: Callable[..., list[Node]], secret: str
 ):
     store = MemoryStore()
-    nodes = make_nodes(store, lost_after_s=1.5, secret=secret)
+    nodes = make_nodes(store, silent_after_s=1.5, secret=secret)
     store.add(f"{PREFIX}/in/count", 1)
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert not any(isinstance(record, RecordsRejected) for node in nodes for record in node.received)
@@ -140,6 +141,19 @@ def test_a_stranger_sends_no_workers_to_a_store_of_his_own(make_nodes: Callable[
     for index in range(2):
         store.set(f"{PREFIX}/to/{index}/1", wire.encode(RoundFormed(ELSEWHERE)).decode())
     nodes = make_nodes(store)
+    assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
+    assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
+
+
+@pytest.mark.parametrize("text", ["no record", '["NodeJoined", {"node_index": "x"}]', "", "x" * 100_000])
+def test_a_malformed_record_of_a_run_without_a_secret_is_ignored_and_counted(
+    make_nodes: Callable[..., list[Node]], text: str
+):
+    store = MemoryStore()
+    for box in ("in", "to/1"):
+        store.set(f"{PREFIX}/{box}/1", text)
+    store.add(f"{PREFIX}/in/count", 1)
+    nodes = make_nodes(store, secret="")
     assert start_round(nodes) == ["10.0.0.1", "10.0.0.1"]
     assert [node.wait_for(RecordsRejected) for node in nodes] == [RecordsRejected(1)] * 2
 
@@ -166,7 +180,7 @@ def test_the_silence_of_a_node_that_the_launcher_has_given_up_loses_no_rendezvou
 ):
     """Its record may arrive after that of the launcher."""
     store = MemoryStore()
-    first, second = make_nodes(store, lost_after_s=1.5, participants=(0, 1))
+    first, second = make_nodes(store, silent_after_s=1.5, participants=(0, 1))
     first.send(NodeJoined(7, "given up", 1))
     first.send(NodeJoined(1, "node1", 1))
     second.close()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-
 from ddplaunch.config import LaunchConfig, OutputConfig
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
+from tests.support import golden
 from tests.support.configs import rendezvous_config
 
 
@@ -33,21 +32,16 @@ def messages(config: LaunchConfig, folder: Path | None = None) -> tuple[UserMess
     return UserMessages(config, "r1", folder, console), console.shown  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("verbosity", "duration_s", "shown"),
-    [
-        (0, 59.9, []),
-        (0, 61.0, ["ddplaunch: succeeded after 1 min 1 s"]),
-        (1, 2.0, ["ddplaunch: succeeded after 2 s"]),
-        (-1, 3600.0, []),
-    ],
-)
-def test_how_long_a_run_on_one_node_took_is_said_of_long_runs(
-    verbosity: int, duration_s: float, shown: list[str]
-) -> None:
-    told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=verbosity)))
-    told.run_ended(RunResult("r1", 0, "succeeded", duration_s), None)
-    assert lines == shown
+def test_how_long_a_run_on_one_node_took_is_said_of_long_runs() -> None:
+    """A question is a verbosity and a duration."""
+
+    def shown(question: str) -> str:
+        verbosity, duration_s = question.split()
+        told, lines = messages(LaunchConfig(script="t.py", output=OutputConfig(verbosity=int(verbosity))))
+        told.run_ended(RunResult("r1", 0, "succeeded", float(duration_s)), None)
+        return "; ".join(lines)
+
+    golden.check_answers("durations_of_runs", shown)
 
 
 def test_where_the_ranks_of_a_lost_node_were_awaited_is_shown() -> None:

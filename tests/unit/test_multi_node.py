@@ -20,9 +20,9 @@ from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
 from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed
 from ddplaunch.protocol.results import AttemptResult, Round, RoundVerdict
-from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
-from tests.support.configs import rendezvous_config
+from tests.support.configs import agent_spec, rendezvous_config
 
 ROUND = Round(
     attempt=0,
@@ -40,8 +40,7 @@ ROUND = Round(
 @pytest.fixture
 def spec(tmp_path: Path) -> AgentSpec:
     folder = run_folder.create(tmp_path, "mine.gpu1")
-    program = Program("script", "x.py", (), "python")
-    return AgentSpec(run_id="mine", host="gpu1", program=program, same_python=True, node_dir=str(folder))
+    return agent_spec(run_id="mine", host="gpu1", node_dir=str(folder))
 
 
 def joined(spec: AgentSpec, sent: list[object], *, shares_host: bool = False) -> MultiNodeRendezvous:
@@ -73,12 +72,27 @@ def test_the_folder_is_moved_once_and_named_after_the_host(
 def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec: AgentSpec) -> None:
     rendezvous, sent = joined(spec, []), []
     client = SimpleNamespace(index=0, has_left=False, server_address="", send=sent.append, lost_reason=None)
-    client.config = SimpleNamespace(lost_after_s=5.0)
+    client.config = SimpleNamespace(silent_after_s=5.0)
     rendezvous._client = client  # type: ignore[assignment]
     rendezvous._verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
     assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
     rendezvous._join(client)  # type: ignore[arg-type]
     assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)
+
+
+@pytest.mark.parametrize(
+    ("is_stopping", "decision"), [(True, "the run was stopped"), (False, "10.0.0.1:29400 sent no verdict")]
+)
+def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
+    spec: AgentSpec, is_stopping: bool, decision: str
+) -> None:
+    rendezvous = joined(spec, [])
+    rendezvous._callbacks = rendezvous._callbacks._replace(is_stopping=lambda: is_stopping)
+    client = SimpleNamespace(index=0, has_left=False, send=lambda _: None, lost_reason=None, endpoint="10.0.0.1:29400")
+    client.config = SimpleNamespace(silent_after_s=5.0)
+    rendezvous._client = client  # type: ignore[assignment]
+    result = rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0))
+    assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
 
 
 def test_without_files_the_nodes_agree_on_the_run_id_only(spec: AgentSpec) -> None:

@@ -1,29 +1,34 @@
-"""What a node tells about a job that stands still: from NCCL and the GPU driver, in time, as a record."""
+"""What a node tells about a job that stands still: from NCCL and the GPU driver, in time, as a record.
+
+NCCL's RAS is a server on loopback.
+"""
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
 import pytest
 
-from ddplaunch.agent import gpu_reader
-from ddplaunch.features.hangs import nccl_ras
-from ddplaunch.features.hangs.node_evidence import gather
+from ddplaunch.features.gpus import reader
+from ddplaunch.features.gpus.records import GpuReading, GpusRead
+from ddplaunch.features.hangs import node_evidence
+from ddplaunch.features.hangs.node_evidence import CUT, ask_ras, gather, own_address
 from ddplaunch.features.hangs.records import NodeEvidence
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.gpus import GpuReading, GpusRead
-from ddplaunch.system.gpus import devices
-from tests.support.fake_ras import as_json, fake_ras, rank
+from ddplaunch.system import devices
+from tests.support.fake_ras import HEALTHY_TEXT, Behaviour, as_json, fake_ras, rank
 
 STATUS = as_json([rank(0)])
+TWO_RANKS = as_json([rank(0), rank(1)])
 GPU = GpuReading(index=3, name="H100", utilization=100, memory_utilization=0, power_w=120.5, power_limit_w=700.0)
 
 
 @pytest.fixture
 def gpus(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices, "has_nvml", lambda: True)
-    monkeypatch.setattr(gpu_reader, "read_once", lambda question, limit_s: GpusRead(question=question, gpus=(GPU,)))
+    monkeypatch.setattr(reader, "read_once", lambda question, limit_s: GpusRead(question=question, gpus=(GPU,)))
 
 
 @pytest.mark.usefixtures("gpus")
@@ -51,7 +56,7 @@ def test_a_silent_source_leaves_the_other() -> None:
 
 def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyPatch) -> None:
     ended = threading.Event()
-    monkeypatch.setattr(nccl_ras, "ask", lambda *_: ("", str(ended.wait())))
+    monkeypatch.setattr(node_evidence, "ask_ras", lambda *_: ("", str(ended.wait())))
     monkeypatch.setattr(devices, "has_nvml", lambda: not ended.wait())
     started = time.monotonic()
     found = gather("node1", "127.0.0.1:1", None, 0.2)
@@ -62,6 +67,108 @@ def test_sources_that_block_for_ever_are_left_behind(monkeypatch: pytest.MonkeyP
 
 def test_what_is_cut_is_marked() -> None:
     with fake_ras(json=STATUS, behaviour="huge") as server, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nccl_ras, "MAX_ANSWER_BYTES", 1000)
+        patch.setattr(node_evidence, "MAX_ANSWER_BYTES", 1000)
         found = gather("node1", server.address, None, 6.0)
     assert (len(found.ras), found.ras_missing) == (1000, "the answer of NCCL's RAS is cut")
+
+
+# NCCL's RAS.
+
+
+def test_a_new_version_answers_in_json() -> None:
+    with fake_ras(json=TWO_RANKS) as server:
+        assert ask_ras(server.address) == (TWO_RANKS, "")
+        assert server.commands == ["CLIENT PROTOCOL 2", "TIMEOUT 3", "SET FORMAT json", "VERBOSE STATUS"]
+
+
+def test_an_old_version_answers_in_text() -> None:
+    with fake_ras(knows_json=False) as server:
+        assert ask_ras(server.address) == (HEALTHY_TEXT, "")
+
+
+def test_where_nobody_listens_the_reason_says_so() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    answer, missing = ask_ras(f"127.0.0.1:{port}")
+    assert answer == ""
+    assert missing.startswith(f"nobody listens at 127.0.0.1:{port}: no worker here has a communicator")
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        ("silent", "does not answer: its process may be suspended"),
+        ("rubbish", "is not NCCL's RAS"),
+        ("mute", "sent no answer"),
+    ],
+)
+def test_a_server_without_an_answer_is_a_reason_in_time(behaviour: Behaviour, reason: str) -> None:
+    started = time.monotonic()
+    with fake_ras(behaviour=behaviour) as server:
+        answer, missing = ask_ras(server.address, limit_s=1.0)
+    assert answer == ""
+    assert reason in missing
+    assert time.monotonic() - started < 5
+
+
+def test_a_suspended_process_is_passed_over() -> None:
+    with fake_ras(json=TWO_RANKS, silent_connections=2) as server:
+        assert ask_ras(server.address) == (TWO_RANKS, "")
+
+
+def test_an_answer_that_is_cut_is_kept_and_marked() -> None:
+    with fake_ras(json=TWO_RANKS, behaviour="cut") as server:
+        assert ask_ras(server.address) == (TWO_RANKS[: len(TWO_RANKS) // 2], "")
+
+
+def test_an_endless_answer_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence, "MAX_ANSWER_BYTES", 100_000)
+    with fake_ras(json=TWO_RANKS, behaviour="huge") as server:
+        answer, missing = ask_ras(server.address)
+    assert (len(answer), missing) == (100_000, CUT)
+
+
+@pytest.mark.parametrize("address", ["", "localhost", "localhost:", "localhost:x", ":1", "h:0", "h:65536", "\x1b:1"])
+def test_an_address_that_is_none_is_a_reason(address: str) -> None:
+    answer, missing = ask_ras(address, limit_s=1.0)
+    assert answer == ""
+    assert missing.isprintable()
+    assert missing
+
+
+# The address of a run.
+
+
+def test_each_run_has_its_own_address_where_there_are_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
+    addresses = [own_address({})["NCCL_RAS_ADDR"] for _ in range(2)]
+    for address in addresses:
+        host, _, port = address.partition(":")
+        assert host == "127.0.0.1"
+        socket.create_server((host, int(port))).close()
+
+
+@pytest.mark.parametrize(
+    "environ", [{"NCCL_RAS_ADDR": "localhost:28028"}, {"NCCL_RAS_ADDR": ""}, {"NCCL_RAS_ENABLE": "0"}]
+)
+def test_what_the_user_has_set_stays(environ: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
+    assert own_address(environ) == {}
+
+
+@pytest.mark.parametrize("value", ["1", "", "yes", "2"])
+def test_only_zero_turns_it_off(value: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: True)
+    assert own_address({"NCCL_RAS_ENABLE": value})
+
+
+def test_without_gpus_there_is_no_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: False)
+    monkeypatch.setattr(node_evidence, "_NVIDIA_DEVICE", "/nonexistent")
+    assert own_address({}) == {}
+
+
+def test_the_device_of_the_driver_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(node_evidence.devices, "has_nvml", lambda: False)
+    monkeypatch.setattr(node_evidence, "_NVIDIA_DEVICE", "/dev/null")
+    assert own_address({})

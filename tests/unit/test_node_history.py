@@ -9,14 +9,14 @@ import pytest
 
 from ddplaunch.features.health import node_history
 from ddplaunch.features.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
-from ddplaunch.protocol.gpus import HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerError, WorkerExit
+from tests.support import golden
 
 NOW_S = 1_800_000_000.0
 UUID = "GPU-8f1c2a33-0000-1111-2222-333344445555"
 FALLEN = f"Xid 79, GPU 3 ({UUID}) has fallen off the bus"
 
-ECC = "RuntimeError: CUDA error: uncorrectable ECC error encountered"
 TORCH_ADDS = (
     "\nCUDA kernel errors might be asynchronously reported at some other API call.\nFor debugging consider passing "
     "CUDA_LAUNCH_BLOCKING=1\nCompile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n"
@@ -50,49 +50,20 @@ def event(host: str = "gpu1", run: str = "run1", *, hardware: bool = False, days
 # Failures that nothing explains.
 
 
-@pytest.mark.parametrize(
-    "exit_",
-    [
-        *(ended(-signum) for signum in (signal.SIGKILL, signal.SIGBUS, signal.SIGSEGV)),
-        ended(1, ECC + TORCH_ADDS),
-        ended(1, "torch.AcceleratorError: CUDA error: unspecified launch failure" + TORCH_ADDS),
-        ended(1, "torch.distributed.DistBackendError: NCCL error in: x.cpp:3384, unhandled cuda error, NCCL 2.27"),
-        ended(-signal.SIGABRT, tail=("terminate called", "  what():  CUDA error: unknown error")),
-    ],
-)
-def test_a_death_that_may_be_the_nodes_is_noted(exit_: WorkerExit) -> None:
-    assert node_history.unexplained(exit_).startswith("rank 0")
-    assert found(run_of((exit_, replace(ended(), host="gpu2", rank=1, stopped=True)))) == [("gpu1", "unexplained")]
+def test_a_death_is_noted_unless_the_program_or_its_peers_explain_it() -> None:
+    """A question is an exit code and what else is known; ``<torch>`` stands for what torch adds."""
 
+    def noted(question: str) -> str:
+        code, _, words = question.replace("<torch>", TORCH_ADDS.replace("\n", r"\n")).partition(" ")
+        given = golden.keywords(words)
+        exit_ = ended(int(code), given.pop("message", ""), tail=given.pop("tail", ()))
+        exit_ = replace(exit_, **given)
+        events = found(run_of((exit_, replace(ended(), host="gpu2", rank=1, stopped=True))))
+        text = node_history.unexplained(exit_)
+        assert events == ([("gpu1", "unexplained")] if text else [])
+        return text
 
-@pytest.mark.parametrize(
-    "exit_",
-    [
-        ended(1),
-        ended(7),
-        ended(1, "ValueError: loss is nan"),
-        ended(1, "KeyError: 'cuda error'"),
-        ended(1, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB"),
-        ended(1, "RuntimeError: CUDA error: device-side assert triggered" + TORCH_ADDS),
-        ended(1, "RuntimeError: CUDA error: an illegal memory access was encountered" + TORCH_ADDS),
-        ended(1, "RuntimeError: CUDA error: invalid device ordinal" + TORCH_ADDS),
-        ended(1, "RuntimeError: CUDA error: no kernel image is available for execution on the device"),
-        ended(1, "torch.distributed.DistBackendError: NCCL error: remote process exited"),
-        ended(1, "torch.distributed.DistBackendError: NCCL error in x.cpp, invalid usage"),
-        ended(1, "RuntimeError: Timed out waiting 1000ms for recv operation"),
-        ended(-signal.SIGABRT, tail=("Watchdog caught collective operation timeout", "NCCL error: timeout")),
-        ended(-signal.SIGABRT, tail=("assertion failed",)),
-        ended(-signal.SIGTERM),
-        ended(-signal.SIGBUS, tail=("ERROR: Unexpected bus error, insufficient shared memory (shm)",)),
-        replace(ended(-signal.SIGKILL), out_of_memory="yes"),
-        replace(ended(-signal.SIGKILL), out_of_memory="perhaps"),
-        replace(ended(-signal.SIGKILL, "ValueError: x"), ended_by_stop=True),
-        replace(ended(-signal.SIGKILL), give_up="the data is wrong"),
-    ],
-)
-def test_what_the_program_or_its_peers_explain_is_not(exit_: WorkerExit) -> None:
-    assert node_history.unexplained(exit_) == ""
-    assert found(run_of((exit_,))) == []
+    golden.check_answers("unexplained", noted)
 
 
 def test_workers_that_die_on_several_nodes_at_once_blame_none() -> None:

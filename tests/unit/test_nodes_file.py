@@ -42,6 +42,14 @@ def python(code: str, *arguments: object, **popen: object) -> subprocess.Popen[s
     return subprocess.Popen(command, env=environment(), text=True, **popen)  # type: ignore[call-overload,no-any-return]
 
 
+def holding(path: Path) -> subprocess.Popen[str]:
+    """A process that holds the lock."""
+    holder = python(HOLD, path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert holder.stdout
+    assert holder.stdout.readline() == "holds\n"
+    return holder
+
+
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "state" / "ddplaunch" / nodes_file.FILE
@@ -59,10 +67,7 @@ def test_what_several_processes_add_at_once_is_all_there(path: Path) -> None:
 def test_a_stopped_process_that_holds_the_lock_delays_others_by_less_than_a_second_and_loses_nothing(
     path: Path,
 ) -> None:
-    holder = python(HOLD, path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout
-    assert holder.stdin
-    assert holder.stdout.readline() == "holds\n"
+    holder = holding(path)
     holder.send_signal(signal.SIGSTOP)
     began = time.monotonic()
     nodes_file.change(path, lambda entries: [*entries, "soon"])
@@ -74,9 +79,7 @@ def test_a_stopped_process_that_holds_the_lock_delays_others_by_less_than_a_seco
 
 
 def test_a_killed_process_leaves_no_lock(path: Path) -> None:
-    holder = python(HOLD, path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout
-    assert holder.stdout.readline() == "holds\n"
+    holder = holding(path)
     holder.kill()
     holder.communicate()
     began = time.monotonic()
@@ -131,10 +134,7 @@ def test_processes_that_never_give_the_lock_back_are_not_waited_for_forever(
 
 
 def test_a_waiting_process_gets_the_lock_as_soon_as_it_is_free(path: Path) -> None:
-    holder = python(HOLD, path, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-    assert holder.stdout
-    assert holder.stdin
-    assert holder.stdout.readline() == "holds\n"
+    holder = holding(path)
     other = python(ADD, path, "other")
     holder.communicate("\n\n", timeout=30)
     assert other.wait(30) == 0

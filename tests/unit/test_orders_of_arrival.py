@@ -16,22 +16,15 @@ from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.config import RendezvousConfig
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.rendezvous_manager import RendezvousManager
-from ddplaunch.protocol.launcher_agent import JoinRendezvous
-from ddplaunch.protocol.results import AssignNodes
-from ddplaunch.protocol.specs import AgentSpec, Program
+from ddplaunch.protocol.launcher_agent import AssignNodes, JoinRendezvous
+from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.rounds.coordinator import Coordinator
 from ddplaunch.rounds.restart_policy import Restarts
-from tests.support.configs import rendezvous_config
+from tests.support.configs import agent_spec, rendezvous_config
 from tests.support.fake_agents import unexplained
 
 CONFIG = rendezvous_config(token="run", min_nodes=1, max_nodes=4)
-SPEC = AgentSpec(
-    run_id="run",
-    host="node0",
-    program=Program("script", "x.py", (), "python"),
-    same_python=True,
-    launcher_assigns_rendezvous=True,
-)
+SPEC = agent_spec(host="node0", launcher_assigns_rendezvous=True)
 
 
 class FakeClient:
@@ -83,7 +76,7 @@ class Launcher:
         self._announce()
 
     def move(self) -> None:
-        self.manager.relocate("its member has ended")
+        self.manager.relocate(1, "its member has ended")
         self._announce()
 
     def drain(self) -> None:

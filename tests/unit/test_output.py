@@ -21,6 +21,7 @@ from ddplaunch.agent.workers import output
 from ddplaunch.agent.workers.output import LineBuffer, LogFile, Pump, Stream, matching, output_pipe
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.launcher_agent import FROM_AGENT, Notice, Output, Pong
+from tests.support import golden
 from tests.support.processes import wait_until
 
 if TYPE_CHECKING:
@@ -73,19 +74,15 @@ def test_no_byte_is_lost_or_moved_wherever_the_reads_cut(pieces: list[bytes], da
     assert not re.search(rb"[\r\n][^\r\n]*[\r\n]", rest.removesuffix(b"\r\n")), "only an unfinished line is held"
 
 
-def test_cr_lf_is_never_cut_in_two() -> None:
-    buffer = LineBuffer(100)
-    assert [buffer.add(piece) for piece in (b"a\r", b"\nb", b"\r\n")] == [b"", b"a\r\n", b"b\r\n"]
+def test_what_is_shown_of_lines_that_come_in_pieces() -> None:
+    """A question is the limit of a line, and the pieces."""
 
+    def shown(question: str) -> list[bytes]:
+        limit, _, pieces = question.partition(" ")
+        buffer = LineBuffer(int(limit))
+        return [buffer.add(piece.encode()) for piece in pieces.split("|")]
 
-def test_a_progress_bar_that_returns_at_its_end_shows_when_the_next_comes() -> None:
-    buffer = LineBuffer(100)
-    assert [buffer.add(piece) for piece in (b"1%\r", b"2%\r", b"3%\r")] == [b"", b"1%\r", b"2%\r"]
-
-
-def test_a_line_over_the_limit_goes_on_in_pieces() -> None:
-    buffer = LineBuffer(10)
-    assert [buffer.add(b"123456"), buffer.add(b"7890x"), buffer.add(b"y")] == [b"", b"1234567890x", b""]
+    golden.check_answers("line_pieces", shown)
 
 
 def test_an_unfinished_line_is_due_when_it_is_quiet_or_has_grown_for_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -169,18 +166,6 @@ def test_filtered_lines_are_copied_whole_even_if_the_console_showed_a_part_early
 # Log files.
 
 
-def test_a_full_disk_is_reported_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    said: list[str] = []
-    (tmp_path / "device").mkdir()
-    log = LogFile(tmp_path / "device" / ".." / ".." / ".." / ".." / ".." / ".." / "dev" / "full", said.append)
-    for _ in range(3):
-        log.write(b"x" * 1000)
-    log.close()
-    log.write(b"late")
-    assert len(said) == 1
-    assert said[0].endswith("/dev/full: No space left on device")
-
-
 @pytest.fixture
 def small_files() -> Iterator[Callable[[int], None]]:
     """Lets this process write files up to a size only; Python ignores SIGXFSZ, so that writes fail instead."""
@@ -201,6 +186,7 @@ def test_where_there_is_room_again_the_file_says_what_is_missing(
     log.write(b"ghi\n")
     log.write(b"jkl\n")
     log.close()
+    log.write(b"late")
     assert path.read_bytes() == b"12345678\na\n... 7 bytes could not be written here\nghi\njkl\n"
     assert said == [f"{path}: File too large"]
 
@@ -360,17 +346,6 @@ def test_a_launcher_that_is_gone_ends_all_waiting(launcher: Launcher) -> None:
 
 
 # Pumps.
-
-
-def test_a_pipe_that_somebody_holds_is_given_up() -> None:
-    received = Received()
-    reader, writer = output_pipe()
-    pump = Pump(reader, stream(received), "test")
-    os.write(writer, b"line\nhalf")
-    wait_until(lambda: received.data == b"line\nhalf")
-    assert not pump.join(time.monotonic())
-    os.close(writer)
-    assert pump.join(time.monotonic() + 60)
 
 
 def test_a_pump_that_is_behind_gets_the_time_to_finish(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.features.page import launchers
+from ddplaunch.features.page import reading
 from ddplaunch.features.page.make import whole_run
 from ddplaunch.features.page.render import badge
 from ddplaunch.features.page.story import story
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.results import AttemptResult, Outcome, RunResult, WorkerError, WorkerExit
 
 NOW = 1100.0
 
@@ -32,9 +34,17 @@ def write(folder: Path, rank: int, events: list[dict[str, Any]], report: dict[st
     return folder
 
 
-def report(rank: int, host: str, code: int = 0, **more: Any) -> dict[str, Any]:
-    exits = [{"rank": rank, "host": host, "returncode": code, "duration_s": 90}]
-    return {"outcome": "succeeded", "exit_code": 0, "attempts": [{"attempt": 0, "exits": exits}], **more}
+def ended(rank: int, host: str, code: int) -> WorkerExit:
+    error = WorkerError("KeyError", "", 1095.0) if code == 1 else None
+    return WorkerExit(rank, 0, host, 7, code, code == -15, 1095.0, 90.0, error)
+
+
+def report(rank: int, host: str, code: int = 0, first: WorkerExit | None = None) -> dict[str, Any]:
+    outcome: Outcome = "failed" if first else "succeeded"
+    attempt = AttemptResult(0, outcome, (ended(rank, host, code),), 90.0)
+    result = RunResult("job7", 1 if first else 0, outcome, 100.0, (attempt,), first)
+    body: dict[str, Any] = wire.to_json(result)
+    return body
 
 
 def test_three_folders_are_one_run(tmp_path: Path):
@@ -42,26 +52,26 @@ def test_three_folders_are_one_run(tmp_path: Path):
     run = tmp_path / "job7"
     restart = {"t": 1050, "event": "restart", "text": "again"}
     quiet, active = {"t": 1010, "event": "quiet"}, {"t": 1040, "event": "active"}
-    failure = {"rank": 1, "host": "gpu1", "tail": ["KeyError"], "error": {"message": "KeyError"}}
-    failed = {"outcome": "failed", "exit_code": 1, "first_failure": failure}
-    write(run / "gpu0", 0, [quiet, active, restart], report(0, "gpu0", -15, **failed))
-    write(run / "gpu1", 1, [{**quiet, "t": 1020}, restart], report(1, "gpu1", 1, **failed))
+    first = ended(1, "gpu1", 1)
+    write(run / "gpu0", 0, [quiet, active, restart], report(0, "gpu0", -15, first))
+    write(run / "gpu1", 1, [{**quiet, "t": 1020}, restart], report(1, "gpu1", 1, first))
     write(run / "gpu2", 2, [{**quiet, "t": 1030}, restart, {"t": 1060, "event": "signal"}], report(2, "gpu2"))
-    files = launchers.read(run)
+    files = reading.read(run)
     told = story(files, NOW)
     assert [node.host for node in told.nodes] == ["gpu0", "gpu1", "gpu2"]
     assert [(span.start, span.end) for span in told.quiet] == [(1030, 1040)]
     texts = [(moment.kind, moment.where) for moment in told.moments]
     assert texts.count(("restart", "")) == texts.count(("run started", "")) == 1
     assert ("signal", "gpu2") in texts
-    assert (badge(files).word, files.report["first_failure"]["rank"]) == ("failed", 1)
+    assert files.report
+    assert (badge(files).word, files.report.first_failure) == ("failed", first)
     assert files.missing == []
 
 
 def test_launchers_of_one_host_have_the_names_of_their_folders(tmp_path: Path):
     for rank in (0, 1, 2):
         write(tmp_path / f"gpu.{rank}", rank, [], report(rank, "gpu"), host="gpu")
-    told = story(launchers.read(tmp_path), NOW)
+    told = story(reading.read(tmp_path), NOW)
     assert [(node.host, [bar.end for bar in node.bars]) for node in told.nodes] == [
         (f"gpu.{rank}", ["ok"]) for rank in (0, 1, 2)
     ]
@@ -71,13 +81,13 @@ def test_what_is_missing_is_named(tmp_path: Path):
     write(tmp_path / "gpu0", 0, [], report(0, "gpu0"))
     damaged = write(tmp_path / "gpu1", 1, [], None)
     (damaged / "run.json").write_text("{")
-    missing = launchers.read(tmp_path).missing
+    missing = reading.read(tmp_path).missing
     assert missing == [
         "gpu1: run.json is damaged: command and start are not known.",
         "gpu1: report.json is missing: exit code and failures are not known.",
         "There is no folder with the events of rank 2.",
     ]
-    assert "others have ranks 0, 2." in launchers.read(damaged).notes[0]
+    assert "others have ranks 0, 2." in reading.read(damaged).notes[0]
 
 
 @pytest.mark.parametrize("has_report", [False, True])
@@ -89,7 +99,7 @@ def test_one_launcher_makes_the_page_of_all(tmp_path: Path, has_report: bool):
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert whole_run(first) == tmp_path
         assert whole_run(second) is None
-        files = launchers.read(tmp_path)
+        files = reading.read(tmp_path)
         assert (badge(files).word, files.is_live) == ("running", True)
     assert whole_run(second) == (tmp_path if has_report else None)  # The first has been killed.
     assert whole_run(tmp_path) is None

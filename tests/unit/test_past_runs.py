@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import socket
@@ -14,8 +15,8 @@ from unittest import mock
 import pytest
 
 from ddplaunch import LaunchConfig
-from ddplaunch.features.come_back import past_runs, past_runs_page
-from ddplaunch.features.come_back.past_runs_page import PastRun
+from ddplaunch.features.come_back import past_runs
+from ddplaunch.features.come_back.past_runs import PastRun
 from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
@@ -118,10 +119,11 @@ def test_what_a_real_report_says_is_shown(base: Path) -> None:
 
 
 def test_the_first_cause_is_the_best_that_the_report_has(base: Path) -> None:
-    """A question is a report."""
+    """A question is a part of a report."""
+    whole = {"run_id": "job7", "exit_code": 1, "outcome": "failed", "duration_s": 1.0}
 
-    def cause(report: str) -> str:
-        folder = made(base, "job7", record("job7"), report)
+    def cause(part: str) -> str:
+        folder = made(base, "job7", record("job7"), {**whole, **json.loads(part)})
         (run,) = listed()
         shutil.rmtree(folder)
         return run.cause
@@ -140,7 +142,7 @@ def test_the_first_cause_is_the_best_that_the_report_has(base: Path) -> None:
 )
 def test_damaged_and_cut_files_never_stop_the_listing(damage: str, base: Path) -> None:
     good = record("good", 10)
-    made(base, "good", good, {**good, "exit_code": 7, "duration_s": 1})
+    made(base, "good", good, {**good, "exit_code": 7, "outcome": "failed", "duration_s": 1})
     (made(base, "bad-run") / run_json.RUN).write_text(damage, encoding="latin-1")
     (made(base, "bad-report", record("bad-report", 20)) / run_json.REPORT).write_text(damage, encoding="latin-1")
     lines = {line.split()[0]: line for line in table()}
@@ -158,10 +160,11 @@ def test_a_fifo_or_a_folder_in_place_of_a_file_does_not_block(base: Path) -> Non
     assert os.listdir("/proc/self/fd") == descriptors
 
 
-def test_numbers_that_no_float_can_hold_are_unknown(base: Path) -> None:
-    made(base, "a", record("a"), {"run_id": "a", "duration_s": 10**400, "exit_code": 10**400})
-    assert [run.duration_s for run in listed()] == [None]
-    assert "exit 1000" in "".join(table(columns=100))
+def test_a_report_with_impossible_numbers_is_damaged(base: Path) -> None:
+    whole = {"run_id": "a", "outcome": "failed", "duration_s": 1.0, "exit_code": 1}
+    for key, number in (("duration_s", 10**400), ("duration_s", math.nan), ("exit_code", 10**400)):
+        made(base, f"{key} {number}"[:20], record("a"), {**whole, key: number})
+    assert [(run.result, run.duration_s) for run in listed()] == [("damaged", None)] * 3
 
 
 def test_a_folder_of_an_older_version_has_the_time_of_its_lock(base: Path) -> None:
@@ -177,16 +180,16 @@ def test_no_run_is_told_with_the_folders(base: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(("columns", "lines", "cuts"), [(60, 3, 2), (80, 3, 2), (100, 2, 2), (220, 2, 1)])
 def test_the_table_fits_the_terminal(columns: int, lines: int, cuts: int) -> None:
     runs = [PastRun("job7", NOW_S, 93.0, "exit 1", "ddplaunch " + "x" * 300, "rank 0: " + "y" * 80)]
-    text = past_runs_page.run_table(runs, columns)
+    text = past_runs.run_table(runs, columns)
     assert max(map(len, text.splitlines())) <= columns
     assert (text.count("\n") + 1, text.count("...")) == (lines, cuts)
     assert "exit 1" in text
-    plain = past_runs_page.run_table(runs, None)
+    plain = past_runs.run_table(runs, None)
     assert "x" * 300 in plain
     assert "y" * 80 in plain
 
 
 def test_control_characters_of_a_command_are_escaped() -> None:
     run = PastRun("job7\x1b", 1e300, None, "killed", "ddplaunch \x1b[2J\n", "")
-    assert past_runs_page.run_table([run], 200).splitlines()[1].split("  ")[0] == r"job7\x1b"
-    assert r"\x1b[2J\n" in past_runs_page.run_table([run], None)
+    assert past_runs.run_table([run], 200).splitlines()[1].split("  ")[0] == r"job7\x1b"
+    assert r"\x1b[2J\n" in past_runs.run_table([run], None)

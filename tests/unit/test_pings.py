@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +9,9 @@ import pytest
 from ddplaunch.errors import LaunchError
 from ddplaunch.launcher import pings
 from ddplaunch.launcher.nodes import Node, NodeState
-from ddplaunch.launcher.pings import INTERVAL_S, Pings
-from ddplaunch.protocol.launcher_agent import Ping, Pong
+from ddplaunch.launcher.pings import Pings
+from ddplaunch.protocol.launcher_agent import Pong
+from tests.support import golden
 from tests.support.fake_agents import FakeHandle
 from tests.support.processes import wait_until
 
@@ -22,151 +22,78 @@ def _no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Watch:
-    """Pings of three nodes, of which some are watched from time 0, and a mailbox that is empty at first."""
+    """Pings of three nodes, which count as lost after 5 s. The methods are the steps of a story."""
 
-    def __init__(self, watched: int = 0, extra_s: float = 0.0) -> None:
+    def __init__(self) -> None:
+        self.said: list[str] = []
         self.nodes = [Node(index, f"node{index}", FakeHandle(), NodeState.RUNNING) for index in range(3)]
         self.mailbox = SimpleNamespace(is_empty=True)
-        self.silent: list[Node] = []
-        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, self.silent.append, self.suspend)
-        self.suspended = 0
-        for node in self.nodes[:watched]:
-            self.pings.watch(node, 0.0, extra_s)
+        silent = lambda node: self.said.append(f"{node.host} is silent at {self.now:g}")  # noqa: E731
+        suspended = lambda: self.said.append("suspended")  # noqa: E731
+        self.pings = Pings(5.0, SimpleNamespace(connected=self.nodes), self.mailbox, silent, suspended)
 
-    def suspend(self) -> None:
-        self.suspended += 1
+    def watch(self, number: str, now: str, extra_s: str = "0") -> None:
+        self.pings.watch(self.nodes[int(number)], float(now), float(extra_s))
 
-    def beat(self, from_s: int, to_s: int) -> list[Node]:
-        """The first node answers every second; who is silent at the last of these seconds; before, no node is."""
-        for second in range(from_s, to_s + 1):
-            assert self.silent == []
+    def due(self, now: str) -> None:
+        self.now = float(now)
+        self.said.append(f"due again at {self.pings.run_due(self.now):g}")
+
+    def beat(self, from_s: str, to_s: str) -> None:
+        """The first node answers every second."""
+        for second in range(int(from_s), int(to_s) + 1):
+            self.now = float(second)
             self.pings.on_pong(self.nodes[0], Pong(), second)
             self.pings.run_due(second)
-        return self.silent
+
+    def answer(self, number: str, now: str, ping: str = "-1") -> None:
+        """The node answers one of its pings, the last one if ``ping`` is -1."""
+        node = self.nodes[int(number)]
+        self.pings.on_pong(node, Pong(node.handle.sent[int(ping)].time_s), float(now))  # type: ignore[attr-defined]
+
+    def thread(self) -> None:
+        """What the thread does every second."""
+        self.pings._sender.beat()
+
+    def busy(self, is_busy: str) -> None:
+        """Whether answers may wait to be read."""
+        self.mailbox.is_empty = is_busy == "no"
+
+    def heard(self, number: str, at: str) -> None:
+        """When bytes of the node came last, for example of a record of a megabyte."""
+        self.nodes[int(number)].handle.heard_at = float(at)  # type: ignore[attr-defined]
+
+    def done(self, number: str) -> None:
+        self.nodes[int(number)].state = NodeState.DONE
+
+    def suspend(self, now: str) -> None:
+        self.pings.suspend(float(now))
+
+    def sent(self) -> None:
+        """The time limits with which each node was pinged."""
+        for node in self.nodes:
+            self.said.append(f"{node.host}: {[ping.lost_after_s for ping in node.handle.sent]}")  # type: ignore[attr-defined]
 
 
-def sent(node: Node) -> list[Ping]:
-    return node.handle.sent  # type: ignore[attr-defined,no-any-return]
-
-
-def limits_s(node: Node) -> list[float]:
-    """What the node was told with each ping."""
-    return [ping.lost_after_s for ping in sent(node)]
-
-
-def answer(watch: Watch, node: Node, now: float, number: int = -1) -> None:
-    """The node answers one of its pings, the last one if ``number`` is -1."""
-    watch.pings.on_pong(node, Pong(sent(node)[number].time_s), now)
-
-
-def test_every_node_is_pinged_at_once_and_all_of_them_together_afterwards():
-    watch = Watch()
-    for number, node in enumerate(watch.nodes):
-        watch.pings.watch(node, 0.1 * number)
-        assert limits_s(node) == [5.0]
-        assert watch.pings.run_due(0.1 * number) == INTERVAL_S
-    assert watch.pings.run_due(INTERVAL_S) == 2 * INTERVAL_S
-    watch.pings._sender.beat()
-    assert [limits_s(node) for node in watch.nodes] == [[5.0] * 2] * 3
-
-
-def test_a_node_without_an_agent_and_one_that_was_reported_are_not_pinged():
-    watch = Watch(2)
-    assert watch.beat(1, 6) == [watch.nodes[1]]
-    watch.nodes[0].state = NodeState.DONE
-    watch.pings.watch(watch.nodes[2], 6.0)
-    watch.pings._sender.beat()
-    assert [len(sent(node)) for node in watch.nodes] == [1, 1, 2]
-
-
-def test_nothing_is_due_while_no_node_is_watched():
-    assert Watch().pings.run_due(100.0) == float("inf")
-
-
-def test_a_node_that_does_not_answer_is_silent():
-    watch = Watch(2)
-    assert watch.beat(1, 6) == [watch.nodes[1]]
-
-
-def test_the_first_answer_may_take_longer():
-    watch = Watch(2, extra_s=10.0)
-    assert watch.beat(1, 16) == [watch.nodes[1]]
-
-
-def test_no_node_is_silent_while_answers_may_wait_to_be_read():
-    watch = Watch(2)
-    watch.mailbox.is_empty = False
-    assert watch.beat(1, 20) == []
-    watch.mailbox.is_empty = True
-    assert watch.beat(21, 21) == [watch.nodes[1]]
-
-
-def test_a_node_is_not_silent_while_its_answer_may_wait_behind_a_large_record():
-    """All nodes may send a megabyte at once, which is decoded one after the other."""
-    watch = Watch(2)
-    handle = watch.nodes[1].handle
-    handle.delayed_until = float("inf")
-    assert watch.beat(1, 20) == []
-    handle.delayed_until = 20.0
-    assert watch.beat(21, 25) == []
-    assert watch.beat(26, 26) == [watch.nodes[1]]
-
-
-def test_after_a_stop_of_this_process_all_nodes_have_time_again():
-    watch = Watch(1)
-    for now in (100.0, 101.0):
-        watch.pings.run_due(now)
-    assert watch.silent == []
-
-
-def test_a_suspension_waits_until_the_agents_know_of_it():
-    watch = Watch(3)
-    watch.pings.suspend(0.5)
-    for node in watch.nodes:
-        answer(watch, node, 0.6, number=0)  # The ping before: this agent does not know of it yet.
-    for node in watch.nodes:
-        assert watch.pings.run_due(0.6) == 0.5 + pings._SUSPEND_WAIT_S
-        assert watch.suspended == 0
-        answer(watch, node, 0.6)
-    assert watch.pings.run_due(0.7) == 0.7
-    assert watch.suspended == 1
-
-
-def test_no_ping_follows_the_last_one_before_a_suspension_and_one_follows_it_at_once():
-    watch = Watch(1)
-    watch.pings.suspend(0.5)
-    watch.pings._sender.beat()
-    watch.pings.watch(watch.nodes[1], 0.6)
-    assert [limits_s(node) for node in watch.nodes[:2]] == [[5.0, 86400.0], [86400.0]]
-    watch.pings.run_due(10.0)
-    assert [limits_s(node)[-1] for node in watch.nodes[:2]] == [5.0, 5.0]
-
-
-def test_an_agent_that_is_not_pinged_gets_no_last_ping():
-    """An agent on this machine would then count its launcher as lost after a day."""
-    watch = Watch()
-    watch.pings.suspend(0.5)
-    assert watch.pings.run_due(0.5) == 0.5
-    assert watch.suspended == 1
-    assert [node.handle.sent for node in watch.nodes] == [[]] * 3
+def test_who_is_pinged_and_who_is_silent() -> None:
+    golden.check_pages("pings", lambda story: golden.play(Watch(), story.partition(": ")[2]))
 
 
 def test_pings_are_sent_by_a_thread_whatever_the_main_thread_does(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setattr(pings, "INTERVAL_S", 0.01)
-    watch = Watch(3)
-    wait_until(lambda: all(len(sent(node)) > 10 for node in watch.nodes))  # run_due is never called.
+    watch = Watch()
+    for number in "012":
+        watch.watch(number, "0")
+    wait_until(lambda: all(len(node.handle.sent) > 10 for node in watch.nodes))  # run_due is never called.
     watch.pings.close()
-    counts = [len(sent(node)) for node in watch.nodes]
+    counts = [len(node.handle.sent) for node in watch.nodes]
     assert watch.pings._sender._thread
     assert not watch.pings._sender._thread.is_alive()
-    assert [len(sent(node)) for node in watch.nodes] == counts
+    assert [len(node.handle.sent) for node in watch.nodes] == counts
 
 
-def test_a_launcher_without_room_for_the_thread_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(_: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_room)
+@pytest.mark.usefixtures("no_threads")
+def test_a_launcher_without_room_for_the_thread_says_so() -> None:
     with pytest.raises(LaunchError, match="cannot ping its nodes: can't start new thread"):
-        Watch(1)
+        Watch().watch("0", "0")

@@ -1,12 +1,14 @@
-"""A run of 256 simulated nodes: whatever the launcher's main thread is busy with, every node is pinged meanwhile.
+"""A run of 256 simulated nodes: whatever the launcher is busy with, every node is pinged meanwhile.
 
-Each test holds up one thing that the main thread does, until all nodes have got three more pings.
+Each test holds up one thing that takes long, until all nodes have got three more pings. A hang is explained and written
+beside the main thread, which would keep the user's Ctrl-C waiting.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
+import threading
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,11 +17,12 @@ from typing import Any
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.features.hangs import explanation, hang_files
+from ddplaunch.features.collect_logs.log_writer import LogWriter
+from ddplaunch.features.collect_logs.records import GrantLogBytes, LogChunk, LogsFound, LogsSent
+from ddplaunch.features.hangs import examinations, explanation
 from ddplaunch.features.hangs.records import (
     ExamineWorkers,
     RankEvidence,
-    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
@@ -27,7 +30,6 @@ from ddplaunch.launcher import pings, setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.run import Run
-from ddplaunch.launcher.run_files.log_writer import LogWriter
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import (
     AgentEnded,
@@ -38,11 +40,10 @@ from ddplaunch.protocol.launcher_agent import (
     JoinRendezvous,
     Ping,
 )
-from ddplaunch.protocol.log_transfer import GrantLogBytes, LogChunk, LogsFound, LogsSent
 from ddplaunch.protocol.results import AttemptResult, WorkerExit
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport import remote_start
-from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, LogData
+from ddplaunch.transport.handle import AgentConnected, ChannelClosed, FromNode, WithData
 from tests.support.configs import launch_config
 from tests.support.fake_agents import FakeHandle, FakeTransport
 from tests.support.hangs import call, done, evidence
@@ -62,7 +63,7 @@ def known(rank: int) -> RankEvidence:
 def ended(rank: int, attempt: int) -> AttemptEnded:
     exit_ = WorkerExit(rank, 0, f"node{rank}", 100, 1, False, 1.0, 1.0)
     result = AttemptResult(attempt, "failed", (exit_,), 1.0, attempt_follows=not attempt, restart_count=attempt)
-    return AttemptEnded(result, (RanksAtFailure(attempt, (known(rank),)),))
+    return AttemptEnded(result, (WorkersExamined(attempt, 0, (known(rank),)),))
 
 
 class Agent(FakeHandle):
@@ -86,7 +87,7 @@ class Agent(FakeHandle):
                 self.post(WorkersExamined(0, number, (known(self.index),)))
             case GrantLogBytes() if not self.has_sent_logs:
                 self.has_sent_logs = True
-                self.post(LogData(LogChunk("attempt_0/0/stdout.log", 1, True), b"."))
+                self.post(WithData(LogChunk("attempt_0/0/stdout.log", 1, True), b"."))
                 self.post(LogsSent(0))
                 self.post(ChannelClosed())
 
@@ -145,11 +146,14 @@ class Script(Mailbox[object]):
         each(lambda _: LogsFound(1))
 
 
+BESIDE = ("explain", "write")
+
+
 @pytest.mark.parametrize(
     ("place", "name", "times"),
     [
         (explanation, "explain", 1),
-        (hang_files, "write", 1),
+        (examinations, "write", 1),
         (explanation, "explain_failure", 2),
         (UserMessages, "attempt_ended", 2),
         (LogWriter, "put", 1),
@@ -166,6 +170,7 @@ def test_all_nodes_are_pinged_while_the_launcher_is_busy(
             counts = [agent.pings + 3 for agent in script.cluster.agents]
             wait_until(lambda: script.cluster.have_pings(counts), 60.0, f"{name}: no pings")
             calls.append(name)
+            assert (threading.current_thread() is threading.main_thread()) == (name not in BESIDE)
         return usual(*args, **keywords)
 
     monkeypatch.setattr(place, name, held_up)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.cli import main
-from ddplaunch.cluster.task import ScheduledTask
+from ddplaunch.cluster.job import ScheduledTask
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.features.plan.model import Plan
@@ -22,7 +22,7 @@ from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.plan import plan
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.messages import dry_run_banner
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices
 from ddplaunch.transport import agent_process
 from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -12,8 +13,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddplaunch.system import process_activity
+from ddplaunch.features.hangs import process_activity
+from ddplaunch.system import procfs
 from tests.support.processes import wait_until
+
+SENT_BYTES = 300_000
 
 BUSY_CHILD = """
 import os, sys
@@ -54,17 +58,17 @@ def test_a_childs_work_counts(process: subprocess.Popen[bytes]) -> None:
 
 
 def test_why_the_kernel_does_not_run_a_process(process: subprocess.Popen[bytes]) -> None:
-    assert process_activity.blocked_state(process.pid) == ""
+    assert procfs.blocked_state(process.pid) == ""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
-    assert process_activity.blocked_state(process.pid) == "suspended by a signal"
+    assert procfs.blocked_state(process.pid) == "suspended by a signal"
 
 
 def test_a_process_that_is_gone_has_done_nothing() -> None:
     with subprocess.Popen(["true"]) as gone:
         gone.wait(10)
     assert process_activity.read(gone.pid).cpu_s == {gone.pid: 0.0}
-    assert process_activity.blocked_state(gone.pid) == ""
+    assert procfs.blocked_state(gone.pid) == ""
     assert not process_activity.waits_for_input(gone.pid)
 
 
@@ -84,3 +88,24 @@ def test_the_cpu_time_of_a_thread_is_found_by_its_name() -> None:
     assert 0.04 < process_activity.thread_cpu_s(os.getpid(), b"some-thread") < 0.5
     assert process_activity.thread_cpu_s(os.getpid(), b"no-thread") == 0.0
     ended.set()
+
+
+def test_what_is_received_counts() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as client:
+        connection, _ = server.accept()
+        with connection:
+            before = process_activity.read(os.getpid())
+            left = SENT_BYTES
+            client.sendall(bytes(SENT_BYTES))
+            while left:
+                left -= len(connection.recv(left))
+            assert process_activity.read(os.getpid()).io_since(before) >= SENT_BYTES
+            inode = os.fstat(connection.fileno()).st_ino
+            assert process_activity.connections_of(os.getpid(), process_activity.tcp_connections())[inode] == (
+                SENT_BYTES,
+                "",
+            )
+
+
+def test_a_process_that_is_gone_has_no_connection() -> None:
+    assert process_activity.connections_of(1 << 22, {1: process_activity.Connection(1)}) == {}

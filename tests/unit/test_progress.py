@@ -10,11 +10,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddplaunch.launcher.connection_progress import ConnectionProgress
 from ddplaunch.launcher.display import progress
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.launcher.display.line_prefix import Style
 from ddplaunch.launcher.display.progress import Progress
+from ddplaunch.launcher.node_progress import ConnectionProgress
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.transport.remote_start import NodeFacts
 from tests.support.fake_agents import participants_of

@@ -19,8 +19,8 @@ from ddplaunch.cli import python_api
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import Streams
 from ddplaunch.errors import NODE_LOST, JobFailed, LaunchError
-from ddplaunch.features.functions import function_call
 from ddplaunch.features.functions import launcher as values
+from ddplaunch.features.functions import target
 from ddplaunch.features.functions import worker as function
 from ddplaunch.features.functions.records import FunctionCall, decode
 from ddplaunch.protocol.results import AttemptResult, FunctionResult, RunResult, WorkerExit
@@ -129,8 +129,8 @@ def test_the_call_of_a_function(monkeypatch: pytest.MonkeyPatch):
 
 
 def test_functions_without_a_file_have_their_name():
-    assert function_call.source_file(len) == "len"
-    assert function_call.source_file(eval("lambda: 0")) == "<lambda>"
+    assert target.source_file(len) == "len"
+    assert target.source_file(eval("lambda: 0")) == "<lambda>"
 
 
 def test_another_python_cannot_load_a_function_by_value():
@@ -149,7 +149,7 @@ def test_values_are_read_only_from_nodes_of_the_run(tmp_path: Path):
     result = RunResult(
         "run", 0, "succeeded", 1.0, (AttemptResult(0, "succeeded", (EXIT,), 1.0),), run_dir=str(tmp_path)
     )
-    assert function_call.with_values(result, LaunchConfig(script="x.py")).return_values == {}
+    assert target.with_values(result, LaunchConfig(script="x.py")).return_values == {}
 
 
 def succeeded(world_size: int, *ranks: int) -> AttemptResult:
@@ -165,8 +165,7 @@ def test_values_that_have_not_arrived_are_an_error_that_names_their_ranks(tmp_pa
 
     def error(incomplete: dict[str, str], *attempts: AttemptResult) -> str:
         run = SimpleNamespace(config=config, folder=lambda: tmp_path)
-        (watch,) = values.watches(run)  # type: ignore[arg-type]
-        found = watch.failure(attempts[-1], incomplete)
+        found = values.ReturnValues(run, incomplete).failure(attempts[-1])  # type: ignore[arg-type]
         assert found is None or found.exit_code == NODE_LOST
         return found.message if found else ""
 
@@ -184,12 +183,12 @@ def test_values_that_have_not_arrived_are_an_error_that_names_their_ranks(tmp_pa
 def test_a_value_that_cannot_be_read_is_an_error(tmp_path: Path):
     (tmp_path / "return.pkl").mkdir()
     with pytest.raises(LaunchError, match=r"what rank 3 returned cannot be read: .*: Is a directory"):
-        function_call._read(tmp_path / "return.pkl", 3)
+        target._read(tmp_path / "return.pkl", 3)
 
 
 def test_a_value_that_cannot_be_unpickled_is_an_error():
     with pytest.raises(LaunchError, match=r"what rank 0 on ../gpu1 returned cannot be unpickled here: UnpicklingError"):
-        function_call._unpickled(b"no pickle", EXIT)
+        target._unpickled(b"no pickle", EXIT)
 
 
 def test_check_raises_unless_the_job_has_succeeded():

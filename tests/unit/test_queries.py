@@ -8,7 +8,7 @@ import os
 import pytest
 
 from ddplaunch.config import RemoteConfig
-from ddplaunch.features.ps import ask_launchers, ps, run_queries
+from ddplaunch.features.ps import ask_launchers, ps
 from ddplaunch.features.ps.queries import RunOnHost, RunsFound
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.launcher_agent import AgentEnded
@@ -20,11 +20,11 @@ from tests.support.fake_agents import FakeHandle
 
 def test_an_agent_on_this_machine_has_a_deadline_from_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalTransport, "_start_agent", lambda *_: FakeHandle())
-    with run_queries.agents((), RemoteConfig()) as queries:
+    with ps.agents((), RemoteConfig()) as queries:
         [here] = queries.nodes
         assert here.deadline < math.inf
         here.deadline = 0.0
-        queries.wait(queries.nodes, lambda machine: machine.runs is not None)
+        queries.wait(queries.nodes, RunsFound)
     assert here.failure
     assert here.failure.message == "no answer in time"
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddplaunch.features.hangs.rank_list import MAX_RANKS, fold, unfold
 from ddplaunch.features.hangs.records import ProcessGroup
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.rank_list import MAX_RANKS, fold, unfold
 
 
 @given(st.lists(st.integers(0, 40)) | st.lists(st.integers(0, 1 << 24), unique=True).map(sorted))

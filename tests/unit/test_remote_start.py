@@ -17,6 +17,7 @@ from ddplaunch.protocol.agent_entry import AGENT_MODULE, START_VARIABLE
 from ddplaunch.transport import agent_process, remote_start
 from ddplaunch.transport.failures import HostFailure, failures_table
 from ddplaunch.transport.remote_start import NodeFacts, RemoteStart
+from tests.support import golden
 
 START = RemoteStart(python="/opt/python", cwd="/job", script="train.py")
 GOOD = NodeFacts(pid=1, python="3.12.1", ddplaunch=ddplaunch.__version__, torch="2.9.0")
@@ -116,25 +117,15 @@ def test_a_process_that_has_ended_is_not_signalled():
     assert subprocess.run(["sh", "-c", remote_start.COMMAND], input=text, capture_output=True).returncode
 
 
-@pytest.mark.parametrize(
-    ("facts", "cause", "message"),
-    [
-        (NodeFacts(failed="python"), "python", "no /opt/python"),
-        (NodeFacts(failed="setup", status=3), "setup", "--remote-setup ended with exit code 3"),
-        (replace(GOOD, python="3.9.18"), "python", "/opt/python is Python 3.9.18"),
-        (replace(GOOD, python=""), "python", "/opt/python is Python of unknown version"),
-        (replace(GOOD, ddplaunch="", error="x"), "ddplaunch", "ddplaunch is missing (x)"),
-        (replace(GOOD, ddplaunch="0"), "ddplaunch", f"ddplaunch 0, and {ddplaunch.__version__} here"),
-        (replace(GOOD, torch=""), "torch", "/opt/python has no torch"),
-        (replace(GOOD, directory="Permission denied"), "directory", "/job: Permission denied"),
-        (replace(GOOD, has_script=False), "script", "no train.py in /job"),
-    ],
-)
-def test_what_is_wrong_with_a_node_is_told_by_its_cause(facts, cause, message):
-    failure = remote_start.check_facts("gpu1", facts, START)
-    assert failure
-    assert (failure.host, failure.cause, failure.message) == ("gpu1", cause, message)
-    assert failure.hint
+def test_what_is_wrong_with_a_node_is_told_by_its_cause():
+    """A question is what is unlike a good node."""
+
+    def told(question):
+        failure = remote_start.check_facts("gpu1", replace(GOOD, **golden.keywords(question)), START)
+        text = f"{failure.cause}: {failure.message} | {failure.hint}"
+        return text.replace(ddplaunch.__version__, "<version>")
+
+    golden.check_answers("node_facts", told)
 
 
 def test_a_setup_that_fails_is_told_with_its_last_lines():

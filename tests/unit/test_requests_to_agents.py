@@ -5,17 +5,19 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ddplaunch.agent.rendezvous.multi_node import MultiNodeRendezvous
 from ddplaunch.features.hangs import activity_watch
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
 from ddplaunch.features.hangs.examiner import Examiner
 from ddplaunch.features.hangs.records import ExamineWorkers, NodeEvidence, WorkersExamined
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.launcher_agent import OrderToNodes
 from ddplaunch.timeouts import TimeoutConfig
+from tests.support.configs import agent_spec
 
 
 class Agent:
@@ -36,9 +38,13 @@ class Agent:
             pids_by_local_rank=dict,
             request_stacks=self._request,
         )
-        routes = Routes(self.reported.append, self.sent_to_launcher.append, self.mailbox.post)
-        timeouts = TimeoutConfig(hang_report_s=None)
-        self.watch = ActivityWatch(timeouts, group, Examiner(), lambda _: NodeEvidence(host="node1"), routes)
+        node: Any = SimpleNamespace(
+            spec=agent_spec(timeouts=TimeoutConfig(hang_report_s=None)),
+            report=self.reported.append,
+            post=self.mailbox.post,
+            outbox=SimpleNamespace(send=self.sent_to_launcher.append),
+        )
+        self.watch = ActivityWatch(node, group, Examiner(), lambda _: NodeEvidence(host="node1"))
         self.sampled = 0
 
     def _request(self, *, resume: bool) -> None:

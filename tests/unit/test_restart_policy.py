@@ -9,14 +9,14 @@ import pytest
 
 from ddplaunch.agent.rendezvous.single_node import SingleNodeRendezvous
 from ddplaunch.protocol.results import AttemptResult, WorkerError, WorkerExit
-from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.rounds.restart_policy import (
     MAX_IDENTICAL_FAILURES,
     Restarts,
     reason_not_to_restart,
-    reason_to_leave,
     too_few_nodes,
+    why_not_used_again,
 )
+from tests.support.configs import agent_spec
 
 FRAMES = 'Traceback (most recent call last):\n  File "/x/train.py", line 9, in <module>\n    step(batch)\n'
 CHAINED = f"{FRAMES}{{}}\n\nDuring handling of the above exception, another exception occurred:\n\n{FRAMES}{{}}\n"
@@ -177,13 +177,13 @@ ASKED = replace(KILLED, rank=5, host="gpu3", avoid_node="the loss differs on thi
 
 
 def test_a_node_is_left_for_its_hardware_or_for_a_wish_of_the_script() -> None:
-    assert reason_to_leave([KILLED, ASKED]) == (
+    assert why_not_used_again([KILLED, ASKED]) == (
         "gpu3 is not used again: rank 5 asks for it: the loss differs on this node"
     )
-    assert reason_to_leave([ASKED, BROKEN]) == (
+    assert why_not_used_again([ASKED, BROKEN]) == (
         "gpu3 is not used again: Xid 79, GPU 3 (GPU-8f6a) has fallen off the bus"
     )
-    assert reason_to_leave([]) == reason_to_leave([KILLED, WRONG_KEY]) == ""
+    assert why_not_used_again([]) == why_not_used_again([KILLED, WRONG_KEY]) == ""
 
 
 @pytest.mark.parametrize(
@@ -202,10 +202,8 @@ def test_the_run_ends_if_too_few_nodes_are_left(remaining: int, needed: int, rea
 
 @pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
 def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
-    program = Program("script", "x.py", (), "python")
-    spec = AgentSpec(run_id="run", host="gpu3", program=program, same_python=True, max_restarts=3)
     callbacks = SimpleNamespace(is_stopping=lambda: False, has_unkillable=lambda: False)
-    rendezvous = SingleNodeRendezvous(spec, 1, callbacks)  # type: ignore[arg-type]
+    rendezvous = SingleNodeRendezvous(agent_spec(max_restarts=3), 1, callbacks)  # type: ignore[arg-type]
     round_, listener = rendezvous.next_round()
     listener.close()
     result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import AssignNodes
 from ddplaunch.protocol.rendezvous import (
     AllNodesLeft,
     ListenForWorkersStore,
@@ -22,7 +23,7 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import AssignNodes, RoundVerdict, WorkerError, WorkerExit
+from ddplaunch.protocol.results import RoundVerdict, WorkerError, WorkerExit
 from ddplaunch.rounds.coordinator import Coordinator, Phase
 from ddplaunch.rounds.restart_policy import Restarts
 

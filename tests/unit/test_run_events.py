@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from ddplaunch.errors import Level
-from ddplaunch.launcher.display import event_file
-from ddplaunch.launcher.display.event_file import EventFile
-from ddplaunch.launcher.run_files.run_events import RunEvents
+from ddplaunch.features.run_events import event_file
+from ddplaunch.features.run_events.event_file import EventFile
+from ddplaunch.features.run_events.kinds import keys, kinds
+from ddplaunch.features.run_events.launcher import RunEvents
 from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted, Output
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
-from ddplaunch.protocol.run_events import FIELDS, FILE, KINDS
+from ddplaunch.system.files.run_json import EVENTS
+from tests.support import golden
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -28,17 +30,17 @@ class Log:
     """The events of a run of two nodes."""
 
     def __init__(self, folder: Path) -> None:
-        self.file = folder / FILE
+        self.file = folder / EVENTS
         self.events = RunEvents(folder, "job7", HOSTS.__getitem__)
 
     def on(self, index: int, event: object) -> None:
         self.events.on_event(index, event)
 
     def end(self, outcome: Any = "succeeded", exit_code: int = 0) -> list[dict[str, Any]]:
-        self.events.ended(RunResult("job7", exit_code, outcome, 9.0), None)
+        self.events.add_to_result(RunResult("job7", exit_code, outcome, 9.0))
         lines = [json.loads(line) for line in self.file.read_text().splitlines()]
-        assert {line["event"] for line in lines} <= KINDS.keys()
-        assert {key for line in lines for key in line} <= FIELDS.keys()
+        assert {line["event"] for line in lines} <= kinds().keys()
+        assert {key for line in lines for key in line} <= keys().keys()
         return lines
 
 
@@ -58,29 +60,12 @@ def without_t(lines: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_the_story_of_a_run(log: Log):
     log.on(0, AgentReady(1))
     log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0, 1.25))
-    log.events.message("a text", Level.VERBOSE)
+    log.events.on_note("message", "a text", None, None, {"level": Level.VERBOSE})
     log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0),), duration_s=5.0)))
     log.on(1, AgentReady(4))
     log.on(0, AgentEnded())
-    started = {"node": 0, "host": "gpu1", "attempt": 0, "workers": 1, "first_rank": 0, "world_size": 1}
-    assert without_t(log.end("failed", 1)) == [
-        {"schema": 1, "event": "run_started", "text": "job7"},
-        {"event": "agent_ready", "node": 0, "host": "gpu1", "workers": 1},
-        {"event": "attempt_started", **started, "import_s": 1.25},
-        {"event": "message", "level": 1, "text": "a text"},
-        {
-            "event": "worker_failed",
-            "node": 0,
-            "host": "gpu1",
-            "attempt": 0,
-            "rank": 0,
-            "text": "rank 0 on gpu1 failed: exit code 1",
-        },
-        {"event": "attempt_ended", "node": 0, "host": "gpu1", "attempt": 0, "outcome": "failed"},
-        {"event": "node_joined", "node": 1, "host": "gpu2", "workers": 4},
-        {"event": "node_left", "node": 0, "host": "gpu1"},
-        {"event": "run_ended", "outcome": "failed", "exit_code": 1},
-    ]
+    lines = [json.dumps(line) for line in without_t(log.end("failed", 1))]
+    golden.check("run_events", {"the story of a run": "\n".join(lines)})
 
 
 def test_it_is_the_users_alone(log: Log):
@@ -89,7 +74,7 @@ def test_it_is_the_users_alone(log: Log):
 
 def test_a_failure_is_when_the_worker_ended_not_when_it_was_reported(log: Log, monkeypatch: pytest.MonkeyPatch):
     now = 1000.0
-    monkeypatch.setattr("ddplaunch.launcher.run_files.run_events.time.time", lambda: now)
+    monkeypatch.setattr("ddplaunch.features.run_events.launcher.time.time", lambda: now)
     log.on(0, AttemptStarted(0, 1, (11,), 0, 1, 0))
     now = 1060.0
     log.on(0, AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(failed(0, 5.0),), duration_s=60.0)))
@@ -104,7 +89,7 @@ def test_of_thousands_of_failures_some_are_written(log: Log):
 
 def test_the_first_output_of_each_node_in_each_attempt(log: Log):
     shown: list[bytes] = []
-    write = log.events.noting_first(lambda _, data: shown.append(data))
+    write = log.events.on_output(lambda _, data: shown.append(data))
     for attempt, host in ((0, "gpu1"), (0, "gpu1"), (0, "gpu2"), (1, "gpu1")):
         write(Output(host, 3, 3, "stdout", 1, attempt=attempt), b"x")
     first = [(line["attempt"], line["host"]) for line in log.end() if line["event"] == "first_output"]
@@ -116,7 +101,7 @@ def test_the_first_output_of_each_node_in_each_attempt(log: Log):
 
 
 def written(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (folder / FILE).read_text().splitlines()]
+    return [json.loads(line) for line in (folder / EVENTS).read_text().splitlines()]
 
 
 def test_without_a_folder_there_is_nothing_to_write(tmp_path: Path):
@@ -152,7 +137,7 @@ def test_after_a_line_that_was_cut_a_new_one_begins(tmp_path: Path, monkeypatch:
         file._write({"t": 1, "event": "message"})
     file._write({"t": 2, "event": "message"})
     file.close()
-    cut, dropped, last = (tmp_path / FILE).read_text().splitlines()
+    cut, dropped, last = (tmp_path / EVENTS).read_text().splitlines()
     assert cut
     assert json.loads(dropped)["count"] == 1
     assert json.loads(last)["t"] == 2
@@ -166,7 +151,7 @@ def test_the_file_is_bounded_and_still_has_the_verdict(tmp_path: Path, monkeypat
     file.add({"t": 2, "event": "run_ended"})
     file.close()
     assert [line["event"] for line in written(tmp_path)][-3:] == ["message", "limit", "run_ended"]
-    assert (tmp_path / FILE).stat().st_size < 1100
+    assert (tmp_path / EVENTS).stat().st_size < 1100
 
 
 def test_a_slow_disk_costs_events_and_no_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import sys
 from pathlib import Path
@@ -15,21 +16,41 @@ from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.launcher_agent import NodeDetails
 from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
+from ddplaunch.system.files import run_json
+from ddplaunch.system.files.run_json import RunFacts
 from ddplaunch.version import __version__
+from tests.support import golden
 from tests.support.fake_agents import FakeHandle
 
 
-def facts(script: str = "train.py") -> run_facts.RunFacts:
+def facts(script: str = "train.py") -> RunFacts:
     return run_facts.of_this_process("job7", "job7.0a1b2c", LaunchConfig(script=script))
 
 
 def test_they_are_a_whole_file_of_the_user_alone(tmp_path: Path) -> None:
-    run_facts.write(facts("na\udcefve.py"), tmp_path)
+    written = run_facts.write(facts("na\udcefve.py"), tmp_path)
     [file] = tmp_path.iterdir()
     assert (file.name, file.stat().st_mode & 0o777) == ("run.json", 0o600)
     body = json.loads(file.read_bytes())
     assert [*body][:4] == ["schema", "run_id", "run_tag", "script"]
     assert (body["schema"], body["script"], body["pid"]) == (run_facts.SCHEMA, "na\udcefve.py", os.getpid())
+    assert run_json.facts(tmp_path) == written
+
+
+@pytest.mark.parametrize("damage", [{}, {"run_id": 3, "pid": -1, "command": "x"}, {"pid": 10**400, "on_terminal": [1]}])
+def test_what_cannot_be_read_is_empty(damage: object, tmp_path: Path) -> None:
+    (tmp_path / "run.json").write_text(json.dumps(damage))
+    assert run_json.facts(tmp_path) == RunFacts()
+
+
+def test_of_a_file_of_lines_each_damaged_one_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_json, "_MAX_LINE_BYTES", 10)
+    path = tmp_path / "events.jsonl"
+    path.write_text('{"a": 1}\n\n[]\n{"b": 22222222222}\n{"a": 2')
+    assert [*run_json.lines(path)] == [{"a": 1}, None, None, None, None]
+    assert [*run_json.lines(path, b'"a"')] == [{"a": 1}, None]
+    assert [*run_json.lines(path, max_bytes=5)] == [{"a": 1}]
+    assert [*run_json.lines(tmp_path)] == []
 
 
 def test_without_a_folder_or_room_in_it_nothing_is_written(tmp_path: Path) -> None:
@@ -46,21 +67,17 @@ def test_a_run_id_on_which_nodes_agree_is_written(tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run.json").read_bytes())["run_id"] == "job8"
 
 
-@pytest.mark.parametrize(
-    ("argv", "typed"),
-    [
-        (["/venv/bin/ddplaunch", "t.py", "a b"], ["ddplaunch", "t.py", "a b"]),
-        (["./ddplaunch", "t.py"], ["./ddplaunch", "t.py"]),
-        (["/here/launch_all.py", "x"], ["python3", "launch_all.py", "x"]),
-    ],
-)
-def test_the_command_is_the_one_that_was_typed(
-    argv: list[str], typed: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "argv", argv)
-    monkeypatch.setattr(sys, "orig_argv", ["python3", "launch_all.py", *argv[1:]])
+def test_the_command_is_the_one_that_was_typed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is what Python was started with."""
     monkeypatch.setattr(shutil, "which", lambda name: f"/venv/bin/{name}")
-    assert list(facts().command) == typed
+
+    def typed(question: str) -> str:
+        argv = shlex.split(question)
+        monkeypatch.setattr(sys, "argv", argv)
+        monkeypatch.setattr(sys, "orig_argv", ["python3", "launch_all.py", *argv[1:]])
+        return shlex.join(facts().command)
+
+    golden.check_answers("typed_commands", typed)
 
 
 def test_a_deleted_working_folder_is_an_empty_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,14 +16,15 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.errors import UsageError
+from ddplaunch.features.keep_runs.retention import prune
 from ddplaunch.system.files import run_folder
-from ddplaunch.system.files.run_retention import prune
+from tests.support import golden
 
 ROOT = Path(run_folder.__file__).parents[2]
 
 CREATE = (
     "import sys, pathlib; from ddplaunch.system.files.run_folder import create;"
-    "from ddplaunch.system.files.run_retention import prune;"
+    "from ddplaunch.features.keep_runs.retention import prune;"
 )
 """Locks are held by processes, so other runs are other processes here."""
 
@@ -74,12 +75,6 @@ def test_runs_that_start_at_once_with_one_id_get_a_folder_each(tmp_path: Path) -
     runs = [other_run(code, tmp_path / "base") for _ in range(6)]
     names = set(told_at_once(runs))
     assert names == {"job", "job.2", "job.3", "job.4", "job.5", "job.6"}
-
-
-def test_the_newest_twenty_runs_are_kept(tmp_path: Path) -> None:
-    runs = [old_run(tmp_path, f"run{number:02d}", age_s=100 - number) for number in range(25)]
-    prune(tmp_path, 20)
-    assert sorted(path.name for path in tmp_path.iterdir()) == [run.name for run in runs[5:]]
 
 
 def test_a_run_that_goes_on_is_kept_however_old_it_is(tmp_path: Path) -> None:
@@ -139,21 +134,10 @@ def test_a_file_in_the_place_of_the_base_is_told(tmp_path: Path) -> None:
         run_folder.create(path / "below", "run")
 
 
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [
-        ({"XDG_STATE_HOME": "/state"}, "/state/ddplaunch"),
-        ({"XDG_STATE_HOME": ""}, "/home/ada/.local/state/ddplaunch"),
-        ({"XDG_STATE_HOME": "relative/is/invalid"}, "/home/ada/.local/state/ddplaunch"),
-        ({}, "/home/ada/.local/state/ddplaunch"),
-        ({"HOME": "/home/ada"}, "/home/ada/.local/state/ddplaunch"),
-    ],
-)
-def test_the_default_follows_the_xdg_specification(
-    environ: dict[str, str], expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_default_follows_the_xdg_specification(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A question is what the environment has."""
     monkeypatch.setenv("HOME", "/home/ada")
-    assert run_folder.default_base(environ) == Path(expected)
+    golden.check_answers("default_folders", lambda text: run_folder.default_base(dict([text.split("=")])))
 
 
 def test_a_user_without_a_home_gets_a_private_temporary_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,13 +12,13 @@ import pytest
 from ddplaunch import LaunchConfig, LaunchError, UsageError
 from ddplaunch.errors import NO_REPORT
 from ddplaunch.features.come_back import attach, launcher_request, logs
-from ddplaunch.features.ps import run_queries
+from ddplaunch.features.ps import ps
 from ddplaunch.features.usage import live
 from ddplaunch.launcher.display import report_files
 from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
-from ddplaunch.system.files import free_space, run_folder, run_folders
+from ddplaunch.system.files import kept_files, run_folder, run_folders
 from ddplaunch.system.files.run_folders import find
 from ddplaunch.transport.queries import Queries
 from tests.support.asked import asked
@@ -159,7 +159,7 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
     run_json = folder / "run.json"
     run_json.write_text(run_json.read_text().replace(f'"{os.uname().nodename}"', '"gpu1.site"'))
     monkeypatch.setattr(os, "nice", lambda _: None)
-    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 62)
+    monkeypatch.setattr(kept_files, "_KEPT_FREE_BYTES", 1 << 62)
     monkeypatch.setattr(attach._Viewer, "follow_to_the_end", lambda viewer: viewer._run.exit_code())
     if not is_live:
         with run_folder.released(folder):
@@ -176,7 +176,7 @@ def test_a_launcher_on_another_host_is_named_with_what_to_do(
         launcher_request.leave(asked(FIRST, said.append))
     assert f"ssh gpu1.site ddplaunch --leave {FIRST}" in error.value.hint
     with pytest.raises(UsageError, match=r"its launcher is not on this machine but on gpu1\.site") as error:
-        run_queries.parts_of_run("--kill", FIRST, Queries(), {})
+        ps.parts_of_run("--kill", FIRST, Queries(), {})
     assert f"ssh gpu1.site ddplaunch --kill {FIRST}. From here: --hosts gpu1.site" in error.value.hint
     if not is_live:
         live.live(asked(FIRST, said.append))

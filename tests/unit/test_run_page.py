@@ -13,110 +13,84 @@ from ddplaunch import LaunchConfig
 from ddplaunch.config import OutputConfig
 from ddplaunch.features.page import launcher as run_page
 from ddplaunch.features.page import make
-from ddplaunch.features.page.launcher import FIRST_S, PERIOD_S, RunPage
+from ddplaunch.features.page.launcher import RunPage
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult
+from tests.support import golden
 
 STARTED = AttemptStarted(0, 1, (11,), 0, 1, 0)
 FAILED = AttemptEnded(AttemptResult(attempt=0, outcome="failed", exits=(), duration_s=1.0))
 
 
+class Run:
+    """The page of a run whose workers start at 1000 s. Its methods are the steps of a story."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, folder: Path | None, *, is_on: bool) -> None:
+        self.said: list[str] = []
+        self.children: list[Child] = []
+        self.now = 1000.0
+        monkeypatch.delenv(run_page.OFF_VARIABLE, raising=False)
+        monkeypatch.setattr(run_page, "_Child", lambda _: Child(self))
+        monkeypatch.setattr(run_page.time, "monotonic", lambda: self.now)
+        config = LaunchConfig(script="train.py", output=OutputConfig(page=is_on))
+        self.page = RunPage(config, lambda: folder)
+        self.page.on_event(0, STARTED)
+
+    def due(self, now: str) -> None:
+        self.said.append(f"due again at {self.page.run_due(float(now))}")
+
+    def fails(self, node: str) -> None:
+        self.page.on_event(int(node), FAILED)
+
+    def made(self, number: str, duration_s: str = "0.1") -> None:
+        """The process with this number has ended."""
+        child = self.children[int(number)]
+        child.duration_s = float(duration_s)
+        child.ended.set()
+
+    def killed(self, number: str) -> None:
+        self.children[int(number)].kill()
+
+    def ends(self, duration_s: str, has_failed: str = "") -> None:
+        self.page.begin_last(float(duration_s), has_failed=bool(has_failed))
+
+    def wait(self, duration_s: str, signal: str = "") -> None:
+        """Wait for the last page, each look at the clock a second later."""
+
+        def is_interrupted() -> bool:
+            self.now += 1.0
+            return bool(signal)
+
+        self.page.wait_for_last(float(duration_s), is_interrupted)
+        self.said.append(f"after {self.now - 1000:g} s")
+
+
 class Child:
-    """In place of a process."""
+    """In place of a process that makes a page."""
 
-    prepared: list[Path]
-    made: list[Path]
-
-    def __init__(self, folder: Path) -> None:
-        self.ended, self.duration_s, self._folder = threading.Event(), 0.1, folder
-        self.prepared.append(folder)
+    def __init__(self, run: Run) -> None:
+        self.ended, self.duration_s = threading.Event(), 0.1
+        self._said, self._number = run.said, len(run.children)
+        run.children.append(self)
+        self._said.append(f"process {self._number} is prepared")
 
     def begin(self) -> None:
-        self.made.append(self._folder)
+        self._said.append(f"process {self._number} makes the page")
 
     def kill(self) -> None:
+        self._said.append(f"process {self._number} is killed")
         self.ended.set()
 
 
-@pytest.fixture
-def made(monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    Child.prepared, Child.made = [], []
-    monkeypatch.delenv(run_page.OFF_VARIABLE)
-    monkeypatch.setattr(run_page, "_Child", Child)
-    monkeypatch.setattr(run_page.time, "monotonic", lambda: 1000.0)
-    return Child.made
+def test_when_pages_are_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A story is whether the run has a folder and is to have a page, and steps."""
 
+    def story(text: str) -> str:
+        _, kind, steps = text.split(": ")
+        folder = None if kind == "no folder" else tmp_path
+        return golden.play(Run(monkeypatch, folder, is_on=kind != "no page"), steps)
 
-def page_of(tmp_path: Path, *, is_on: bool = True) -> RunPage:
-    config = LaunchConfig(script="train.py", output=OutputConfig(page=is_on))
-    page = RunPage(config, lambda: tmp_path)
-    page.on_event(0, (0,), STARTED)
-    return page
-
-
-def test_the_first_page_is_made_after_half_a_minute_and_then_again(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    assert page.run_due(1000.0) == 1000.0 + FIRST_S
-    assert made == []
-    assert page.run_due(1030.0) == 1030.0 + PERIOD_S
-    assert made == [tmp_path]
-    page.run_due(1061.0)  # The first process has not ended.
-    assert len(made) == 1
-    page._child.ended.set()  # type: ignore[union-attr]
-    page.run_due(1091.0)
-    assert len(made) == 2
-
-
-def test_a_page_that_takes_long_is_made_less_often(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    page.run_due(1030.0)
-    page._child.duration_s = 5.0  # type: ignore[union-attr]
-    page._child.ended.set()  # type: ignore[union-attr]
-    assert page.run_due(1060.0) == 1160.0
-
-
-def test_without_a_folder_or_with_no_page_nothing_is_made(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path, is_on=False)
-    assert page.run_due(2000.0) == float("inf")
-    page.on_event(0, (0,), FAILED)
-    page.begin_last(3600.0, has_failed=True)
-    RunPage(LaunchConfig(script="train.py"), lambda: None).begin_last(3600.0, has_failed=True)
-    assert Child.prepared == []
-    assert made == []
-
-
-def test_a_short_run_has_no_page(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    page.begin_last(9.9, has_failed=False)
-    page.wait_for_last(9.9, lambda: pytest.fail("waits"))
-    assert made == []
-
-
-def test_a_short_run_that_failed_has_one_whose_modules_are_loaded_ahead(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    page.on_event(0, (0,), FAILED)
-    page.on_event(1, (0,), FAILED)
-    assert (Child.prepared, made) == ([tmp_path], [])
-    page.begin_last(0.5, has_failed=True)
-    assert (Child.prepared, made) == ([tmp_path], [tmp_path])
-
-
-def test_what_was_prepared_and_is_not_needed_is_ended(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    page.on_event(0, (0,), FAILED)
-    page.begin_last(0.5, has_failed=False)
-    assert page._prepared.ended.is_set()  # type: ignore[union-attr]
-    assert made == []
-
-
-def test_a_page_that_is_being_made_is_not_waited_for_at_the_end(tmp_path: Path, made: list[Path]):
-    """It would not have the report."""
-    page = page_of(tmp_path)
-    page.run_due(1030.0)
-    child = page._child
-    page.begin_last(31.0, has_failed=False)
-    assert child.ended.is_set()  # type: ignore[union-attr]
-    assert len(made) == 2
+    golden.check_pages("run_pages", story)
 
 
 @pytest.mark.parametrize("is_begun", [True, False])
@@ -137,20 +111,3 @@ def test_a_child_whose_launcher_has_gone_makes_nothing(tmp_path: Path):
     child._go.close()
     assert child.ended.wait(30)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_signal_ends_the_wait_and_the_child(tmp_path: Path, made: list[Path]):
-    page = page_of(tmp_path)
-    page.begin_last(3600.0, has_failed=False)
-    page.wait_for_last(3600.0, lambda: True)
-    assert page._child.ended.is_set()  # type: ignore[union-attr]
-
-
-def test_a_page_that_takes_too_long_is_given_up(tmp_path: Path, made: list[Path], monkeypatch: pytest.MonkeyPatch):
-    page = page_of(tmp_path)
-    page.begin_last(60.0, has_failed=False)
-    times = iter((1000.0, 1002.9, 1003.1))
-    monkeypatch.setattr(run_page.time, "monotonic", lambda: next(times))
-    page.wait_for_last(60.0, lambda: False)
-    assert page._child.ended.is_set()  # type: ignore[union-attr]
-    assert not list(times)

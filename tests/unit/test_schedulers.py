@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -13,14 +12,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddplaunch.cli import main
-from ddplaunch.cli.options import OPTIONS
-from ddplaunch.cli.scheduler_options import PREFIXES
-from ddplaunch.cluster import mpi_exchange
+from ddplaunch.cli.scheduler_options import transport_of_command
+from ddplaunch.cluster import endpoint_exchange, schedulers
+from ddplaunch.cluster.hosts import Host, parse_hosts
 from ddplaunch.cluster.scheduler_checks import lint
-from ddplaunch.cluster.schedulers import PORTS, TABLE, WORDS, candidate_ports, detect
+from ddplaunch.cluster.scheduler_readers import PORTS, SchedulerInfo, candidate_ports
+from ddplaunch.cluster.schedulers import TABLE, SchedulerRow, detect
 from ddplaunch.config import LaunchConfig
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.protocol.env_forwarding import rule_of
+from ddplaunch.transport import transports
+from ddplaunch.transport.transports import TransportRow
 from tests.support import golden, texts
 
 
@@ -66,7 +68,7 @@ def environment(question: str) -> dict[str, str]:
     counts = {name: pairs.pop(name) for name in [*pairs] if name.islower()}
     found: dict[str, str] = {}
     for start in [word for word in words if "=" not in word]:
-        found |= STARTS[start](**counts) if start in ("step", "mpi") and not found else STARTS[start]()
+        found |= STARTS[start](**({} if found else counts))
     return found | pairs
 
 
@@ -97,8 +99,9 @@ def told(config: LaunchConfig) -> str:
     return "\n".join(line for line in lines if line)
 
 
+@pytest.mark.parametrize("pages", ["schedulers", pytest.param("requeue", marks=pytest.mark.features)])
 def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_wins(
-    config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    pages: str, config_of, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _pid: set(range(64)))
     monkeypatch.chdir(tmp_path)
@@ -109,7 +112,7 @@ def test_what_a_scheduler_says_becomes_the_configuration_and_what_the_user_says_
         argv = f"{dashes}{options}".split()
         return told(config_of(environment(words), *argv))
 
-    golden.check_pages("schedulers", page)
+    golden.check_pages(pages, page)
 
 
 def test_the_list_of_hosts_may_name_this_machine_only(config_of, tmp_path: Path):
@@ -117,12 +120,9 @@ def test_the_list_of_hosts_may_name_this_machine_only(config_of, tmp_path: Path)
     assert config_of({"PBS_JOBID": "7", "PBS_NODEFILE": str(tmp_path / "nodes")}).hosts == ()
 
 
+@pytest.mark.usefixtures("no_threads")
 def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monkeypatch: pytest.MonkeyPatch):
-    def start(_self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", start)
-    monkeypatch.setattr(mpi_exchange, "_load_pmix", lambda: object())
+    monkeypatch.setattr(endpoint_exchange, "_load_pmix", lambda: object())
     environ = mpi(rank="1", size="4", local_rank="0", local_size="1")
     with pytest.raises(LaunchError, match="the launcher cannot start: can't start new thread") as raised:
         config_of({**environ, "PMIX_NAMESPACE": "prterun-a1-4711@1"})
@@ -133,13 +133,55 @@ def test_tasks_of_mpirun_without_room_for_a_thread_get_a_message(config_of, monk
 # The table.
 
 
-@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.name)
-def test_a_row_is_documented_looked_for_and_not_forwarded_by_a_pattern(row):
-    [option] = [option for option in OPTIONS["Nodes and rendezvous"] if option.name == "cluster"]
-    assert row.word in WORDS
-    assert row.word in option.text
-    assert row.variables[0].startswith(PREFIXES)
+@pytest.mark.parametrize("row", TABLE, ids=lambda row: row.variables[0])
+def test_the_variables_of_a_row_are_not_forwarded_by_a_pattern(row: SchedulerRow):
     assert rule_of(row.variables[0]).when == "named"
+    assert all(rule_of(name).when == "named" for name in row.ranks)
+
+
+def test_a_row_is_all_that_a_scheduler_needs(config_of, monkeypatch: pytest.MonkeyPatch):
+    """One that gives ddplaunch an allocation, whose nodes it reaches by a transport of its own."""
+
+    def read(environ: dict[str, str]) -> SchedulerInfo:
+        hosts = tuple(map(Host, environ["NEW_NODES"].split()))
+        return SchedulerInfo(
+            name="New", kind="allocation", description="New", is_server=False, hosts=hosts, transport="new-exec"
+        )
+
+    monkeypatch.setattr("ddplaunch.cluster.scheduler_readers.new", read, raising=False)
+    row = SchedulerRow(
+        word="new", variables=("NEW_NODES",), read="ddplaunch.cluster.scheduler_readers:new", own=("NEW_*",)
+    )
+    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    transport = TransportRow(name="new-exec", code="", way="", keeps_warm=False)
+    monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
+    found = config_of({"NEW_NODES": "a b"})
+    assert (found.hosts, found.transport, found.max_nodes) == ((Host("a"), Host("b")), "new-exec", 2)
+
+
+@pytest.mark.parametrize(("host", "transport"), [("a", "new-exec"), ("c", "ssh"), ("me@a", "ssh")])
+def test_a_command_reaches_the_hosts_in_the_hostfile_of_an_allocation_as_a_run_does(
+    host: str, transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    (tmp_path / "nodes").write_text("a\nb\n")
+
+    def read(environ: dict[str, str]) -> SchedulerInfo:
+        return SchedulerInfo(
+            name="New",
+            kind="allocation",
+            description="New",
+            is_server=False,
+            hostfile=environ["NEW_NODES"],
+            transport="new-exec",
+        )
+
+    monkeypatch.setattr("ddplaunch.cluster.scheduler_readers.new", read, raising=False)
+    row = SchedulerRow(
+        word="new", variables=("NEW_NODES",), read="ddplaunch.cluster.scheduler_readers:new", own=("NEW_*",)
+    )
+    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
+    environ = {"NEW_NODES": str(tmp_path / "nodes")}
+    assert transport_of_command(parse_hosts(host), {"cluster": "auto"}, environ) == transport
 
 
 # Ports.

@@ -70,11 +70,8 @@ def test_nothing_is_left_of_a_mailbox_that_is_gone() -> None:
     wait_until(lambda: left() <= before)
 
 
-def test_without_room_for_a_thread_it_works_as_well_as_it_can(monkeypatch: pytest.MonkeyPatch) -> None:
-    def no_room(self: threading.Thread) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Thread, "start", no_room)
+@pytest.mark.usefixtures("no_threads")
+def test_without_room_for_a_thread_it_works_as_well_as_it_can() -> None:
     mailbox: Mailbox[str] = Mailbox()
     mailbox.post("a")
     assert mailbox.get(0.0) == "a"

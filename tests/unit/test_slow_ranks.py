@@ -10,7 +10,6 @@ import pytest
 from ddplaunch.features.hangs.records import CollectiveTimes
 from ddplaunch.features.slow_ranks.slow_ranks import (
     ClockLimits,
-    host_warning,
     lateness_table,
     rank_lateness,
     warning,
@@ -99,10 +98,10 @@ def test_a_slow_host_is_named_where_the_clocks_are_known() -> None:
         times = job(seed, slow_host=seed % 2, hosts=2, ranks=8)
         known = clocks(seed, 2, 0.004)
         assert not warning(rank_lateness(times, known))
-        text = host_warning(rank_lateness(times, known, of_hosts=True), "it waits for a CPU")
+        text = warning(rank_lateness(times, known, of_hosts=True), "it waits for a CPU", of_hosts=True)
         assert text.startswith(f"all ranks on gpu{seed % 2} come after all others in ")
         assert text.endswith("; it waits for a CPU)")
-        assert not host_warning(rank_lateness(times, of_hosts=True))
+        assert not warning(rank_lateness(times, of_hosts=True), of_hosts=True)
 
 
 def test_a_slow_host_of_one_rank_is_named_where_the_clocks_are_known() -> None:
@@ -118,13 +117,13 @@ def test_even_hosts_are_not_accused_however_well_the_clocks_are_known(error_s: f
         times = job(seed, jitter_s=(0.001, 0.005, 0.02)[seed % 3], hosts=2, ranks=ranks)
         known = clocks(seed, 2, error_s)
         assert not warning(rank_lateness(times, known))
-        assert not host_warning(rank_lateness(times, known, of_hosts=True))
+        assert not warning(rank_lateness(times, known, of_hosts=True), of_hosts=True)
 
 
 def test_a_slow_rank_is_no_slow_host() -> None:
     times = job(3, slow=3, hosts=2)
     assert warning(rank_lateness(times, clocks(3, 2, 0.004))).startswith("rank 3 on gpu1")
-    assert not host_warning(rank_lateness(times, clocks(3, 2, 0.004), of_hosts=True))
+    assert not warning(rank_lateness(times, clocks(3, 2, 0.004), of_hosts=True), of_hosts=True)
 
 
 def test_what_is_known_of_a_clock_that_was_set_meanwhile_does_not_count() -> None:

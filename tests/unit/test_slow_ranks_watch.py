@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from queue import SimpleQueue
+from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -14,11 +16,18 @@ import pytest
 from ddplaunch.config import LaunchConfig, TimeoutConfig
 from ddplaunch.features.hangs.records import CollectiveTimes
 from ddplaunch.features.slow_ranks import launcher as slow_ranks_watch
-from ddplaunch.features.slow_ranks.call_times import pack, unpack
-from ddplaunch.features.slow_ranks.launcher import SampleJudged, SlowRanksWatch
-from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
-from ddplaunch.features.slow_ranks.slow_reason import reason
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
+from ddplaunch.features.slow_ranks.launcher import SlowRanksWatch, reason
+from ddplaunch.features.slow_ranks.records import (
+    MAX_SENT,
+    CollectivesSampled,
+    RankLoad,
+    SampleCollectives,
+    pack,
+    unpack,
+)
+from ddplaunch.protocol.launcher_agent import OrderToNodes
+from tests.support import golden
+from tests.support.watches import run_services
 from tests.unit.test_member import CONFIG
 from tests.unit.test_slow_ranks import job
 
@@ -32,9 +41,10 @@ class Job:
     def __init__(self, config: LaunchConfig | None = None) -> None:
         self.sent: list[object] = []
         self.shown: list[str] = []
-        self.judged: SimpleQueue[SampleJudged] = SimpleQueue()
-        show = lambda text, _level: self.shown.append(text)  # noqa: E731
-        self.watch = SlowRanksWatch(config or LaunchConfig(script="x.py"), self.sent.append, show, self.judged.put)
+        self.judged: SimpleQueue[Any] = SimpleQueue()
+        show = lambda text, _level, kind: self.shown.append(text)  # noqa: E731
+        run = run_services(config or LaunchConfig(script="x.py"), self.sent.append, show=show, post=self.judged.put)
+        self.watch = SlowRanksWatch(run)
         self.now, self.loads = time.monotonic(), list(LOADS)
         self.ahead_s: list[float] = []
 
@@ -88,7 +98,7 @@ def test_once_a_rank_of_any_node_is_debugged_nobody_is_called_slow() -> None:
     order = job.ask()
     assert order
     asked = CollectivesSampled(0, order.number, "gpu1", clock_ns=1, is_debugged=True)
-    job.watch.on_event(0, (0, 1), ReportOfNode(1, (0, 1), asked))
+    job.watch.on_report(1, (0, 1), asked)
     assert not job.ask()
     job.start(attempt=1)
     assert not job.ask()
@@ -185,7 +195,7 @@ def test_without_room_for_a_thread_a_sample_does_not_count(monkeypatch: pytest.M
     order = full.ask()
     assert order
     with monkeypatch.context() as limited:
-        limited.setattr(slow_ranks_watch.threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
+        limited.setattr(threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         for node in (0, 1):
             full.watch.on_report(node, (0, 1), CollectivesSampled(0, order.number, f"gpu{node}"))
     assert full.judged.empty()
@@ -233,18 +243,13 @@ def test_a_sample_is_small() -> None:
     assert len(pack(first).gaps_us) < 8 * MAX_SENT
 
 
-@pytest.mark.parametrize(
-    ("fields", "text"),
-    [
-        ({}, ""),
-        ({"throttled": "power brake", "run_queue_wait_s": 30}, "its GPU is throttled: power brake"),
-        ({"run_queue_wait_s": 6}, "it waits for a CPU"),
-        ({"io_bytes": 6 << 30}, "it reads or writes 102 MB/s, the others 17 kB/s"),
-        ({"cpu_s": 55}, "it computes more than the others on the CPU"),
-        ({"window_s": 0.0}, ""),
-    ],
-)
-def test_the_reason(fields: dict[str, float], text: str) -> None:
-    even = [RankLoad(rank=rank, window_s=60, cpu_s=30, io_bytes=1 << 20, run_queue_wait_s=1) for rank in range(4)]
-    assert reason(2, [*even[:2], replace(even[2], **fields), even[3]]) == text
-    assert reason(2, [replace(even[2], **fields)] if "throttled" not in fields else []) == ""
+def test_the_reason() -> None:
+    """A question is what is unlike the others' load."""
+
+    def told(question: str) -> str:
+        fields = golden.keywords(question.removeprefix("even"))
+        slow = replace(LOADS[2], **fields)
+        assert reason(2, [slow] if "throttled" not in fields else []) == "", "there are no others"
+        return reason(2, [*LOADS[:2], slow, LOADS[3]])
+
+    golden.check_answers("slow_reasons", told)

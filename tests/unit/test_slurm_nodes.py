@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.cluster.hosts import Host
-from ddplaunch.cluster.slurm import SlurmJob
-from ddplaunch.cluster.slurm_nodes import SOON_S, drain_command, leaving
-from ddplaunch.features.slurm_nodes import launcher as slurm_watch
-from ddplaunch.features.slurm_nodes.launcher import INTERVAL_S, SlurmAnswered, SlurmWatch
-from ddplaunch.launcher import scontrol
+from ddplaunch.cluster.job import SlurmJob
+from ddplaunch.features.health.node_memory import drain_command
+from ddplaunch.features.slurm import node_watch, scontrol
+from ddplaunch.features.slurm.node_watch import INTERVAL_S, NodeWatch, SlurmAnswered
+from ddplaunch.features.slurm.scontrol_output import SOON_S, leaving
 from ddplaunch.protocol.launcher_agent import AttemptStarted
+from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config
 from tests.support.fake_agents import participants_of
 from tests.support.processes import wait_until
@@ -42,27 +43,16 @@ def reservation(start_s: float, *, nodes: str = "n[2-3]", flags: str = "MAINT,SP
     return RESERVATION.format(name, start, start + 3600, nodes, flags)
 
 
-@pytest.mark.parametrize("state", ["IDLE", "ALLOCATED", "MIXED+PLANNED", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE*"])
-def test_a_node_in_service_stays(state: str):
-    assert leaving(node("n1", state), "No reservations in the system\n", NOW_S) == {}
+def test_a_node_that_gets_no_further_jobs_is_left():
+    """A question is the state of a node and its reason."""
 
+    def told(question: str) -> str:
+        state, _, reason = question.partition(" ")
+        found = leaving(node("n1", "IDLE") + node("n2", state, reason), "No reservations in the system\n", NOW_S)
+        assert found.keys() <= {"n2"}
+        return found.get("n2", "stays")
 
-@pytest.mark.parametrize(
-    ("state", "why"),
-    [
-        ("IDLE+DRAIN", "SLURM drains it"),
-        ("MIXED+DRAIN", "SLURM drains it"),
-        ("ALLOCATED*+DRAIN", "SLURM drains it"),
-        ("DRAINING", "SLURM drains it"),
-        ("DOWN*", "SLURM has set it down"),
-        ("DOWN+DRAIN", "SLURM has set it down"),
-        ("ALLOCATED+FAIL", "SLURM has marked it as failing"),
-    ],
-)
-def test_a_node_that_gets_no_further_jobs_is_left(state: str, why: str):
-    text = node("n1", "IDLE") + node("n2", state, "Reason=bad disk 'x' State=IDLE [root@1795373076]")
-    assert leaving(text, "", NOW_S) == {"n2": f"{why}: bad disk 'x' State=IDLE"}
-    assert leaving(node("n2", state), "", NOW_S) == {"n2": why}
+    golden.check_answers("slurm_states", told)
 
 
 def test_a_reason_cannot_steer_the_terminal():
@@ -116,10 +106,10 @@ def fake_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def watch_of(posted: list[object], **config: object) -> SlurmWatch:
+def watch_of(posted: list[object], **config: object) -> NodeWatch:
     participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
     settings = {"script": "x.py", "min_nodes": 2, "max_nodes": 2, "slurm_job": SlurmJob("7"), **config}
-    return SlurmWatch(
+    return NodeWatch(
         launch_config(hosts=(Host("a"), Host("b")), **settings), participants, posted.append, lambda *_: None
     )
 
@@ -131,10 +121,10 @@ def test_slurm_is_asked_in_a_thread_once_workers_run_and_then_every_minute(fake_
     posted: list[object] = []
     watch = watch_of(posted)
     assert watch.run_due(time.monotonic()) == float("inf")
-    watch.on_event(0, [0, 1], STARTED)
+    watch.on_event(0, STARTED)
     now = time.monotonic()
     assert watch.run_due(now) == now + INTERVAL_S
-    watch.on_event(1, [0, 1], STARTED)
+    watch.on_event(1, STARTED)
     assert watch.run_due(now + 1) == now + INTERVAL_S
     wait_until(lambda: posted, 10)
     assert posted == [SlurmAnswered({"b": "SLURM drains it: disk"})]
@@ -146,10 +136,10 @@ def test_a_slurm_that_does_not_answer_is_left_alone_after_two_seconds(
     fake_scontrol: Path, monkeypatch: pytest.MonkeyPatch
 ):
     fake_scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
-    monkeypatch.setattr(slurm_watch, "_LIMIT_S", 0.2)
+    monkeypatch.setattr(node_watch, "_LIMIT_S", 0.2)
     posted: list[object] = []
     watch = watch_of(posted)
-    watch.on_event(0, [0, 1], STARTED)
+    watch.on_event(0, STARTED)
     began = time.monotonic()
     watch.run_due(began)
     watch.run_due(began + INTERVAL_S)  # The first question is still open.
@@ -161,13 +151,13 @@ def test_a_slurm_that_does_not_answer_is_left_alone_after_two_seconds(
 @pytest.mark.parametrize("config", [{"slurm_job": None}, {"dry_run": True}])
 def test_elsewhere_nobody_is_asked(fake_scontrol: Path, config: dict[str, object]):
     watch = watch_of([], **config)
-    watch.on_event(0, [0, 1], STARTED)
+    watch.on_event(0, STARTED)
     assert watch.run_due(time.monotonic()) == float("inf")
 
 
 def test_without_scontrol_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     watch = watch_of([])
-    watch.on_event(0, [0, 1], STARTED)
+    watch.on_event(0, STARTED)
     assert watch.run_due(time.monotonic()) == float("inf")
     assert scontrol.run(1.0, "show") == (1, "scontrol: No such file or directory")

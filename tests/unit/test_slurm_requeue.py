@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import pytest
-
-from ddplaunch.features.requeue.slurm_requeue import is_cancelled
+from ddplaunch.features.slurm.requeue import is_cancelled
+from tests.support import golden
 
 TOLD = (
     "JobId=2 JobName=Reason=x UserId=root(0) JobState={} Reason={} Dependency=(null) Requeue=1 Restarts=0 BatchFlag=1 "
@@ -12,15 +11,6 @@ TOLD = (
 )
 
 
-@pytest.mark.parametrize(
-    ("state", "reason", "preempted", "expected"),
-    [
-        ("RUNNING", "None", "None", False),  # --signal, or preemption with a grace time.
-        ("COMPLETING", "TimeLimit", "None", False),
-        ("COMPLETING", "None", "2026-11-21T16:32:30", False),
-        ("COMPLETING", "None", "None", True),
-        ("CANCELLED", "None", "None", True),
-    ],
-)
-def test_only_a_cancelled_job_is_let_go(state: str, reason: str, preempted: str, expected: bool):
-    assert is_cancelled(TOLD.format(state, reason, preempted)) == expected
+def test_only_a_cancelled_job_is_let_go():
+    """A question is the state of the job, its reason, and when it was preempted."""
+    golden.check_answers("requeued_jobs", lambda question: is_cancelled(TOLD.format(*question.split())))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddplaunch.agent.workers import forkserver_client, start_plan
-from ddplaunch.features.warm import keeper_start
+from ddplaunch.features.warm import agent as keeper_start
 from ddplaunch.worker import bootstrap
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import re
-import threading
 
 import pytest
 from hypothesis import given
@@ -109,11 +108,8 @@ def test_one_ranks_bytes_are_passed_on_in_whatever_pieces_they_come(cuts: list[i
     assert not re.search("same", "".join(shown.notes))
 
 
-def test_without_a_thread_for_the_timer_nothing_is_held_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(_: object) -> None:
-        raise RuntimeError("can't start new thread")
-
-    monkeypatch.setattr(threading.Timer, "start", fail)
+@pytest.mark.usefixtures("no_threads")
+def test_without_a_thread_for_the_timer_nothing_is_held_back() -> None:
     shown, half = Shown(), raised()[:40]
     shown.write(0, half)
     assert shown.pieces == [(0, half)]

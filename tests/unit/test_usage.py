@@ -15,6 +15,7 @@ import pytest
 
 from ddplaunch.agent.launcher_channel import Outbox
 from ddplaunch.agent.workers.worker import Worker
+from ddplaunch.config import NO_LOGS, OutputConfig
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
 from ddplaunch.features.usage.records import (
@@ -27,14 +28,14 @@ from ddplaunch.features.usage.records import (
     mean,
 )
 from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
+from ddplaunch.features.usage.usage_files import Clock
 from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
-from ddplaunch.features.usage.usage_watch import Clock
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.specs import AgentSpec, Program
+from tests.support.configs import agent_spec
 from tests.support.processes import wait_until
 from tests.support.usage import sample
 
-SPEC = AgentSpec(run_id="r1", host="gpu3", program=Program("script", "t.py", (), ""), same_python=True, usage="all")
+SPEC = agent_spec()
 
 
 # Records.
@@ -60,25 +61,17 @@ def test_a_mean_is_of_what_is_known() -> None:
     assert merged.gpus == GpusUsage(util=(50.0, 10.0), throttle=("power brake",))
 
 
-@pytest.mark.parametrize("bad", ["-1", "NaN", "1e400", '"x"', "true"])
-def test_records_are_checked_when_decoded(bad: str) -> None:
-    line = wire.encode(UsageSampled(0, (sample(value=7.5),)))
-    assert wire.decode(line, FROM_AGENT) == UsageSampled(0, (sample(value=7.5),))
-    with pytest.raises(wire.ProtocolError):
-        wire.decode(line.replace(b"7.5", bad.encode()), FROM_AGENT)
-
-
-@pytest.mark.parametrize("bad", ["-1", "1e300"])
-def test_a_span_is_checked_when_decoded(bad: str) -> None:
-    line = wire.encode(UsageSampled(0, (sample(span_s=2.5),)))
-    with pytest.raises(wire.ProtocolError):
-        wire.decode(line.replace(b"2.5", bad.encode()), FROM_AGENT)
-
-
-def test_too_many_samples_are_refused() -> None:
-    line = wire.encode(UsageSampled(0, (sample(),) * (MAX_SAMPLES + 1)))
-    with pytest.raises(wire.ProtocolError):
-        wire.decode(line, FROM_AGENT)
+@pytest.mark.parametrize(
+    ("value", "bad"),
+    [*((b"7.5", bad) for bad in (b"-1", b"NaN", b"1e400", b'"x"', b"true")), (b"2.5", b"-1"), (b"2.5", b"1e300")],
+)
+def test_records_are_checked_when_decoded(value: bytes, bad: bytes) -> None:
+    samples = (sample(value=7.5, span_s=2.5),)
+    line = wire.encode(UsageSampled(0, samples))
+    assert wire.decode(line, FROM_AGENT) == UsageSampled(0, samples)
+    for wrong in (line.replace(value, bad), wire.encode(UsageSampled(0, samples * (MAX_SAMPLES + 1)))):
+        with pytest.raises(wire.ProtocolError):
+            wire.decode(wrong, FROM_AGENT)
 
 
 # What the agent reads.
@@ -183,16 +176,17 @@ def test_a_kept_file_is_read_whole(tmp_path: Path) -> None:
 class Sampled:
     """A UsagePart of one worker, this process, with a launcher that reads or not, at a time that the test sets."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, how: Any) -> None:
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **settings: Any) -> None:
         self.now = time.monotonic()
         monkeypatch.setattr(usage_sampling.time, "monotonic", lambda: self.now)
         self.sent: list[Any] = []
         self.reads = True
         outbox: Any = SimpleNamespace(send=self.sent.append, send_if_read=self._send_if_read)
-        node: Any = SimpleNamespace(spec=replace(SPEC, usage=how), outbox=outbox, gpus=None)
+        spec = replace(SPEC, **settings)
+        node: Any = SimpleNamespace(spec=spec, outbox=outbox, begun={})
         self.watch = UsagePart(node)
         self.group: Any = SimpleNamespace(
-            workers=[Worker(3, 0, None, pid=os.getpid())], attempt=2, all_ended=False, any_failed=True
+            spec=spec, workers=[Worker(3, 0, None, pid=os.getpid())], attempt=2, all_ended=False, any_failed=True
         )
 
     def begin(self) -> None:
@@ -212,7 +206,7 @@ class Sampled:
 
 
 def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch, "all")
+    sampled = Sampled(monkeypatch)
     sampled.begin()
     sampled.go_on(26)
     sampled.watch.on_attempt_ended(())
@@ -227,7 +221,7 @@ def test_five_samples_make_a_record(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_last_sample_is_of_the_time_before_a_failure(
     failed_s: float, spans: list[float], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sampled = Sampled(monkeypatch, "all")
+    sampled = Sampled(monkeypatch)
     sampled.begin()
     sampled.go_on(failed_s)
     sampled.watch.before_stop(None)
@@ -238,7 +232,7 @@ def test_the_last_sample_is_of_the_time_before_a_failure(
 
 
 def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch, "mean")
+    sampled = Sampled(monkeypatch, run_dir_name="run")
     sampled.begin()
     sampled.go_on(17)
     sampled.watch.on_attempt_ended(())
@@ -246,7 +240,7 @@ def test_over_a_network_a_record_is_one_mean(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_a_launcher_that_does_not_read_costs_no_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch, "all")
+    sampled = Sampled(monkeypatch)
     sampled.begin()
     sampled.go_on(1)
     sampled.reads = False
@@ -270,8 +264,9 @@ def test_the_outbox_takes_no_sample_behind_records_that_nobody_reads() -> None:
     os.close(reader)
 
 
-def test_nothing_is_read_if_no_one_wants_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    sampled = Sampled(monkeypatch, "off")
+@pytest.mark.parametrize("output", [OutputConfig(samples=False), OutputConfig(log_dir=NO_LOGS)])
+def test_nothing_is_read_if_no_one_wants_it(output: OutputConfig, monkeypatch: pytest.MonkeyPatch) -> None:
+    sampled = Sampled(monkeypatch, output=output)
     sampled.begin()
     assert (sampled.watch.run_due(sampled.now), sampled.sent) == (float("inf"), [])
 

@@ -10,12 +10,11 @@ from typing import Any
 
 import pytest
 
+from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.usage import usage_files
 from ddplaunch.features.usage.records import GpusUsage, UsageSampled, UsageStarted
-from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, number, row, thinned
-from ddplaunch.features.usage.usage_watch import UsageWatch
-from ddplaunch.protocol.gpus import Gpu
-from ddplaunch.system.files import free_space
+from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, UsageWatch, number, row, thinned
+from ddplaunch.system.files import kept_files
 from tests.support import golden
 from tests.support.usage import sample
 
@@ -37,6 +36,14 @@ def test_a_line_has_the_names_of_the_format() -> None:
 
 def rows(start: float, count: int, step: float = 2.0, attempt: int = 0) -> list[Row]:
     return [row(attempt, start + step * at, sample(span_s=step)) for at in range(1, count + 1)]
+
+
+def written(folder: Path) -> NodeFile:
+    """A file with one sample."""
+    file = NodeFile("node_0.jsonl", head='{"schema":1}')
+    file.add(rows(NOW, 1))
+    file.flush(folder, NOW)
+    return file
 
 
 def test_older_samples_are_fewer_and_cover_the_same_time() -> None:
@@ -90,9 +97,7 @@ def test_a_file_is_appended_to_and_then_whole_again(tmp_path: Path) -> None:
 
 
 def test_a_full_disk_costs_samples_until_there_is_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1))
-    file.flush(tmp_path, NOW)
+    file = written(tmp_path)
     file.add(rows(NOW + 2, 1))
     write = os.write
     monkeypatch.setattr(usage_files.os, "write", lambda fd, data: write(fd, data[:20]))
@@ -105,9 +110,7 @@ def test_a_full_disk_costs_samples_until_there_is_room(tmp_path: Path, monkeypat
 
 
 def test_a_file_is_thinned_after_the_clock_was_set_back(tmp_path: Path) -> None:
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1))
-    file.flush(tmp_path, NOW)
+    file = written(tmp_path)
     file.add(rows(NOW - 9999, 100))
     file.flush(tmp_path, NOW - 9000)
     assert len(file.rows) < 12
@@ -129,10 +132,8 @@ def test_a_run_that_restarts_all_day_keeps_its_newest_attempts(tmp_path: Path) -
 
 
 def test_a_disk_keeps_room_for_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(free_space, "_KEPT_FREE_BYTES", 1 << 60)
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1))
-    file.flush(tmp_path, NOW)
+    monkeypatch.setattr(kept_files, "_KEPT_FREE_BYTES", 1 << 60)
+    file = written(tmp_path)
     assert not list(tmp_path.rglob("*.*"))
     monkeypatch.undo()
     file.flush(tmp_path, NOW + 1)
@@ -140,9 +141,7 @@ def test_a_disk_keeps_room_for_the_report(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 def test_a_folder_that_moves_gets_a_whole_file(tmp_path: Path) -> None:
-    file = NodeFile("node_0.jsonl", head='{"schema":1}')
-    file.add(rows(NOW, 1))
-    file.flush(tmp_path, NOW)
+    file = written(tmp_path)
     file.add(rows(NOW + 2, 1))
     (tmp_path / "moved").mkdir()
     file.flush(tmp_path / "moved", NOW + 10)

@@ -9,14 +9,13 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import threading
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import FromMember
-from ddplaunch.agent.workers.helper_output import HelperOutput
+from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.rendezvous import (
@@ -30,6 +29,7 @@ from ddplaunch.protocol.rendezvous import (
 )
 from ddplaunch.system import network
 from ddplaunch.text import plural
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -133,7 +133,7 @@ class RendezvousClient:
         callbacks.start_member([null, output.fd, os.dup(output.fd), theirs.detach(), endpoint_fd])
         self.start_clock()
         self._others_import = spec.launcher_assigns_rendezvous and not self.config.attempt
-        threading.Thread(target=self._read_all, args=(stream, callbacks.post), name="rendezvous", daemon=True).start()
+        in_thread("rendezvous", lambda: self._read_all(stream, callbacks.post))
 
     def on_ready(self, event: MemberReady) -> None:
         """This node has joined the rendezvous.
@@ -320,13 +320,12 @@ class RendezvousClient:
             self._listener.close()
 
     def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
-        with stream:
-            try:
+        try:
+            with stream, contextlib.suppress(OSError, wire.ProtocolError):
                 while (received := wire.read_record(stream, FROM_MEMBER)) is not None:
                     post(FromMember(self.config.token, received[0]))
-            except (OSError, wire.ProtocolError):
-                pass
-        post(FromMember(self.config.token, RendezvousLost(_ENDED)))
+        finally:
+            post(FromMember(self.config.token, RendezvousLost(_ENDED)))
 
     def _member_spec(self, spec: AgentSpec) -> MemberSpec:
         config = self.config

@@ -11,15 +11,20 @@ import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent import node_folder
+from ddplaunch.agent import this_node
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import (
+    AssignNodes,
     AttemptEnded,
     EndpointOpen,
     FirstRoundFormed,
     JoinRendezvous,
+    NeedsRendezvous,
+    NodeDeparts,
+    NodeSilent,
     Notice,
     OrderToNodes,
     ReportOfNode,
@@ -43,9 +48,8 @@ from ddplaunch.protocol.rendezvous import (
     WaitingNodes,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import AssignNodes, NeedsRendezvous, NodeDeparts, NodeSilent, RoundVerdict
-from ddplaunch.rounds import node_result
-from ddplaunch.rounds.verdict import GOES_ON, STOPPED
+from ddplaunch.protocol.results import RoundVerdict
+from ddplaunch.rounds import verdict as verdicts
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -64,7 +68,6 @@ _TELL_S = 30.0
 """For so long the node that serves the rendezvous waits for nodes which do not know yet that the job does not start."""
 
 _REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
-_NEVER = float("inf")
 
 
 class MultiNodeRendezvous:
@@ -82,7 +85,7 @@ class MultiNodeRendezvous:
         self._next_attempt = self._restarts_so_far = 0
         self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
-        self._joined_time_s, self.clock_ahead_s = 0.0, (-_NEVER, _NEVER)
+        self._joined_time_s, self.clock_ahead_s = 0.0, (-NEVER, NEVER)
         self._departs, self._stopped_attempt = "", -1
         self._verdict: RoundVerdict | None = None
 
@@ -145,7 +148,7 @@ class MultiNodeRendezvous:
         self._is_complete = True
         place = f"{spec.host}.{self._round.node_rank}"
         names = (place,) if self._shares_host else (spec.host, place)
-        spec, moved_to = node_folder.moved(spec, ready, names, self._callbacks.send)
+        spec, moved_to = this_node.moved_into_run(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
         if self._max_restarts != spec.max_restarts:
             self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
@@ -170,7 +173,7 @@ class MultiNodeRendezvous:
             raise LaunchError(f"{client.endpoint}: {quote(verdict.reason, 1000)}", "", RENDEZVOUS)
         self._leave()
         self._callbacks.send(Notice(f"the run has ended; {self._spec.host} was not needed"))
-        self._callbacks.send(AttemptEnded(node_result.of_spare(verdict)))
+        self._callbacks.send(AttemptEnded(verdicts.of_spare(verdict)))
 
     def refuse(self, reason: str) -> None:
         """As ``Rendezvous.refuse``. Without it the others would wait for this node until the end of their patience."""
@@ -192,7 +195,7 @@ class MultiNodeRendezvous:
             self._callbacks.wait(is_over, time.monotonic() + _TELL_S)
 
     def _connect(
-        self, limit_s: float = _NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
+        self, limit_s: float = NEVER, is_wanted: Callable[[RendezvousClient], bool] = lambda _: True
     ) -> RendezvousClient | None:
         """Connect to the next rendezvous, once it is known. None if this node must stop before, or if not wanted.
 
@@ -201,7 +204,7 @@ class MultiNodeRendezvous:
         if self._client:
             self._client.close()
             self._client = None
-        self._callbacks.wait(lambda: self._next_config is not None or self._callbacks.is_stopping(), _NEVER)
+        self._callbacks.wait(lambda: self._next_config is not None or self._callbacks.is_stopping(), NEVER)
         config, self._next_config = self._next_config, None
         if self._listener:
             self._listener.close()
@@ -239,27 +242,29 @@ class MultiNodeRendezvous:
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if self._client and self._client.has_left:
-            return replace(result, outcome="stopped", attempt_follows=True, decision=GOES_ON)
+            return verdicts.of_node_that_left(result)
         is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
         if self._client:
             index = self._client.index or 0
-            self._client.send(node_result.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
+            self._client.send(verdicts.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))
         verdict = self._await_verdict(result.outcome == "succeeded")
         if verdict is None:
-            over_reason = None if is_stopping else self._over_reason
-            if over_reason is None:
-                return replace(result, reason=self.stop_reason or result.reason, decision=STOPPED)
-            return node_result.without_verdict(result, over_reason, goes_on=self._launcher_assigns_rendezvous)
+            if not is_stopping and self._over_reason:
+                goes_on = self._launcher_assigns_rendezvous
+                return verdicts.of_lost_rendezvous(result, self._over_reason, goes_on=goes_on)
+            if self._callbacks.is_stopping():
+                return verdicts.of_stopped_node(result, self.stop_reason)
+            return verdicts.of_missing_verdict(result, self.stop_reason, self._endpoint)
         if not verdict.attempt_follows:
             self._leave()
         self._restarts_so_far = result.restart_count + verdict.restart_follows
-        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
+        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _await_verdict(self, succeeded: bool) -> RoundVerdict | None:
-        """Wait for the verdict; None if there is none. No deadline after a success: other nodes may run for days."""
-        lost_after_s = self._client.config.lost_after_s if self._client else 0.0
-        limit_s = self._spec.timeouts.shutdown_timeout_s + lost_after_s + _VERDICT_S
-        deadline = _NEVER if succeeded else time.monotonic() + limit_s
+        """The verdict; None if none comes in time. No deadline after a success: other nodes may run for days."""
+        silent_after_s = self._client.config.silent_after_s if self._client else 0.0
+        limit_s = self._spec.timeouts.shutdown_timeout_s + silent_after_s + _VERDICT_S
+        deadline = NEVER if succeeded else time.monotonic() + limit_s
         may_stop_early = succeeded or self._launcher_assigns_rendezvous
         self._callbacks.wait(
             lambda: self._has_verdict_or_is_over() or (may_stop_early and self._callbacks.is_stopping()), deadline
@@ -275,7 +280,7 @@ class MultiNodeRendezvous:
         if self._round and self._client and self._client.index is not None:
             self._client.send(NodeStops(self._client.index, self._round.attempt))
 
-    def report_activity(self, report: Report) -> None:
+    def send_report(self, report: Report) -> None:
         if self._client and self._client.index is not None:
             self._client.send(ReportToServer(self._client.index, report))
 

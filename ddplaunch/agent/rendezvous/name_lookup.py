@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import NameLookedUp
 from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import network
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,7 +41,7 @@ class NameLookup:
         self.deadline = time.monotonic() + network.SLOW_LOOKUP_S
         self.is_done = self.was_reported = self._was_slow = False
         self._address = address
-        threading.Thread(target=self._run, args=(post,), name="name look-up", daemon=True).start()
+        in_thread("name look-up", lambda: self._run(post))
 
     def _run(self, post: Callable[[object], None]) -> None:
         started_s = time.monotonic()  # On a busy machine a thread may start late.

@@ -7,17 +7,17 @@ only. Must not start or stop workers, nor decide anything about rounds: the coor
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import listen
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Callable
 
+    from ddplaunch.agent.events import Wait
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, Round
     from ddplaunch.protocol.specs import AgentSpec
@@ -72,8 +72,8 @@ class Rendezvous(Protocol):
     def report_failure(self) -> None:
         """Report to the other nodes at once that this node stops its workers."""
 
-    def report_activity(self, report: Report) -> None:
-        """Report what this node's workers do to the launcher that watches the job, if that is another node's."""
+    def send_report(self, report: Report) -> None:
+        """Send a report of a feature to the launcher that watches the job, if that is another node's."""
 
     def handle_event(self, event: object) -> None:
         """Handle an event of the agent's mailbox that the agent does not handle."""
@@ -82,8 +82,7 @@ class Rendezvous(Protocol):
         """Leave the rendezvous if this node still takes part in it."""
 
 
-@dataclass(frozen=True)
-class AgentCallbacks:
+class AgentCallbacks(NamedTuple):
     """Functions of the agent for a rendezvous.
 
     Attributes:
@@ -96,7 +95,7 @@ class AgentCallbacks:
         post: post an event to the agent's mailbox; any thread may call it.
     """
 
-    wait: Callable[[Callable[[], bool], float | Callable[[], float]], bool]
+    wait: Wait
     is_stopping: Callable[[], bool]
     has_unkillable: Callable[[], bool]
     start_member: Callable[[list[int]], None]
@@ -143,12 +142,12 @@ class SingleNodeRendezvous:
 
     def finish_round(self, result: AttemptResult) -> AttemptResult:
         from ddplaunch.protocol.results import RoundVerdict
-        from ddplaunch.rounds import node_result
+        from ddplaunch.rounds import verdict as verdicts
 
         is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
-        ended = node_result.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
+        ended = verdicts.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
         verdict = replace(self._answer(RoundVerdict, ended), cause=None, reason="")  # ``result`` says both.
-        return node_result.with_verdict(result, verdict, is_stopping=is_stopping)
+        return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
 
     def _answer(self, kind: type[T], record: object) -> T:
         """The coordinator's answer to ``record``."""
@@ -160,7 +159,7 @@ class SingleNodeRendezvous:
 
     def report_failure(self) -> None: ...
 
-    def report_activity(self, report: Report) -> None: ...
+    def send_report(self, report: Report) -> None: ...
 
     def handle_event(self, event: object) -> None: ...
 

@@ -1,4 +1,4 @@
-"""Details of a worker's exit: its error file and request, a kill for lack of memory, its last lines; and their limits.
+"""How workers and attempts end on this node: error files and requests, kills for lack of memory, last lines; limits.
 
 Runs in the agent, after a worker has ended. Must not raise, block or trust a file that a worker wrote: type, size and
 structure are checked.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.agent.events import AttemptFailure
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import first_failure, script_request
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
@@ -23,7 +25,7 @@ from ddplaunch.system.files import kept_files
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from ddplaunch.protocol.results import Certainty, StreamName, WorkerExit
+    from ddplaunch.protocol.results import Certainty, Outcome, StreamName, WorkerExit
 
 _MAX_TOTAL_CHARS = 2 << 20
 """Limit of the errors and last lines of all workers together: one record holds them, and JSON needs up to 12 bytes per
@@ -230,3 +232,27 @@ def _text(path: Path) -> str:
         return path.read_text(errors="replace")
     except OSError:
         return ""
+
+
+# The end of an attempt on this node.
+
+
+def final_failure(
+    failure: AttemptFailure | None, unkillable_pids: Sequence[int], host: str, out_of_memory: Certainty
+) -> AttemptFailure | None:
+    """What ends the attempt besides its workers: processes that SIGKILL does not end, or ``failure``, if there is one.
+
+    A helper process that the kernel has killed for lack of memory is said to be.
+    """
+    if unkillable_pids:
+        return AttemptFailure(f"pids {', '.join(map(str, unkillable_pids))} on {host} cannot be killed")
+    if failure and failure.returncode == -signal.SIGKILL and out_of_memory != "no":
+        return replace(failure, reason=f"{failure.reason}, {first_failure.KILLED_FOR_MEMORY[out_of_memory]}")
+    return failure
+
+
+def outcome(failure: AttemptFailure | None, exits: Sequence[WorkerExit], *, was_stopped: bool) -> Outcome:
+    """The outcome on this node; ``was_stopped``: the user, the launcher or other nodes have stopped it."""
+    if failure or first_failure.first_failure(exits):
+        return "failed"
+    return "stopped" if was_stopped else "succeeded"

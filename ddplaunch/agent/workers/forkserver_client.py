@@ -13,13 +13,12 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent.events import AttemptFailure, ForkserverExited
-from ddplaunch.agent.workers.helper_output import HelperOutput
+from ddplaunch.agent.workers.output import HelperOutput
 from ddplaunch.agent.workers.start_plan import forkserver_spec, import_error
 from ddplaunch.protocol import environment, fd_records, first_failure, wire
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
@@ -37,6 +36,7 @@ from ddplaunch.protocol.start_method import StartPlan
 from ddplaunch.system import cgroup, processes
 from ddplaunch.system.processes import ForkedChild
 from ddplaunch.text import quote
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -242,7 +242,7 @@ class ForkserverProcess:
             resource.prlimit(self.pid, resource.RLIMIT_NOFILE, open_files)
         # Duplicated before the thread runs: the socket may be closed by then.
         stream = os.fdopen(os.dup(self._socket.fileno()), "rb")
-        threading.Thread(target=self._read_all, args=(stream, post), name="forkserver", daemon=True).start()
+        in_thread("forkserver", lambda: self._read_all(stream, post))
         self.send(spec, ())
 
     def close(self) -> int:
@@ -261,10 +261,12 @@ class ForkserverProcess:
             fd_records.send(self._socket, record, fds)
 
     def _read_all(self, stream: BinaryIO, post: Callable[[object], None]) -> None:
-        with stream, contextlib.suppress(OSError, wire.ProtocolError):
-            while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
-                post(received[0])
-        post(ForkserverExited(self.pid))
+        try:
+            with stream, contextlib.suppress(OSError, wire.ProtocolError):
+                while (received := wire.read_record(stream, FROM_FORKSERVER)) is not None:
+                    post(received[0])
+        finally:
+            post(ForkserverExited(self.pid))
 
 
 def _started(env: Mapping[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket]:

@@ -1,27 +1,24 @@
-"""Output of the workers: read from pipes, written to log files, sent to the launcher in chunks of whole lines.
+"""Output of workers and helpers: read from pipes, written to log files, sent to the launcher.
 
-Runs in the agent, with one pump thread per stream. A full disk or a slow launcher must not block a worker.
+Runs in the agent, with one thread per pipe. A full disk or a slow launcher must not block a worker.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import field, replace
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.output_lines import count_lines
+from ddplaunch.protocol.launcher_agent import Notice, Output, count_lines
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.linux import enlarge_pipe
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from ddplaunch.threads import in_thread
 
 _READ_BYTES = 1 << 18
 _BATCH_S = 0.005
@@ -30,6 +27,12 @@ _IDLE_S = 0.25
 _BUSY_S = 5.0
 _PARTIAL_IDLE_S = 0.1
 _PARTIAL_MAX_S = 0.5
+
+_LINE_BYTES = 4096
+"""A longer line of a helper counts as several."""
+
+_MAX_NOTICES = 100
+"""Lines of a helper that the launcher gets; the file has all."""
 
 
 class LineBuffer:
@@ -210,8 +213,7 @@ class Pump:
         self.stream = stream
         self._fd = fd
         self._reads = 0
-        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-        self._thread.start()
+        self._thread = in_thread(name, self._run)
 
     def join(self, deadline: float) -> bool:
         """Wait for the end of the pipe until ``deadline`` (``time.monotonic()``); False if a process holds the pipe.
@@ -226,6 +228,13 @@ class Pump:
         return not self._thread.is_alive()
 
     def _run(self) -> None:
+        try:
+            self._read_all()
+        finally:  # After a bug, too: a worker must not wait for a reader that has gone.
+            os.close(self._fd)
+        self.stream.close()
+
+    def _read_all(self) -> None:
         poll = select.poll()
         poll.register(self._fd, select.POLLIN)
         while True:
@@ -235,13 +244,11 @@ class Pump:
                 continue
             data = os.read(self._fd, _READ_BYTES)
             if not data:
-                break
+                return
             self._reads += 1
             self.stream.write(data)
             if len(data) < _READ_BYTES // 4:
                 time.sleep(_BATCH_S)  # One wake-up for a burst of lines costs less than one per line.
-        os.close(self._fd)
-        self.stream.close()
 
 
 def output_pipe() -> tuple[int, int]:
@@ -249,3 +256,60 @@ def output_pipe() -> tuple[int, int]:
     reader, writer = os.pipe()
     enlarge_pipe(writer)
     return reader, writer
+
+
+class HelperOutput:
+    """What a helper of the agent writes: the process of the workers' store, or the member of the rendezvous.
+
+    Mostly warnings of torch. They are no messages of ddplaunch: they go into a file of the run folder, and with -v they
+    are shown under the helper's name. A daemon thread reads the pipe until its end. Main thread only.
+
+    Attributes:
+        fd: for the helper's stdout and stderr; whoever starts the helper closes it.
+    """
+
+    def __init__(self, title: str, file: Path | None, send: Callable[[Notice], None]) -> None:
+        """``file`` is created at the first line, also if its folder has been moved; None: there is no file.
+
+        ``send`` is called in the thread.
+
+        Raises:
+            RuntimeError: no room for a thread.
+        """
+        self._title, self._send = title, send
+        self._last_line = ""
+        reader, self.fd = os.pipe()
+        movable = _movable(file)
+        self._thread = in_thread(title, lambda: self._read_all(reader, movable))
+
+    def last_line(self, timeout_s: float) -> str:
+        """The last line of a helper that has ended; waits for at most ``timeout_s`` for the end of the pipe."""
+        self._thread.join(timeout_s)
+        return self._last_line
+
+    def _read_all(self, reader: int, file: Path | None) -> None:
+        log: LogFile | None = None
+        with os.fdopen(reader, "rb") as stream:
+            for number, line in enumerate(iter(lambda: stream.readline(_LINE_BYTES), b"")):
+                if file:
+                    log = log or LogFile(file, self._show)
+                    log.write(line)
+                self._last_line = line.decode("utf-8", "backslashreplace").rstrip("\n")
+                if number < _MAX_NOTICES:
+                    self._show(self._last_line)
+        if log:
+            log.close()
+        if file:
+            kept_files.close(int(file.parent.name))
+
+    def _show(self, text: str) -> None:
+        self._send(Notice(f"{self._title}: {text}", 1))
+
+
+def _movable(file: Path | None) -> Path | None:
+    """``file`` below a descriptor of its folder: the path stays right when the folder is moved."""
+    if file:
+        with contextlib.suppress(OSError):  # The disk is full, and the workers' logs have no folder either.
+            file.parent.mkdir(exist_ok=True, mode=0o700)
+            return Path(f"/proc/self/fd/{os.open(file.parent, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)}", file.name)
+    return None

@@ -1,6 +1,7 @@
-"""How this node's workers start: checks the program, chooses fork or exec, and builds command lines.
+"""How this node's workers start: by fork or exec; how many, with which devices, CPUs, environment and command line.
 
-Runs in the agent, before the first attempt and once per worker. Must not start a process (see ``forkserver_client``).
+Runs in the agent, before the first attempt and once per worker. It reads this machine's devices; it must not start a
+process (see ``forkserver_client``), or load torch or CUDA.
 """
 
 from __future__ import annotations
@@ -8,21 +9,24 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.config import NO_LOGS
-from ddplaunch.errors import LaunchError
-from ddplaunch.protocol import start_method
+from ddplaunch import features
+from ddplaunch.errors import LaunchError, UsageError
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol import environment, stack_dump, start_method
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT, is_own_module
-from ddplaunch.protocol.specs import ForkserverSpec
-from ddplaunch.system.files import run_folder, run_retention, script_file
-from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.protocol.specs import ForkserverSpec, ProcessSpec
+from ddplaunch.system import devices, numa
+from ddplaunch.system.files import script_file
+from ddplaunch.system.files.script_file import working_folder
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.agent.workers.worker import Worker
+    from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec, ImportFailed, Program
     from ddplaunch.protocol.start_method import StartPlan
 
@@ -30,21 +34,7 @@ EXEC_WORKER = str(Path(PACKAGE_ROOT, "ddplaunch", "worker", "exec_worker.py"))
 """Started by its path: the agent must not import the worker package. A test checks that the file exists."""
 
 
-def prepare_node(spec: AgentSpec) -> AgentSpec:
-    """``spec`` with the path of this node's interpreter, and of this node's folder.
-
-    Creates that folder if the node must, and deletes old run folders in the default folder. A folder that cannot be
-    created is reported when a worker's log is opened in it.
-    """
-    if not spec.program.python:
-        spec = replace(spec, program=replace(spec.program, python=sys.executable))
-    log_dir = spec.output.log_dir
-    if not spec.run_dir_name or log_dir == NO_LOGS:
-        return spec
-    base = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
-    if log_dir is None:
-        run_retention.prune(base, spec.output.keep_runs)
-    return replace(spec, node_dir=str(run_folder.share(base, spec.run_dir_name, spec.host)))
+# The program, and the forkserver.
 
 
 def check_program(program: Program, host: str, path_variable: str) -> None:
@@ -74,24 +64,12 @@ def choose(spec: AgentSpec, env: Mapping[str, str]) -> StartPlan:
         LaunchError: a dry run with simulated GPUs, and the program cannot be forked or bootstrapped.
     """
     plan = start_method.choose(spec, env, script_file.is_plain)
-    if spec.fake_gpus and not plan.bootstrap:
+    if spec.dry_run and not plan.bootstrap:
         why = plan.reason or "--no-python"
         raise LaunchError(
             f"--dry-run cannot simulate GPUs in {spec.program.path}: {why}", "Give a Python script or -m."
         )
     return plan
-
-
-def worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int) -> tuple[str, ...]:
-    """The worker's ``ProcessSpec.argv`` for ``plan.how``."""
-    program = spec.program
-    local_rank_argument = (f"--local-rank={local_rank}",) if spec.workers.pass_local_rank else ()
-    script = (program.path, *local_rank_argument, *program.args)
-    if plan.how != "exec" or program.entry == "program":
-        return script
-    bootstrap: tuple[str, ...] = (EXEC_WORKER,) if plan.bootstrap else ()
-    flag = {"module": ("-m",), "function": ("--function",)}.get(program.entry, ())
-    return (program.python, "-u", *bootstrap, *flag, *script)
 
 
 def forkserver_spec(spec: AgentSpec, plan: StartPlan) -> ForkserverSpec:
@@ -118,3 +96,154 @@ def import_error(host: str, failed: ImportFailed) -> LaunchError:
     else:
         hint = "Remove it from --preload, or install it."
     return LaunchError(f"{host}: {failed.module} cannot be imported\n{failed.error}", hint)
+
+
+# The places of the workers.
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Placement of this node's workers. Tuples are in order of local rank; None keeps the inherited setting.
+
+    ``visible`` are all devices that the workers may use; a worker without assigned ones probably uses that of its local
+    rank. ``fake_gpus`` is the number of simulated GPUs; None on a real node.
+    """
+
+    local_world_size: int
+    device_variable: str
+    devices: tuple[tuple[str, ...], ...] | None
+    cpus: tuple[frozenset[int], ...] | None
+    shared_environ: dict[str, str]
+    fake_gpus: int | None = None
+    visible: tuple[str, ...] = ()
+
+    def devices_of(self, local_rank: int) -> tuple[str, ...]:
+        """The GPUs that a worker probably uses: indices or UUIDs, as in CUDA_VISIBLE_DEVICES."""
+        return self.devices[local_rank] if self.devices else self.visible[local_rank : local_rank + 1]
+
+
+def place_workers(spec: AgentSpec, inherited: Mapping[str, str]) -> Placement:
+    """Assign the node's devices and CPUs to its workers.
+
+    Raises:
+        UsageError: too many workers for the chosen devices, an unknown device, or no GPU where one is required.
+    """
+    try:
+        visible = _simulated_gpus(spec) if spec.dry_run else devices.visible_devices(inherited, spec.workers.gpus)
+        nproc = devices.resolve_nproc(spec.workers.nproc_per_node, visible, spec.workers.gpus_per_proc)
+        if spec.dry_run:
+            visible = visible or tuple(map(str, range(nproc * max(1, spec.workers.gpus_per_proc))))
+        assigned = _assign_task(spec, visible) if spec.task else _assign_devices(spec, visible, nproc)
+        cpus = _bind_cpus(spec, visible, nproc)
+    except ValueError as error:
+        raise UsageError(f"{error} (on {spec.host})") from None
+    # The run tag is unique among the runs on a machine, the run id is not.
+    node_tag = inherited.get(environment.RUN_ID, spec.run_id)
+    shared = environment.shared_environ(
+        inherited, node_tag, _workers_on_shared_cpus(spec) or nproc, len(os.sched_getaffinity(0))
+    )
+    fake_gpus = _gpu_count(visible or ()) if spec.dry_run else None
+    variable = "CUDA_VISIBLE_DEVICES" if spec.dry_run else devices.visibility_variable(inherited)
+    return Placement(nproc, variable, assigned, cpus, shared, fake_gpus, visible or ())
+
+
+def _simulated_gpus(spec: AgentSpec) -> tuple[str, ...] | None:
+    """The GPUs of --gpus in a dry run; None: as many as the workers need."""
+    if spec.workers.gpus is None and spec.workers.nproc_per_node in ("gpu", "auto", "xpu"):
+        raise ValueError(
+            f"--nproc-per-node {spec.workers.nproc_per_node}: give the GPUs of a node, for example --gpus 0,1,2,3"
+        )
+    return spec.workers.gpus
+
+
+def _gpu_count(visible: tuple[str, ...]) -> int:
+    """Number of GPUs of a simulated node on which the GPUs ``visible`` exist: an index may exceed their number."""
+    return max(len(visible), *(int(name) + 1 for name in visible if name.isdigit()), 0)
+
+
+def _assign_devices(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[tuple[str, ...], ...] | None:
+    if spec.workers.virtual_local_rank:
+        # As in torchrun: device LOCAL_RANK unless the user chose devices.
+        names = tuple(map(str, range(nproc))) if visible is None else visible
+        return tuple(devices.devices_of(local_rank, names, 1, nproc) for local_rank in range(nproc))
+    if spec.workers.gpus_per_proc:
+        return tuple(devices.devices_of(i, visible or (), spec.workers.gpus_per_proc, nproc) for i in range(nproc))
+    return (spec.workers.gpus,) * nproc if spec.workers.gpus else None
+
+
+def _assign_task(spec: AgentSpec, visible: tuple[str, ...] | None) -> tuple[tuple[str, ...], ...] | None:
+    """Devices of the only worker: those that the scheduler assigned, or its share of the node's devices."""
+    per_worker = 1 if spec.workers.virtual_local_rank else spec.workers.gpus_per_proc
+    if spec.task is None or not per_worker:
+        return _assign_devices(spec, visible, 1)
+    names = tuple(map(str, range(spec.task.local_world_size))) if visible is None else visible
+    if len(names) == per_worker:
+        return (names,)
+    return (devices.devices_of(spec.task.local_rank, names, per_worker, spec.task.local_world_size),)
+
+
+def _workers_on_shared_cpus(spec: AgentSpec) -> int:
+    """Number of the node's workers that share the CPUs of this process, where each has an agent; otherwise 0."""
+    is_bound = len(os.sched_getaffinity(0)) < (os.cpu_count() or 1)
+    return 0 if spec.task is None or is_bound else spec.task.local_world_size
+
+
+def _bind_cpus(spec: AgentSpec, visible: tuple[str, ...] | None, nproc: int) -> tuple[frozenset[int], ...] | None:
+    if spec.workers.numa_binding is None or spec.dry_run:
+        return None
+    per_worker = max(1, spec.workers.gpus_per_proc)
+    if not visible or nproc * per_worker > len(visible):
+        raise ValueError(
+            f"--numa-binding needs a GPU for each of {nproc} workers, and {len(visible or ())} can be used"
+        )
+    addresses = tuple(devices.pci_address(visible[i * per_worker]) for i in range(nproc))
+    allowed = frozenset(os.sched_getaffinity(0))
+    return tuple(numa.cpus_for(spec.workers.numa_binding, i, addresses, allowed) for i in range(nproc))
+
+
+# One worker.
+
+
+def worker_spec(
+    spec: AgentSpec,
+    plan: StartPlan,
+    placement: Placement,
+    round_: Round,
+    worker: Worker,
+    defaults: Mapping[str, str],
+    texts: Mapping[str, str],
+) -> ProcessSpec:
+    """The ProcessSpec of one worker, with the complete environment.
+
+    ``defaults`` have the lowest precedence; ``texts`` are for parts of the worker, by name of the feature.
+    """
+    local_rank = worker.local_rank
+    shared = {**defaults, **placement.shared_environ}
+    error_file, request_file = str(worker.error_file or ""), worker.open_request_file()
+    env = environment.worker_environ(shared, spec, round_, local_rank, error_file, request_file)
+    if plan.bootstrap:
+        env[stack_dump.VARIABLE] = worker.open_stacks_file()
+        env |= {features.variable(name): text for name, text in texts.items()}
+    if spec.dry_run:  # The inherited value names this machine's GPUs, not the simulated ones.
+        env.pop(placement.device_variable, None)
+    if placement.devices is not None:
+        env[placement.device_variable] = ",".join(placement.devices[local_rank])
+    return ProcessSpec(
+        tag=f"{round_.attempt}/{local_rank}",
+        how=plan.how,
+        argv=_worker_argv(spec, plan, spec.task.local_rank if spec.task else local_rank),
+        env=env,
+        cpus=placement.cpus[local_rank] if placement.cpus else None,
+    )
+
+
+def _worker_argv(spec: AgentSpec, plan: StartPlan, local_rank: int) -> tuple[str, ...]:
+    """The worker's ``ProcessSpec.argv`` for ``plan.how``."""
+    program = spec.program
+    local_rank_argument = (f"--local-rank={local_rank}",) if spec.workers.pass_local_rank else ()
+    script = (program.path, *local_rank_argument, *program.args)
+    if plan.how != "exec" or program.entry == "program":
+        return script
+    bootstrap: tuple[str, ...] = (EXEC_WORKER,) if plan.bootstrap else ()
+    flag = {"module": ("-m",), "function": ("--function",)}.get(program.entry, ())
+    return (program.python, "-u", *bootstrap, *flag, *script)

@@ -16,7 +16,7 @@ from ddplaunch.agent.workers import exit_details
 from ddplaunch.agent.workers.output import Pump
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import script_request, stack_dump
-from ddplaunch.system import process_activity, processes
+from ddplaunch.system import processes, procfs
 
 _MAX_STACKS_BYTES = 1 << 20
 
@@ -29,6 +29,7 @@ class Worker:
         pid: 0 until the process has started.
         returncode: None until the process is reaped.
         stop_signals: the stop signals that were sent to it.
+        was_ending: it had begun to end when the first of them was sent.
         in_post_mortem: it has raised an exception, and the user debugs that, or is about to.
         stopped_in_post_mortem: it was when the run was stopped.
         reap: reaps the process ``pid``, and returns its returncode. A feature may replace it.
@@ -49,6 +50,7 @@ class Worker:
     ended_time_s: float = 0.0
     returncode: int | None = None
     stop_signals: set[int] = field(default_factory=set)
+    was_ending: bool = False
     in_post_mortem: bool = False
     stopped_in_post_mortem: bool = False
     reap: Callable[[int], int] = processes.reap
@@ -125,7 +127,7 @@ class Worker:
         """
         if not self.is_running:
             return
-        self.blocked_state = process_activity.blocked_state(self.pid)
+        self.blocked_state = procfs.blocked_state(self.pid)
         if processes.catches(self.pid, stack_dump.SIGNUM):
             if self.stacks_fd is not None:
                 self.stacks_offsets.append(os.fstat(self.stacks_fd).st_size)

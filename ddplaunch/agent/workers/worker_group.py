@@ -21,7 +21,7 @@ from ddplaunch.protocol import script_request
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Notice, Output
 from ddplaunch.protocol.results import Certainty, Round, StreamName, WorkerError, WorkerExit
 from ddplaunch.protocol.script_request import Request
-from ddplaunch.system import processes
+from ddplaunch.system import processes, procfs
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -40,13 +40,14 @@ class WorkerGroup:
     """All workers of one attempt. ``finish`` is the last call.
 
     Attributes:
+        spec: what the launcher wants of this node, with what the nodes have agreed on.
         debugged: number of debug sessions that are open.
         debugged_at: when one was opened or closed last.
     """
 
     def __init__(self, spec: AgentSpec, round_: Round, outbox: Outbox) -> None:
         """Create the workers' log folders below ``attempt_dir``, unless no logs are kept; no worker runs yet."""
-        self._spec = spec
+        self.spec = spec
         self._round = round_
         self._outbox = outbox
         self._stopped_at: float | None = None
@@ -71,7 +72,7 @@ class WorkerGroup:
     def _warn_once(self, text: str) -> None:
         """Warn once for the whole group: a full disk affects every file."""
         if self._warned.acquire(blocking=False):  # Never released; the pumps' threads call this too.
-            self._outbox.send(Notice(f"{text}; the job goes on, but its logs on {self._spec.host} are incomplete", -1))
+            self._outbox.send(Notice(f"{text}; the job goes on, but its logs on {self.spec.host} are incomplete", -1))
 
     @property
     def _has_lost_files(self) -> bool:
@@ -83,32 +84,32 @@ class WorkerGroup:
     def open_streams(self, worker: Worker) -> list[int]:
         """Descriptors for stdin, stdout, stderr, and the text of the program; the caller must close them."""
         is_only = self._round.world_size == 1
-        terminal = {"stdout": self._spec.stdout_fd, "stderr": self._spec.stderr_fd} if is_only else {}
-        fds = [_duplicate(self._spec.stdin_fd)]
+        terminal = {"stdout": self.spec.stdout_fd, "stderr": self.spec.stderr_fd} if is_only else {}
+        fds = [_duplicate(self.spec.stdin_fd)]
         for name in _STREAMS:
             terminal_fd = terminal.get(name)
             fds.append(os.dup(terminal_fd) if terminal_fd is not None else self._pump(worker, name))
-        if self._spec.program.text:
-            fds.append(_memory_file(self._spec.program.text.encode("utf-8", "surrogateescape")))
+        if self.spec.program.text:
+            fds.append(_memory_file(self.spec.program.text.encode("utf-8", "surrogateescape")))
         return fds
 
     def _pump(self, worker: Worker, name: StreamName) -> int:
         reader, writer = output_pipe()
-        output = self._spec.output
+        output = self.spec.output
         filters = output.duplicate_stdout_filters if name == "stdout" else output.duplicate_stderr_filters
         stream = Stream(
-            header=Output(self._spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
+            header=Output(self.spec.host, worker.rank, worker.local_rank, name, 0, attempt=self._round.attempt),
             send=self._outbox.send_output if self._is_shown(worker, name) else None,
             log=LogFile(worker.worker_dir / f"{name}.log", self._warn_once) if worker.worker_dir else None,
             filters=tuple(os.fsencode(text) for text in filters),
             copy=self._copy(name) if filters else None,
-            copy_prefix=f"[{self._spec.workers.role}{worker.local_rank}]:".encode(),
+            copy_prefix=f"[{self.spec.workers.role}{worker.local_rank}]:".encode(),
         )
         worker.pumps.append(Pump(reader, stream, f"{name}[{worker.local_rank}]"))
         return writer
 
     def _is_shown(self, worker: Worker, name: StreamName) -> bool:
-        output, local_rank = self._spec.output, worker.local_rank
+        output, local_rank = self.spec.output, worker.local_rank
         return (
             (output.tee.covers(local_rank, name) or not output.redirects.covers(local_rank, name))
             and (output.show_ranks is None or worker.rank in output.show_ranks)
@@ -164,7 +165,7 @@ class WorkerGroup:
     @property
     def host(self) -> str:
         """Display name of the node."""
-        return self._spec.host
+        return self.spec.host
 
     def signal(self, signum: int) -> None:
         """Send ``signum`` to every running worker, not to its children, which may have no handler for SIGUSR1."""
@@ -199,6 +200,8 @@ class WorkerGroup:
         for worker in self.workers:
             if not worker.is_running:
                 continue
+            if not worker.stop_signals:
+                worker.was_ending = procfs.is_ending(worker.pid)
             signals = {signum}
             if not is_user_signal and processes.ignores(worker.pid, signum):
                 signals.add(signal.SIGTERM)
@@ -265,8 +268,8 @@ class WorkerGroup:
             error = error_in(tail)
         return WorkerExit(
             rank=worker.rank,
-            local_rank=self._spec.task.local_rank if self._spec.task else worker.local_rank,
-            host=self._spec.host,
+            local_rank=self.spec.task.local_rank if self.spec.task else worker.local_rank,
+            host=self.spec.host,
             pid=worker.pid,
             returncode=returncode,
             stopped=stopped,
@@ -279,14 +282,14 @@ class WorkerGroup:
             log_file=main_log(worker.worker_dir, tails),
             whereabouts=worker.whereabouts(),
             node_rank=self._node_rank,
-            stacks=worker.stacks[-1][-_MAX_STACKS_CHARS:] if worker.stacks and self._spec.run_dir_name else "",
+            stacks=worker.stacks[-1][-_MAX_STACKS_CHARS:] if worker.stacks and self.spec.run_dir_name else "",
             give_up=request.give_up,
             avoid_node=request.avoid_node,
         )
 
     @property
     def _node_rank(self) -> int:
-        task = self._spec.task
+        task = self.spec.task
         return self._round.node_rank if task is None or task.node_rank is None else task.node_rank
 
     def _request(self, worker: Worker, returncode: int) -> Request:
@@ -296,7 +299,7 @@ class WorkerGroup:
             text = worker.take_request()
         request = script_request.read(text, returncode) if returncode else Request()
         if request.unknown:
-            said = f"rank {worker.rank} on {self._spec.host} wrote {quote(request.unknown)} to its request file"
+            said = f"rank {worker.rank} on {self.spec.host} wrote {quote(request.unknown)} to its request file"
             self._outbox.send(Notice(f"{said}; give_up: REASON or avoid_this_node: REASON is expected", -1))
         return request
 
@@ -321,7 +324,7 @@ class WorkerGroup:
             return False
         # The kernel closes a dying process's sockets before its end is visible, so a peer's failure can come first.
         signum = -(worker.returncode or 0)
-        if signum > 0 and signum not in worker.stop_signals and not stop_requested:
+        if not stop_requested and (worker.was_ending or (signum > 0 and signum not in worker.stop_signals)):
             return False
         return error is None or not 0 < error.time_s < self._stopped_time_s
 

@@ -7,47 +7,47 @@ one worker per node measures an all-reduce. Must not run the user's script.
 from __future__ import annotations
 
 import contextlib
-import json
+import os
 import time
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
+from ddplaunch.cluster.hosts import display_names
+from ddplaunch.config import LINE_PREFIX, NO_LOGS, LaunchConfig, OutputConfig, Streams, WorkerConfig
 from ddplaunch.errors import CHECK_WARNED, HARDWARE, NODE_NOT_READY, RENDEZVOUS, LaunchError, UsageError
-from ddplaunch.features.check import gpu_rates_page, page
-from ddplaunch.features.check import job as check_job
+from ddplaunch.features.check import deep_check, page
 from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import (
+    GPU_RATES,
+    NETWORK_RATES,
     ConnectResults,
     ConnectToNodes,
     GetTime,
     InspectNode,
     ListeningNode,
+    NetworkRates,
     NodeReport,
     NodeTime,
 )
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
+from ddplaunch.protocol import wire
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
+from ddplaunch.timeouts import TimeoutConfig
 from ddplaunch.transport.failures import failures_table
-from ddplaunch.transport.handle import FromNode
-from ddplaunch.transport.queries import ANSWER_TIMEOUT_S, QueriedNode, Queries, first_deadline
+from ddplaunch.transport.queries import Queries
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddplaunch.config import LaunchConfig
-    from ddplaunch.features.check.records import NodeGpuRates
+    from ddplaunch.features.check.queries import NodeGpuRates
     from ddplaunch.launcher.request import Request
+    from ddplaunch.protocol.results import RunResult
     from ddplaunch.transport.failures import HostFailure
+    from ddplaunch.transport.queries import QueriedNode
 
-MODULE = "ddplaunch.features.check.worker_network"
-"""Module that the job's workers run."""
-
-_PREFIX = b"check: "
-"""Start of the line with the results of rank 0."""
 
 _CONNECT_HINT = (
     "Every node must be able to connect to every other at any port; --local-addr and --interface choose the network."
@@ -55,23 +55,6 @@ _CONNECT_HINT = (
 
 _MAX_PEERS = 63
 """Nodes to which each node connects, besides the first: all to all would be too many for large jobs."""
-
-
-@dataclass(frozen=True)
-class _Rates:
-    """Results of the job; values per node are in the order of the nodes.
-
-    Attributes:
-        nccl: version of NCCL; empty without NCCL.
-        pairs: bytes per second with one other node at a time.
-        backend: backend of torch.distributed.
-        all_reduce: bytes per second out of each node and into it.
-    """
-
-    nccl: tuple[str, ...]
-    pairs: tuple[float, ...]
-    backend: str
-    all_reduce: float
 
 
 def check(request: Request) -> int:
@@ -83,7 +66,7 @@ def check(request: Request) -> int:
         LaunchError: hosts cannot be used, or cannot connect to each other; the results so far have been shown.
         UsageError: this launcher would not start agents on all nodes.
     """
-    own = {"script": MODULE, "module": True, "no_python": False, "run_path": False}
+    own = {"script": f"{__package__}.worker_network", "module": True, "no_python": False, "run_path": False}
     config = request.configure(**({} if request.options["script"] else own))
     show, report = request.show, request.report
     _check_supported(config)
@@ -98,12 +81,12 @@ def check(request: Request) -> int:
         nodes = [replace(node, nccl=nccl, bytes_per_s=rate) for node, nccl, rate in by_node]
     gpu_rates, error = _measure_gpus(config, nodes, report) if request.options["deep"] and rates else ([], error)
     refused = page.refused(nodes) if config.health == "refuse" else []
-    problems = [*page.problems(nodes), *gpu_rates_page.problems(gpu_rates)]
+    problems = [*page.problems(nodes), *deep_check.problems(gpu_rates)]
     if nodes:
         show(page.node_table(nodes))
     if rates and len(nodes) > 1:
         show(page.rates(rates.all_reduce, rates.backend, nodes))
-    if gpus := gpu_rates_page.rates_table(gpu_rates):
+    if gpus := deep_check.rates_table(gpu_rates):
         show(gpus)
     if health := page.health(nodes):
         show(health)
@@ -119,7 +102,7 @@ def check(request: Request) -> int:
 def _check_supported(config: LaunchConfig) -> None:
     if config.dry_run:
         raise UsageError("--check tests real nodes, and cannot be combined with --dry-run")
-    if config.rendezvous or config.task:
+    if config.each_node_has_launcher or config.task:
         raise UsageError(
             "--check: one launcher must start agents on all nodes", "Name them with --hosts or --hostfile."
         )
@@ -134,7 +117,7 @@ def _raise_failures(failures: Sequence[HostFailure], error: LaunchError | None) 
         raise error
 
 
-def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[_Rates | None, LaunchError | None]:
+def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[NetworkRates | None, LaunchError | None]:
     """Results of the job on the usable nodes, or the error that prevented them."""
     failed = page.unreachable(nodes)
     if failed:
@@ -143,7 +126,7 @@ def _measure(config: LaunchConfig, nodes: Sequence[CheckedNode]) -> tuple[_Rates
     if not nodes:
         return None, None
     try:
-        return _run(check_job.job(config, [node.host for node in nodes], MODULE)), None
+        return _measured(_job(config, nodes, "worker_network")), None
     except LaunchError as error:
         return None, error
 
@@ -152,22 +135,21 @@ def _measure_gpus(
     config: LaunchConfig, nodes: Sequence[CheckedNode], report: Callable[[str], None]
 ) -> tuple[list[tuple[str, NodeGpuRates]], LaunchError | None]:
     """The rates of the GPUs of all nodes, or the error that prevented their measurement."""
-    from ddplaunch.features.check import deep_check
-
     report("measuring the GPUs: matrix products, memory, and transfers between them")
     try:
-        return deep_check.measure(config, [node.host for node in nodes]), None
+        _, lines = _run(_job(config, nodes, "worker_gpus"), GPU_RATES.encode())
+        return deep_check.of_nodes([node.host for node in nodes], lines), None
     except LaunchError as error:
         return [], error
 
 
-def _run(job: LaunchConfig) -> _Rates:
+def _measured(job: LaunchConfig) -> NetworkRates:
     """Run the job and read the results that rank 0 printed.
 
     Raises:
         LaunchError: the job failed, or the user stopped it.
     """
-    result, lines = check_job.run(job, _PREFIX)
+    result, lines = _run(job, NETWORK_RATES.encode())
     if result.exit_code or not lines:
         if job.max_nodes > 1:
             raise LaunchError(
@@ -176,39 +158,60 @@ def _run(job: LaunchConfig) -> _Rates:
                 RENDEZVOUS,
             )
         raise LaunchError("a worker that only uses torch fails on this node", "", NODE_NOT_READY)
-    values: Any = json.loads(lines[0])
-    return _Rates(tuple(values["nccl"]), tuple(values["pairs"]), values["backend"], values["all"])
+    rates: NetworkRates = wire.decode(lines[0], (NetworkRates,))
+    return rates
+
+
+# A module of ddplaunch in a real job with one worker per node.
+
+
+def _job(config: LaunchConfig, nodes: Sequence[CheckedNode], module: str) -> LaunchConfig:
+    """A job that runs a module of this package in one worker on each of the nodes, in their order."""
+    names = [node.host for node in nodes]
+    named = zip(display_names(config.hosts), config.hosts, strict=True)
+    hosts = tuple(replace(host, slots=None) for name, host in named if name in names)
+    return LaunchConfig(
+        script=f"{__package__}.{module}",
+        entry="module",
+        min_nodes=len(names),
+        max_nodes=len(names),
+        workers=WorkerConfig(nproc_per_node=1, gpus=config.workers.gpus),
+        hosts=hosts,
+        # The table shows addresses without a name; torch would warn about them for every worker.
+        remote=replace(config.remote, environ=(("TORCH_CPP_LOG_LEVEL", "ERROR"), *config.remote.environ)),
+        chdir=config.chdir,
+        interface=config.interface,
+        local_addr=config.local_addr,
+        timeouts=TimeoutConfig(shutdown_timeout_s=min(config.timeouts.shutdown_timeout_s, 5.0), hang_report_s=None),
+        signals=config.signals,
+        health="off",  # The check itself has looked, and a sick node is to be measured too.
+        output=OutputConfig(
+            log_dir=NO_LOGS,
+            redirects=Streams(2),
+            line_prefix=LINE_PREFIX,
+            verbosity=max(-1, config.output.verbosity - 1),
+        ),
+    )
+
+
+def _run(config: LaunchConfig, prefix: bytes) -> tuple[RunResult, list[bytes]]:
+    """Run ``config``; its result, and the rest of each line of output after ``prefix``.
+
+    Raises:
+        LaunchError: the user stopped it.
+    """
+    from ddplaunch.launcher.launch import launch
+
+    with os.fdopen(os.memfd_create("ddplaunch-check"), "rb") as file:  # A container may have no writable folder.
+        result = launch(config, file.fileno())
+        file.seek(0)
+        lines = [line.partition(prefix)[2] for line in file.read().splitlines() if prefix in line]
+    if result.outcome == "stopped":
+        raise LaunchError("stopped", "", result.exit_code)
+    return result, lines
 
 
 # Inspection by agents.
-
-
-@dataclass
-class _InspectedNode(QueriedNode):
-    """A node under inspection; ``clock_requested_s`` is the launcher's time when the node's was requested."""
-
-    checked: CheckedNode | None = None
-    clock_requested_s: float = 0.0
-    has_clock: bool = False
-    has_connected: bool = False
-
-    def handle_event(self, event: object, received_s: float) -> None:
-        """Store an answer of the agent, and request the node's time after its report."""
-        match event:
-            case NodeReport():
-                self.checked = CheckedNode(host=self.name, report=event)
-                self.clock_requested_s = time.time()
-                self.handle.send(GetTime())
-            case NodeTime(time_s=time_s) if self.checked:
-                half_s = (received_s - self.clock_requested_s) / 2
-                clock_s = time_s - self.clock_requested_s - half_s
-                self.checked = replace(self.checked, clock_s=clock_s, clock_error_s=half_s)
-                self.has_clock = True
-            case ConnectResults(failed=failed) if self.checked:
-                self.checked = replace(self.checked, unreachable=failed)
-                self.has_connected = True
-            case _:
-                super().handle_event(event, received_s)
 
 
 def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]]:
@@ -217,46 +220,63 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
     Raises:
         LaunchError: this machine has no room for the connections.
     """
-    queries: Queries[_InspectedNode] = Queries()
-
-    def post(event: object) -> None:
-        if isinstance(event, FromNode):
-            queries.post(event.index, event.event)
-
+    queries = Queries()
     console = Console(setup.console_style(config, None))
-    transport = setup.transport_for(config, run_folder.new_run_id(), console.output, post)
+    transport = setup.transport_for(config, run_folder.new_run_id(), console.output, queries.post)
+    query = InspectNode(
+        len(config.hosts) > 1,
+        config.local_addr,
+        config.interface,
+        setup.program(config),
+        looks_at_health=config.health != "off",
+        log_dir=config.output.log_dir,
+        gpus=config.workers.gpus,
+    )
     with contextlib.closing(transport), contextlib.closing(queries):
         for index, host in enumerate(transport.node_names):
-            deadline = first_deadline(is_remote=transport.is_remote)
-            queries.nodes.append(_InspectedNode(host, transport.start(index), deadline=deadline))
-            queries.nodes[index].handle.send(
-                InspectNode(
-                    len(config.hosts) > 1,
-                    config.local_addr,
-                    config.interface,
-                    setup.program(config),
-                    looks_at_health=config.health != "off",
-                    log_dir=config.output.log_dir,
-                    gpus=config.workers.gpus,
-                )
-            )
-        queries.wait(queries.nodes, lambda node: node.has_clock)
-        _connect(queries.nodes)
-        queries.wait(queries.nodes, lambda node: node.has_connected)
-        return [checked for _, checked in _usable(queries.nodes)], queries.failures()
+            queries.add(host, transport.start(index), query, is_remote=transport.is_remote)
+        queries.wait(queries.nodes, NodeReport)
+        asked_s = _read_clocks(queries)
+        _connect(queries)
+        nodes = [_checked(node, asked_s[node.name]) for node in queries.nodes if not node.failure]
+        return nodes, queries.failures()
 
 
-def _usable(nodes: Sequence[_InspectedNode]) -> list[tuple[_InspectedNode, CheckedNode]]:
-    return [(node, node.checked) for node in nodes if node.checked and not node.failure]
+def _read_clocks(queries: Queries) -> dict[str, float]:
+    """Have every node tell its time. Returns the launcher's time when each was asked."""
+    asked_s: dict[str, float] = {}
+
+    def query(node: QueriedNode) -> GetTime:
+        asked_s[node.name] = time.time()
+        return GetTime()
+
+    queries.ask(queries.nodes, query, NodeTime)
+    return asked_s
 
 
-def _connect(nodes: Sequence[_InspectedNode]) -> None:
+def _connect(queries: Queries) -> None:
     """Have every usable node connect to the first one, and to some that follow it."""
-    usable = _usable(nodes)
-    listening = [ListeningNode(checked.host, checked.report.addresses, checked.report.port) for _, checked in usable]
-    for position, (node, _) in enumerate(usable):
+    usable = [node for node in queries.nodes if not node.failure]
+    reports = [node.answers[NodeReport] for node in usable]
+    listening = [
+        ListeningNode(node.name, report.addresses, report.port) for node, report in zip(usable, reports, strict=True)
+    ]
+    peers: dict[str, tuple[ListeningNode, ...]] = {}
+    for position, node in enumerate(usable):
         following = (listening[(position + step) % len(listening)] for step in range(1, _MAX_PEERS + 1))
-        peers = {peer.host: peer for peer in (listening[0], *following) if peer.host != node.name}
-        node.has_connected = not peers
-        node.deadline = time.monotonic() + ANSWER_TIMEOUT_S
-        node.handle.send(ConnectToNodes(tuple(peers.values())))
+        by_host = {peer.host: peer for peer in (listening[0], *following) if peer.host != node.name}
+        peers[node.name] = tuple(by_host.values())
+    connecting = [node for node in usable if peers[node.name]]
+    queries.ask(connecting, lambda node: ConnectToNodes(peers[node.name]), ConnectResults)
+
+
+def _checked(node: QueriedNode, asked_s: float) -> CheckedNode:
+    half_s = (node.received_s[NodeTime] - asked_s) / 2
+    connected = node.answers.get(ConnectResults, ConnectResults(()))
+    return CheckedNode(
+        host=node.name,
+        report=node.answers[NodeReport],
+        clock_s=node.answers[NodeTime].time_s - asked_s - half_s,
+        clock_error_s=half_s,
+        unreachable=connected.failed,
+    )

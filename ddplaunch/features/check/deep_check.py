@@ -1,39 +1,44 @@
-"""``--check --deep``: measures the GPUs of all nodes, in a real job with one worker per node.
+"""``--check --deep``: the rates of the GPUs by name, and which GPUs are slower than others of their name.
 
-Runs in the launcher, after ``--check`` has found that such a job runs.
+Pure; runs in the launcher. A real job with one worker per node measures them, see ``worker_gpus``.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections import defaultdict
+from typing import TYPE_CHECKING, Literal
 
-from ddplaunch.features.check import job as check_job
-from ddplaunch.features.check.records import NodeGpuRates
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.features.check.queries import NodeGpuRates
 from ddplaunch.protocol import wire
+from ddplaunch.text import median, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
-    from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.check.queries import GpuRates
 
-MODULE = "ddplaunch.features.check.worker_gpus"
-"""Module that the job's workers run."""
-
-_PREFIX = b"check-gpus: "
-"""Start of the line with the rates of a node. ``features.check.worker_gpus`` has it too."""
 
 _SILENT = "its worker has ended without an answer"
 
+Measured = Literal["matmul_flops", "memory_bytes_per_s", "peer_bytes_per_s"]
 
-def measure(config: LaunchConfig, names: Sequence[str]) -> list[tuple[str, NodeGpuRates]]:
-    """The rates of the GPUs of each of ``names``, which are nodes of ``config``, in their order.
+_SLOW_SHARE = 0.9
+"""A GPU is an outlier below this share of the median: the rates of good GPUs of a kind differ by less than 5 %."""
 
-    A node whose worker fails has a reason in place of rates.
+_HEAD = ("GPUs", "hosts", "matmul", "memory", "to another GPU")
+_NAMES: dict[Measured, str] = {
+    "matmul_flops": "matmul",
+    "memory_bytes_per_s": "memory",
+    "peer_bytes_per_s": "to another GPU",
+}
 
-    Raises:
-        LaunchError: the user stopped it, or the job could not be run.
+
+def of_nodes(names: Sequence[str], lines: Iterable[bytes]) -> list[tuple[str, NodeGpuRates]]:
+    """The rates of the GPUs of each of ``names``, in their order; ``lines`` is what the workers have printed.
+
+    A node whose worker has failed has a reason in place of rates.
     """
-    _, lines = check_job.run(check_job.job(config, names, MODULE), _PREFIX)
     by_rank = {rates.rank: rates for rates in map(_decoded, lines) if rates}
     return [(name, by_rank.get(rank, NodeGpuRates(rank=rank, missing=_SILENT))) for rank, name in enumerate(names)]
 
@@ -44,3 +49,79 @@ def _decoded(line: bytes) -> NodeGpuRates | None:
     except wire.ProtocolError:
         return None
     return rates
+
+
+def rates_table(nodes: Sequence[tuple[str, NodeGpuRates]]) -> str:
+    """One line for all GPUs of one name; ``nodes`` are pairs of a host and its rates. Empty without GPUs."""
+    by_name: defaultdict[str, list[tuple[str, GpuRates]]] = defaultdict(list)
+    for host, gpu in _gpus(nodes):
+        by_name[gpu.name].append((host, gpu))
+    rows = [
+        (
+            f"{len(found)} x {name or 'unknown'}",
+            fold(dict.fromkeys(host for host, _ in found)),
+            *(_range(measured, [getattr(gpu, measured) for _, gpu in found]) for measured in _NAMES),
+        )
+        for name, found in by_name.items()
+    ]
+    return "\n".join(table([_HEAD, *rows])) if rows else ""
+
+
+def problems(nodes: Sequence[tuple[str, NodeGpuRates]]) -> list[str]:
+    """Nodes and GPUs that could not be measured, and those that are slower than others."""
+    lines = [f"{host}: no GPU was measured: {node.missing}" for host, node in nodes if node.missing]
+    lines += [f"{host}: {_gpu(gpu)}: {gpu.problem}" for host, gpu in _gpus(nodes) if gpu.problem]
+    for host, gpu, measured, usual, count in outliers(_gpus(nodes)):
+        rate: float = getattr(gpu, measured)
+        share = f"{100 - 100 * rate / usual:.0f} % below the median of the {count} GPUs of its name"
+        text = f"{_NAMES[measured]} {_rate(measured, rate)}, {share} ({_rate(measured, usual)})"
+        lines.append(f"{host}: {_gpu(gpu)}: {text}")
+    return lines
+
+
+def outliers(gpus: Iterable[tuple[str, GpuRates]]) -> list[tuple[str, GpuRates, Measured, float, int]]:
+    """The rates that are more than 10 % below the median, in the order of ``gpus``, which are pairs with their host.
+
+    Each with host, GPU and what was measured, the median of the GPUs of the same name on all nodes, and their count.
+    A rate of 0 was not measured: it is neither judged nor counted.
+    """
+    given = list(gpus)
+    rates: defaultdict[tuple[str, Measured], list[float]] = defaultdict(list)
+    for _, gpu in given:
+        for measured in _NAMES:
+            if rate := getattr(gpu, measured):
+                rates[gpu.name, measured].append(rate)
+    usual = {key: (median(values), len(values)) for key, values in rates.items()}
+    return [
+        (host, gpu, measured, *usual[gpu.name, measured])
+        for host, gpu in given
+        for measured in _NAMES
+        if 0 < getattr(gpu, measured) < _SLOW_SHARE * usual[gpu.name, measured][0]
+    ]
+
+
+def _gpus(nodes: Sequence[tuple[str, NodeGpuRates]]) -> Iterator[tuple[str, GpuRates]]:
+    return ((host, gpu) for host, node in nodes for gpu in node.gpus)
+
+
+def _gpu(gpu: GpuRates) -> str:
+    return f"GPU {gpu.index}" + (f" ({quote(gpu.uuid)})" if gpu.uuid else "")
+
+
+def _range(measured: Measured, rates: Sequence[float]) -> str:
+    known = sorted(filter(None, rates))
+    if not known:
+        return "-"
+    ends = dict.fromkeys((_rate(measured, known[0]), _rate(measured, known[-1])))
+    return " to ".join(ends)
+
+
+def _rate(measured: Measured, rate: float) -> str:
+    if measured == "matmul_flops":
+        return f"{_digits(rate / 1e12)} TFLOP/s"
+    return f"{_digits(rate / 1e12)} TB/s" if rate >= 1e12 else f"{_digits(rate / 1e9)} GB/s"
+
+
+def _digits(number: float) -> str:
+    """With about three digits."""
+    return f"{number:.0f}" if number >= 100 else f"{number:.1f}" if number >= 10 else f"{number:.2f}"

@@ -11,26 +11,26 @@ import resource
 import shutil
 import socket
 import sys
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, BinaryIO
 
-from ddplaunch.agent import gpu_reader, torch_files
+from ddplaunch.agent import this_node
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
+from ddplaunch.features.gpus import reader
 from ddplaunch.protocol import wire
-from ddplaunch.system import network
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices, network
 from ddplaunch.text import quote
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.features.check.queries import InspectNode, ListeningNode
+    from ddplaunch.features.gpus.records import GpusRead
     from ddplaunch.features.health.records import NodeHealth
-    from ddplaunch.protocol.gpus import GpusRead
 
 _CONNECT_S, _ALL_CONNECTS_S = 3.0, 12.0
 _MAX_CONNECTS = 32
@@ -50,8 +50,8 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
     addresses = _addresses(order)
     listen_at = addresses[0] if len(addresses) == 1 else network.any_address()
     with network.listen("this node", listen_at, 0) as listener:
-        threading.Thread(target=_accept, args=(listener,), name="accept", daemon=True).start()
-        read = gpu_reader.read_once("health", _GPUS_S)
+        in_thread("accept", partial(_accept, listener))
+        read = reader.read_once("health", _GPUS_S)
         outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
         while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
             query = received[0]
@@ -71,13 +71,13 @@ def _addresses(order: InspectNode) -> tuple[str, ...]:
 def _health(order: InspectNode, read: GpusRead) -> NodeHealth | None:
     if not order.looks_at_health:
         return None
-    from ddplaunch.features.health import health_look
+    from ddplaunch.features.health.gpu_faults import look
 
-    return health_look.look(read, order.log_dir, order.gpus, is_alone=not order.has_peers)
+    return look(read, order.log_dir, order.gpus, is_alone=not order.has_peers)
 
 
 def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: NodeHealth | None) -> NodeReport:
-    torch, cuda = torch_files.versions()
+    torch, cuda = this_node.torch_versions()
     started_s = time.monotonic()
     name = network.reverse_name(addresses[0])
     name_s = time.monotonic() - started_s

@@ -1,4 +1,4 @@
-"""Queries of ``--check`` to an agent without a run, and its answers. No behaviour belongs here."""
+"""Records of ``--check``: queries to an agent without a run and its answers, and what workers print. No behaviour."""
 
 from __future__ import annotations
 
@@ -6,9 +6,13 @@ from typing import Annotated
 
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, Seconds, Size, between
+from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, Quantity, Seconds, Size, at_most, between
 from ddplaunch.protocol.specs import Program
 
+NETWORK_RATES, GPU_RATES = "check: ", "check-gpus: "
+"""Start of the line that a worker of ``--check``, and one of ``--check --deep``, prints."""
+
+MAX_GPUS = 256
 _FileLimit = Annotated[int, between(-1, 1 << 60)]
 
 
@@ -108,6 +112,57 @@ class ConnectResults:
     """Agent to launcher, in answer to ConnectToNodes. ``failed``: hosts without a connection, each with the reason."""
 
     failed: tuple[tuple[OneLine, OneLine], ...]
+
+
+# What workers print: rank 0 for all nodes, and for ``--check --deep`` the worker of each node; one line each.
+
+
+@dataclass(frozen=True, kw_only=True)
+class NetworkRates:
+    """The rates of the network; values per node are in the order of the nodes.
+
+    Attributes:
+        nccl: version of NCCL; empty without NCCL.
+        pairs: bytes per second with one other node at a time.
+        backend: backend of torch.distributed.
+        all_reduce: bytes per second out of each node and into it.
+    """
+
+    nccl: tuple[OneLine, ...]
+    pairs: tuple[Quantity, ...]
+    backend: OneLine
+    all_reduce: Quantity
+
+
+@dataclass(frozen=True, kw_only=True)
+class GpuRates:
+    """The rates of one GPU; 0: not measured.
+
+    Attributes:
+        index: CUDA's index in the worker.
+        uuid: empty if torch does not tell it.
+        matmul_flops: floating point operations per second, of a product of two large matrices.
+        memory_bytes_per_s: bytes read and written per second.
+        peer_bytes_per_s: to and from another GPU of the node, of which the fastest counts.
+        problem: why a rate is missing; empty if none is.
+    """
+
+    index: Count
+    name: OneLine = ""
+    uuid: OneLine = ""
+    matmul_flops: Quantity = 0.0
+    memory_bytes_per_s: Quantity = 0.0
+    peer_bytes_per_s: Quantity = 0.0
+    problem: OneLine = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeGpuRates:
+    """The rates of the GPUs of one node; ``missing`` says why there are none. ``rank`` is that of the worker."""
+
+    rank: Count
+    gpus: Annotated[tuple[GpuRates, ...], at_most(MAX_GPUS)] = ()
+    missing: OneLine = ""
 
 
 TO_AGENT = {InspectNode: "node_check"}

@@ -16,15 +16,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
-from ddplaunch.features.check.records import GpuRates, NodeGpuRates
+from ddplaunch.features.check.queries import GPU_RATES, GpuRates, NodeGpuRates
 from ddplaunch.protocol import wire
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
-
-PREFIX = "check-gpus: "
-"""Start of the line with the record."""
 
 LIMIT_S = 120.0
 _MEASURE_S, _PAIR_S, _LONG_STEP_S = 1.0, 0.05, 0.05
@@ -58,7 +55,7 @@ class _Found:
             record = NodeGpuRates(
                 rank=int(os.environ.get("RANK", "0")), gpus=tuple(self._gpus.values()), missing=quote(missing, 500)
             )
-        print(PREFIX + wire.encode(record).decode("ascii"), end="", flush=True)
+        print(GPU_RATES + wire.encode(record).decode("ascii"), end="", flush=True)
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ Runs in the workers. Uses NCCL where every node has a GPU that its torch can use
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from datetime import timedelta
@@ -13,6 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+
+from ddplaunch.features.check.queries import NETWORK_RATES, NetworkRates
+from ddplaunch.protocol import wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -127,8 +129,8 @@ def main() -> None:
     pairs: list[Any] = [None] * world
     dist.all_gather_object(pairs, _pair_rate(meter, _LAST_BYTES[backend]) if world > 1 else 0.0)
     if dist.get_rank() == 0:
-        results = {"nccl": nccl_versions, "backend": backend, "all": rate, "pairs": pairs}
-        print("check: " + json.dumps(results), flush=True)
+        rates = NetworkRates(nccl=tuple(nccl_versions), pairs=tuple(pairs), backend=backend, all_reduce=rate)
+        print(NETWORK_RATES + wire.encode(rates).decode("ascii"), end="", flush=True)
     dist.destroy_process_group()
 
 

@@ -8,16 +8,17 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
+import string
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.features.come_back import stdout
-from ddplaunch.features.come_back.log_follower import POLL_S, LogFollower
+from ddplaunch.features.come_back.log_follower import POLL_S, LogFollower, pause, write_stdout
 from ddplaunch.protocol.environment import RUN_ID
-from ddplaunch.system import process_activity, run_tags
-from ddplaunch.system.files import free_space, run_json
+from ddplaunch.system import procfs, run_tags
+from ddplaunch.system.files import kept_files, run_json
 from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import quote
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
+
 
 CONSOLE_LOG = "console.log"
 
@@ -86,7 +88,7 @@ def attach(request: Request) -> int:
 def _found(option: str, request: Request) -> RunFolder:
     """The run, which must not be the one that this process is a part of: each would wait for the other's end."""
     run = find(option, request.value, request.log_dir)
-    if run_tags.run_tag_of(os.environ.get(RUN_ID, "")) == run_json.text(run.started, "run_tag") != "":
+    if run_tags.run_tag_of(os.environ.get(RUN_ID, "")) == run.started.run_tag != "":
         raise UsageError(f"{option} {request.value}: this command is a part of that run", "Use another terminal.")
     return run
 
@@ -95,8 +97,8 @@ def _begun(run: RunFolder) -> RunFolder:
     """``run`` with its run.json, once its launcher has written that and has begun console.log."""
     deadline = time.monotonic() + _BEGIN_S
     while run.is_running() and time.monotonic() < deadline:
-        run = replace(run, started=run_json.read(run.path / run_json.RUN) or {})
-        if run.started and os.path.exists(run.path / CONSOLE_LOG):
+        run = replace(run, started=run_json.facts(run.path))
+        if run.started.run_id and os.path.exists(run.path / CONSOLE_LOG):
             break
         time.sleep(POLL_S)
     return run
@@ -111,9 +113,7 @@ class _Viewer:
         self._was_running = run.is_running()
         self._coloured: Callable[[bytes], bytes] = lambda data: data
         if self._is_terminal and not os.environ.get("NO_COLOR"):
-            from ddplaunch.features.come_back.prefix_colours import colouring
-
-            self._coloured = colouring(run_json.text(run.started, "line_prefix"))
+            self._coloured = colouring(run.started.line_prefix)
 
     def begin(self) -> None:
         """Show what this is, and the last lines, unless they have been shown."""
@@ -122,7 +122,7 @@ class _Viewer:
         self._has_begun = True
         for line in _introduction(self._run, is_running=self._was_running):
             self._report(line)
-        stdout.write(self._coloured(self._follower.last_lines(_rows())))
+        write_stdout(self._coloured(self._follower.last_lines(_rows())))
         os.nice(_NICE)  # Now that the first lines are shown, the job comes first.
 
     def follow_to_the_end(self) -> int:
@@ -134,7 +134,7 @@ class _Viewer:
                 looked_s = time.monotonic()
                 if not self._run.is_running():
                     break
-            stdout.pause(POLL_S)  # Also in a flood of lines: it is the job that needs the CPU.
+            pause(POLL_S)  # Also in a flood of lines: it is the job that needs the CPU.
         while self._show_next():
             pass
         code = self._run.exit_code()
@@ -149,7 +149,7 @@ class _Viewer:
         if self._follower.has_gap:
             self._follower.has_gap = False
             self._report("... lines not shown: they were deleted before they could be shown here")
-        stdout.write(self._coloured(data))
+        write_stdout(self._coloured(data))
         return bool(data)
 
 
@@ -164,15 +164,14 @@ def _introduction(run: RunFolder, *, is_running: bool) -> list[str]:
     if run.other_host:
         kill = f"ssh {run.other_host} ddplaunch --kill {run.run_id}"
         lines.append(f"its launcher is on {run.other_host}, which shares the run folder; to end it: {kill}")
-    streams = run.started.get("on_terminal")
-    if isinstance(streams, list) and streams:
-        names = quote(" and ".join(map(str, streams)))
+    if streams := run.started.on_terminal:
+        names = quote(" and ".join(streams))
         lines.append(f"the {names} of its only worker is on its terminal only, not here (with -t 3 also here)")
     if not os.path.exists(run.path / CONSOLE_LOG):
         raise LaunchError(f"{run.run_id}: it has no {CONSOLE_LOG}", f"Its files are in {run.name}.", NODE_NOT_READY)
-    if free_space.is_low(run.path):
+    if kept_files.is_low(run.path):
         lines.append(f"the disk of {run.name} is full: lines are missing here")
-    if run.launcher_pid and (state := process_activity.suspended(run.launcher_pid)):
+    if run.launcher_pid and (state := procfs.suspended(run.launcher_pid)):
         lines.append(f"its launcher is {state}, as by Ctrl-Z: `kill -CONT {run.launcher_pid}` continues it")
     return lines
 
@@ -217,3 +216,48 @@ def _stop(run: RunFolder, report: Callable[[str], None]) -> None:
         launcher_request.stop(run)
     except LaunchError as error:
         report(error.text)
+
+
+# Colours of the prefixes in console.log, which has none: as on the console of the run.
+
+
+_VALUES = {"rank": "[0-9]+", "local_rank": "[0-9]+", "time": "[0-9:.]+"}
+_ANY = r"[^\s]*?"
+
+
+def colouring(template: str) -> Callable[[bytes], bytes]:
+    """A function that colours the prefixes of ``template`` in consecutive pieces of console.log.
+
+    Without the rank in the template, the pieces stay as they are.
+    """
+    from ddplaunch.launcher.display.line_prefix import colour_of
+
+    pattern = _pattern(template)
+    is_at_start = True
+
+    def coloured(match: re.Match[bytes]) -> bytes:
+        return b"\x1b[%dm%b\x1b[0m" % (colour_of(int(match["rank"])), match[0])
+
+    def colour(data: bytes) -> bytes:
+        nonlocal is_at_start
+        if not data or pattern is None:
+            return data
+        begin = 0 if is_at_start else data.find(b"\n") + 1 or len(data)
+        is_at_start = data.endswith(b"\n")
+        return data[:begin] + pattern.sub(coloured, data[begin:])
+
+    return colour
+
+
+def _pattern(template: str) -> re.Pattern[bytes] | None:
+    """Matches the prefix at the beginning of a line."""
+    parts, end, has_rank = ["^"], 0, False
+    for match in string.Template.pattern.finditer(template):
+        name = match["named"] or match["braced"]
+        value = _VALUES.get(name, _ANY) if name else re.escape("$")
+        if name == "rank" and not has_rank:
+            has_rank, value = True, f"(?P<rank>{_VALUES['rank']})"
+        parts += [re.escape(template[end : match.start()]), value]
+        end = match.end()
+    text = "".join((*parts, re.escape(template[end:])))
+    return re.compile(text.encode("utf-8", "surrogateescape"), re.MULTILINE) if has_rank else None

@@ -8,28 +8,29 @@ from __future__ import annotations
 
 import contextlib
 import os
+import pwd
+import re
 import select
 import shlex
 import shutil
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch import features
 from ddplaunch.errors import LaunchError, UsageError
-from ddplaunch.features.come_back import logind
 from ddplaunch.launcher import launch, setup
 from ddplaunch.launcher.display import console_log
-from ddplaunch.protocol import run_events
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files, run_folder, run_json, script_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
+
 
 _RETURN_S, _LOOK_S = 0.7, 0.2
 """Seconds from the start of this process until it returns; so long, at least, it looks at the launcher."""
@@ -41,6 +42,16 @@ _START_TIME = 19
 """Position of the start in ``procfs.stat``: clock ticks since the boot."""
 
 _SHOWN_BYTES = 1 << 16
+
+_SETTINGS = ("etc", "run", "usr/local/lib", "usr/lib")
+"""Of the settings of systemd, the most important first."""
+
+_LINGER = "var/lib/systemd/linger"
+"""Has a file for each user whose services outlive the last logout."""
+
+_SESSION, _USER_SERVICES = re.compile(rb"/session-[^/]+\.scope"), re.compile(rb"/user@\d+\.service")
+_TRUE = ("1", "yes", "y", "true", "t", "on")
+_WAY_OUT = "`loginctl enable-linger` once, then systemd-run --user --scope ddplaunch --detach ..."
 
 
 def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[str], None]) -> int:
@@ -73,7 +84,7 @@ def start(config: LaunchConfig, show: Callable[[str], None], report: Callable[[s
 
 
 def _check(config: LaunchConfig) -> None:
-    if config.task or config.rendezvous:
+    if config.task or config.each_node_has_launcher:
         raise UsageError(
             "--detach: not where every node has its own launcher",
             "One command can start all nodes: --hosts, or in SLURM without srun. A scheduler's job needs no --detach.",
@@ -141,7 +152,7 @@ def _after_start(
     if code is None:
         report(f"the run goes on without this terminal{_limit(config)}; its output: {folder / console_log.FILE}")
         report(f"to come back: ddplaunch --attach {run_id}{_where(folder)}; to end it: ddplaunch --kill {run_id}")
-        if problem := logind.ends_at_logout():
+        if problem := ends_at_logout():
             report(f"warning: {problem}")
     else:
         report(f"the run has succeeded already; its output: {folder / console_log.FILE}")
@@ -195,7 +206,7 @@ def _has_begun(folder: Path, passed_s: float, *, is_local: bool) -> bool:
     """
     if not os.path.exists(folder / run_json.RUN):
         return passed_s > _SLOW_S
-    return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_events.FILE))
+    return not is_local or passed_s > _READY_S or b'"agent_ready"' in procfs.read(str(folder / run_json.EVENTS))
 
 
 def _age_s() -> float:
@@ -206,7 +217,52 @@ def _age_s() -> float:
 
 
 def _end_of(path: Path) -> bytes:
-    with contextlib.suppress(OSError), open(path, "rb") as file:
+    with contextlib.suppress(OSError), kept_files.open_regular(path) as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - _SHOWN_BYTES))
         return file.read()
     return b""
+
+
+# Whether systemd ends this process when its user logs out, as far as files tell it: logind.conf(5), loginctl(1).
+
+
+def ends_at_logout(root: Path = Path("/")) -> str:
+    """Why a logout ends this process, and what to do; empty if it does not, or if that cannot be known.
+
+    ``root`` is the folder that has /etc, /proc and the others.
+    """
+    cgroup = procfs.read(str(root / "proc/self/cgroup"))
+    if _SESSION.search(cgroup):
+        is_ended = _kills_processes_of(_user_name(), _settings(root))
+        return f"a logout ends this run: logind has KillUserProcesses=yes. {_WAY_OUT}" if is_ended else ""
+    if _USER_SERVICES.search(cgroup) and not os.path.exists(root / _LINGER / _user_name()):
+        return "the last logout ends this run with the user's services: `loginctl enable-linger` keeps them"
+    return ""
+
+
+def _user_name() -> str:
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:  # As in a container with an arbitrary user id.
+        return str(os.getuid())
+
+
+def _kills_processes_of(user: str, settings: dict[str, str]) -> bool:
+    excluded, only = (settings.get(key, "").split() for key in ("KillExcludeUsers", "KillOnlyUsers"))
+    if "KillExcludeUsers" not in settings:
+        excluded = ["root"]
+    # Without a setting it depends on how systemd was compiled; distributions choose no.
+    is_on = settings.get("KillUserProcesses", "").lower() in _TRUE
+    return is_on and user not in excluded and (not only or user in only)
+
+
+def _settings(root: Path) -> dict[str, str]:
+    """The last assignment of each key: those of logind.conf come before those of logind.conf.d, by name."""
+    whole = [root / folder / "systemd/logind.conf" for folder in _SETTINGS]
+    parts: dict[str, Path] = {}
+    for folder in reversed(_SETTINGS):  # A file hides those of its name that are less important.
+        parts.update({path.name: path for path in (root / folder / "systemd/logind.conf.d").glob("*.conf")})
+    paths = [*[path for path in whole if os.path.isfile(path)][:1], *(parts[name] for name in sorted(parts))]
+    lines = [line for path in paths for line in procfs.read(str(path)).decode("utf-8", "replace").splitlines()]
+    pairs = (line.partition("=") for line in lines if not line.lstrip().startswith(("#", ";")))
+    return {key.strip(): value.strip() for key, is_set, value in pairs if is_set}

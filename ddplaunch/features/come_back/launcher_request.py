@@ -21,7 +21,6 @@ from ddplaunch.protocol.control import (
     StopRun,
 )
 from ddplaunch.system import unix_socket
-from ddplaunch.system.files import run_json
 from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import quote
 
@@ -38,7 +37,7 @@ def stop(run: RunFolder) -> None:
     Raises:
         LaunchError: the launcher does not answer, or refuses.
     """
-    if problem := _ask(run, StopRun(_tag(run))):
+    if problem := _ask(run, StopRun(run.started.run_tag)):
         raise LaunchError(f"the run is not stopped: {problem}", f"ddplaunch --kill {run.run_id}", NODE_NOT_READY)
 
 
@@ -56,13 +55,9 @@ def leave(request: Request) -> None:
     if not (run.launcher_pid and run.is_running()):
         raise UsageError(f"--leave {request.value}: its launcher has ended")
     os.kill(run.launcher_pid, signal.SIGCONT)
-    if problem := _ask(run, LeaveTerminal(_tag(run))):
+    if problem := _ask(run, LeaveTerminal(run.started.run_tag)):
         raise LaunchError(f"the run still needs its terminal: {problem}", "", NODE_NOT_READY)
     request.report(f"run {run.run_id} goes on without its terminal; to come back: ddplaunch --attach {run.run_id}")
-
-
-def _tag(run: RunFolder) -> str:
-    return run_json.text(run.started, "run_tag")
 
 
 def _ask(run: RunFolder, request: StopRun | LeaveTerminal) -> str:

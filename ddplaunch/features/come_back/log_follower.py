@@ -1,4 +1,4 @@
-"""Reads console.log, or another file, from its last lines on, while another process writes it.
+"""Reads console.log, or another file, from its last lines on, while another process writes it; and writes to stdout.
 
 Runs in the process that the user started. It only reads the file: however slow or stopped this process is, the writer
 never waits for it.
@@ -7,13 +7,17 @@ never waits for it.
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import os
-import stat
+import select
 from typing import TYPE_CHECKING
+
+from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
     from pathlib import Path
+
 
 POLL_S = 0.05
 _READ_BYTES = 1 << 20
@@ -92,10 +96,7 @@ class LogFollower:
 
     def _open(self, path: Path) -> bool:
         with contextlib.suppress(OSError):
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)  # Opening a FIFO would block.
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                os.close(fd)
-                return False
+            fd = kept_files.regular_fd(path)
             self.close()
             self._fd = fd
             return True
@@ -110,3 +111,32 @@ def _identity_of(path: Path) -> tuple[int, int] | None:
     with contextlib.suppress(OSError):
         return _identity(os.stat(path))
     return None
+
+
+# Standard output: a terminal, or a pipe whose reader may be slow, or may have gone. Nothing is held back in a buffer.
+
+
+def write_stdout(data: bytes) -> None:
+    """Write all of ``data``, however long that takes.
+
+    Raises:
+        OSError: it cannot be written; BrokenPipeError: nobody reads it any more.
+    """
+    view = memoryview(data)
+    while view:
+        try:
+            view = view[os.write(1, view) :]
+        except BlockingIOError:  # Another process made the terminal or pipe non-blocking, as ssh does.
+            select.select([], [1], [])
+
+
+def pause(seconds: float) -> None:
+    """Wait, but end where nobody reads stdout any more: a run without output would keep its viewers for ever.
+
+    Raises:
+        BrokenPipeError: the reader of the pipe, or the terminal, has gone.
+    """
+    poll = select.poll()
+    poll.register(1, 0)  # poll(2): errors and hang-ups are reported without being asked for.
+    if any(events & (select.POLLERR | select.POLLHUP) for _, events in poll.poll(seconds * 1000)):
+        raise BrokenPipeError(errno.EPIPE, os.strerror(errno.EPIPE))

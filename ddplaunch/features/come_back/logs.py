@@ -9,24 +9,47 @@ import os
 import time
 from collections.abc import Collection
 from dataclasses import field
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
-from ddplaunch.features.come_back import rank_logs, stdout
-from ddplaunch.features.come_back.log_follower import LogFollower
+from ddplaunch.features.come_back.log_follower import LogFollower, pause, write_stdout
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system.files import run_json
 from ddplaunch.system.files.run_folders import find
 from ddplaunch.text import fold_ints, quote, ranks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
-    from ddplaunch.features.come_back.rank_logs import RankLogs
     from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
+    from ddplaunch.system.files.run_json import Json
 
+
+_STREAMS = ("stdout", "stderr")
 _POLL_S, _AGAIN_S = 0.1, 1.0
 """Seconds between two looks at the files, and at the run: whether it has ended, or another attempt has started."""
+
+_NUMBERS = {"attempt": 1 << 30, "workers": 1 << 16, "first_rank": 1 << 30}
+"""Keys of an event, and what their numbers are below."""
+
+
+@dataclass(frozen=True)
+class RankLogs:
+    """The log files of one rank in one attempt.
+
+    Attributes:
+        folder: has the files, if they are on this machine; None if they are only on ``host``.
+        subfolder: where they are in the run folder on ``host``.
+        last_lines: the end of the output of a failed rank, which was sent to this machine; None if there is none.
+    """
+
+    rank: int
+    host: str
+    folder: Path | None
+    subfolder: str
+    last_lines: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,11 +86,11 @@ class _Output:
         """Print ``data`` of the file with this title."""
         if self.has_titles and title != self._last:
             before = "" if self._is_at_line_end else "\n"
-            stdout.write(
+            write_stdout(
                 f"{before}{chr(10) if self._last else ''}==> {title} <==\n".encode("utf-8", "backslashreplace")
             )
             self._last = title
-        stdout.write(data)
+        write_stdout(data)
         self._is_at_line_end = data.endswith(b"\n")
 
 
@@ -113,7 +136,7 @@ def _hint(run: RunFolder) -> str:
 
 def _started(run: RunFolder, asked: _Asked, first: int) -> Iterator[tuple[int, dict[int, RankLogs]]]:
     """The attempts from ``first`` on, if they are to be shown, and of each the logs by rank: those of its ranks."""
-    for attempt, found in sorted(rank_logs.of_run(run).items()):
+    for attempt, found in sorted(_of_run(run).items()):
         if attempt == asked.attempt or (asked.attempt is None and attempt >= first):
             wanted = found if asked.ranks is None else found.keys() & asked.ranks
             yield attempt, {rank: found[rank] for rank in sorted(wanted)}
@@ -121,7 +144,7 @@ def _started(run: RunFolder, asked: _Asked, first: int) -> Iterator[tuple[int, d
 
 def _chosen(run: RunFolder, asked: _Asked) -> tuple[int, dict[int, RankLogs]]:
     """The attempt with which the command begins, and the logs of the ranks that are to be shown."""
-    attempts = rank_logs.of_run(run)
+    attempts = _of_run(run)
     if not attempts:
         raise LaunchError(f"--logs {asked.run_id}: no worker has started", f"See {run.name}.", NODE_NOT_READY)
     attempt = max(attempts) if asked.attempt is None else asked.attempt
@@ -149,7 +172,7 @@ def _files(logs: RankLogs) -> list[_File]:
     if logs.folder is None:
         paths = [logs.last_lines] if logs.last_lines else []
     else:
-        paths = [path for name in rank_logs.STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
+        paths = [path for name in _STREAMS if os.path.exists(path := logs.folder / f"{name}.log")]
     return [
         _File(f"rank {logs.rank} on {quote(logs.host)}, {path.stem}", LogFollower(path.parent, path.name))
         for path in paths
@@ -171,7 +194,7 @@ def _follow_for(seconds: float, files: Collection[_File], output: _Output) -> No
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if not any([_print_next(file, output) for file in files]):
-            stdout.pause(_POLL_S)
+            pause(_POLL_S)
 
 
 def _print_next(file: _File, output: _Output) -> bool:
@@ -179,3 +202,47 @@ def _print_next(file: _File, output: _Output) -> bool:
     if data:
         output.write(file.title, data)
     return bool(data)
+
+
+# Which ranks an attempt had, and where their files are. Lines that are cut or damaged are passed over.
+
+
+def _of_run(run: RunFolder) -> dict[int, dict[int, RankLogs]]:
+    """The logs by attempt and rank, as far as attempts have started."""
+    found: dict[int, dict[int, RankLogs]] = {}
+    for folder in run.of_all_launchers():
+        starts = list(_starts(folder))
+        # The files of several nodes are in a folder for each host.
+        is_alone = len({event["host"] for event in starts}) == 1
+        for event in starts:
+            by_rank = found.setdefault(event["attempt"], {})
+            for local_rank in range(event["workers"]):
+                rank = event["first_rank"] + local_rank
+                by_rank[rank] = _logs(folder, event, rank, local_rank, is_alone=is_alone)
+    return found
+
+
+def _starts(folder: Path) -> Iterator[Json]:
+    """The events about workers that were started, in their order."""
+    for event in run_json.lines(folder / run_json.EVENTS, b"attempt_started"):
+        if event and event.get("event") == "attempt_started" and _is_whole(event):
+            yield event
+
+
+def _is_whole(event: Json) -> bool:
+    numbers = all(type(event.get(key)) is int and 0 <= event[key] < limit for key, limit in _NUMBERS.items())
+    host = event.get("host")
+    return numbers and isinstance(host, str) and bool(host) and "/" not in host and host not in (".", "..")
+
+
+def _logs(folder: Path, event: Json, rank: int, local_rank: int, *, is_alone: bool) -> RankLogs:
+    subfolder, host = f"attempt_{event['attempt']}/{local_rank}", event["host"]
+    places = (folder / host / subfolder, *((folder / subfolder,) if is_alone else ()))
+    last_lines = folder / "failed" / f"rank_{rank}" / "last_lines.log"
+    return RankLogs(
+        rank,
+        host,
+        next(filter(os.path.isdir, places), None),
+        subfolder,
+        last_lines if os.path.isfile(last_lines) else None,
+    )

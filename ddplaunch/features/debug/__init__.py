@@ -3,3 +3,33 @@
 Parts in the launcher, the agent and the worker; ``records`` is what they say to each other. Only the worker's part
 imports torch.
 """
+
+EVENTS = {
+    "debugger_opened": "a rank has stopped in a debugger, and waits for the terminal",
+    "debugger_closed": "the rank goes on, or has ended, after `s` seconds in the debugger",
+}
+
+
+def rows() -> tuple[object, ...]:
+    """``--debug-on-error``, ``--debug-ranks``."""
+    from ddplaunch.rows import PYTHON, Option, flag, parse_ranks
+
+    return (
+        flag(
+            "--debug-on-error",
+            "The first rank that raises an exception stops in pdb (post-mortem) before the job ends. Needs a terminal. "
+            "breakpoint() works without any option.",
+            sets="workers.debug_on_error",
+            only=(PYTHON,),
+            after="--shutdown-timeout",
+        ),
+        Option(
+            "--debug-ranks",
+            "0,4-7",
+            "Only these ranks stop in a debugger, by breakpoint() or --debug-on-error; the others go on. Default: all.",
+            sets="workers.debug_ranks",
+            parse=parse_ranks,
+            only=(PYTHON,),
+            after="--shutdown-timeout",
+        ),
+    )

@@ -18,15 +18,16 @@ from ddplaunch.features.debug import records as debugging
 from ddplaunch.features.debug.records import SessionOrder, SessionRequest
 from ddplaunch.protocol import wire
 from ddplaunch.system import linux
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     import socket
 
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.agent.workers.worker_socket import Connection
     from ddplaunch.features.debug.agent_session import DebugSession
     from ddplaunch.protocol.results import Round
+    from ddplaunch.system.unix_socket import Connection
 
 _REQUEST_S = 5.0
 _MAX_SESSIONS = 1024
@@ -74,7 +75,7 @@ class DebugPart(Part):
         if len(self._sessions) >= _MAX_SESSIONS:
             connection.close()
             return
-        threading.Thread(target=self._serve, args=(connection,), name="debug session", daemon=True).start()
+        in_thread("debug session", lambda: self._serve(connection))
 
     def _serve(self, connection: socket.socket) -> None:
         from ddplaunch.features.debug.agent_session import DebugSession

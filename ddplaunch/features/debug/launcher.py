@@ -28,24 +28,24 @@ from ddplaunch.features.debug.records import (
 )
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.control import LeaveTerminal
+from ddplaunch.mailbox import NEVER
+from ddplaunch.protocol.control import LeaveTerminal, RequestRefused
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
 from ddplaunch.text import escape, ranks
 from ddplaunch.transport.handle import ChannelClosed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterator
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.debug.terminal import Terminal
+    from ddplaunch.launcher.control_socket import ControlRequest
     from ddplaunch.launcher.display.console import Console
-    from ddplaunch.launcher.display.terminal import Terminal
     from ddplaunch.launcher.nodes import Nodes
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunServices
-    from ddplaunch.protocol.control import Request
 
-_NEVER = float("inf")
 _SETTLE_S = 0.2
 """Time after the first stop in which other ranks may stop too: the lowest one begins."""
 
@@ -112,21 +112,21 @@ class SessionEvents(Watch):
     """Writes to events.jsonl when a rank has stopped in a debugger, and when it goes on."""
 
     def __init__(self, note: Callable[..., None]) -> None:
-        """``note``: as ``RunEvents.of_node``."""
+        """``note``: as ``Watches.note``."""
         self._note = note
         self._open: dict[tuple[int, int], tuple[float, dict[str, int]]] = {}
 
-    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, event: object) -> None:
         """An event of node ``index``; other events have no effect."""
         match event:
             case SessionOpened():
                 facts = {"attempt": event.attempt, "rank": event.rank}
                 self._open[index, event.session] = time.time(), facts
-                self._note("debugger_opened", index, f"rank {event.rank} stopped {event.place}", **facts)
+                self._note("debugger_opened", f"rank {event.rank} stopped {event.place}", node=index, **facts)
             case SessionClosed(session=session) if (index, session) in self._open:
                 opened_s, facts = self._open.pop((index, session))
                 text = "the user has quit" if event.has_quit else ""
-                self._note("debugger_closed", index, text, **facts, s=round(time.time() - opened_s, 3))
+                self._note("debugger_closed", text, node=index, **facts, s=round(time.time() - opened_s, 3))
 
 
 class Debugging(Watch):
@@ -146,25 +146,27 @@ class Debugging(Watch):
         self._sessions: dict[tuple[int, int], _Session] = {}
         self._focus: _Session | None = None
         self._terminal: Terminal | None = None
-        self._due = _NEVER
-        self._world_size = 0
-        self._interrupted_at = -_NEVER
+        self._due = NEVER
+        self._attempt = self._world_size = 0
+        self._interrupted_at = -NEVER
         self._attempt_over = -1
         self._has_explained = self._is_announced = False
         self._column_is_0 = True
 
-    def refuses(self, request: Request) -> str:
+    def on_request(self, request: ControlRequest) -> bool:
         """The terminal is not left while a rank has it, or waits for it."""
-        is_needed = isinstance(request, LeaveTerminal) and self._sessions
-        return "a rank has stopped in a debugger and needs it" if is_needed else ""
+        if not self._sessions or not isinstance(request.request, LeaveTerminal):
+            return False
+        request.answer(RequestRefused("a rank has stopped in a debugger and needs it"))
+        return True
 
     # Events.
 
-    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, event: object) -> None:
         """An event of node ``index``. Other events have no effect."""
         match event:
-            case AttemptStarted(world_size=world_size):
-                self._world_size = world_size
+            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= self._attempt:
+                self._attempt, self._world_size = attempt, world_size
             case SessionOpened():
                 self._on_opened(_Session(index, event))
             case ChannelClosed():
@@ -271,7 +273,7 @@ class Debugging(Watch):
         if self._shutdown.in_progress:
             self._leave_all()
         elif now >= self._due:
-            self._due = _NEVER
+            self._due = NEVER
             self._give_to_next(now)
         return self._due
 
@@ -296,7 +298,7 @@ class Debugging(Watch):
         return min(stopped or waiting, key=lambda each: each.order, default=None)
 
     def _can_read(self) -> bool:
-        from ddplaunch.launcher.display import terminal
+        from ddplaunch.features.debug import terminal
 
         return terminal.is_in_foreground(0)
 
@@ -309,7 +311,7 @@ class Debugging(Watch):
             )
 
     def _give(self, session: _Session) -> None:
-        from ddplaunch.launcher.display.terminal import Terminal
+        from ddplaunch.features.debug.terminal import Terminal
 
         if self._terminal is None:
             post = self._post
@@ -356,7 +358,7 @@ class Debugging(Watch):
 
     def _end(self) -> None:
         """Nobody has the terminal any more."""
-        self._focus, self._due = None, _NEVER
+        self._focus, self._due = None, NEVER
         if self._terminal and self._terminal.is_raw:
             self._console.raw(self._terminal.modes.reset() + (b"" if self._column_is_0 else b"\r\n"))
             self._column_is_0 = True
@@ -372,7 +374,7 @@ class Debugging(Watch):
         if had_terminal:
             self._due = time.monotonic()
 
-    def close(self) -> None:
+    def on_loop_ended(self) -> None:
         """Restore the terminal for good."""
         self._sessions.clear()
         self._end()
@@ -383,4 +385,4 @@ class Debugging(Watch):
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
     debugging = Debugging(run.config, run.nodes, run.shutdown, run.messages.console, run.post)
-    return SessionEvents(run.events.of_node), debugging
+    return SessionEvents(run.note), debugging

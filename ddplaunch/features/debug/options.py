@@ -11,11 +11,12 @@ if TYPE_CHECKING:
     from ddplaunch.config import LaunchConfig
 
 
-def check_start(config: LaunchConfig, stdout_fd: int) -> None:
-    """Raise UsageError if this launcher, the only one of the run, has no terminal."""
-    if not config.rendezvous and (problem := missing_terminal(stdout_fd)):
+def prepare(config: LaunchConfig, stdout_fd: int | None) -> LaunchConfig:
+    """Before the run: raise UsageError if its only launcher has no terminal."""
+    if not config.each_node_has_launcher and stdout_fd is not None and (problem := missing_terminal(stdout_fd)):
         hint = "Start the job in a terminal, without a pipe or a redirection, or leave the option out."
         raise UsageError(f"--debug-on-error needs a terminal: {problem}", hint, ("--debug-on-error",))
+    return config
 
 
 def missing_terminal(stdout_fd: int) -> str:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, OneLine, Pid, between
-from ddplaunch.protocol.sender import OfRanks
+from ddplaunch.protocol.launcher_agent import OfRanks
 
 ADDRESS = "ddplaunch.debugger."
 """Begin of the address of a worker's connection, in the abstract namespace; a random text follows."""

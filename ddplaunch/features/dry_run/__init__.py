@@ -2,3 +2,18 @@
 
 ``fake_cuda`` runs in the workers. Only they import it.
 """
+
+
+def rows() -> tuple[object, ...]:
+    """``--rehearse-compile``."""
+    from ddplaunch.rows import DRY_RUN, flag
+
+    return (
+        flag(
+            "--rehearse-compile",
+            "With --dry-run: torch.compile compiles for the CPU. Default: it returns the model unchanged.",
+            sets="compile_on_cpu",
+            only=(DRY_RUN,),
+            after="--dry-run",
+        ),
+    )

@@ -16,7 +16,8 @@ class DryRunPart(Part):
     def for_worker(self, worker: Worker) -> dict[str, str]:
         """The number of GPUs, and whether ``torch.compile`` compiles for the CPU."""
         gpus = self._node.placement.fake_gpus
-        return {"dry_run": f"{gpus.gpus} {int(gpus.compile_on_cpu)}"} if gpus else {}
+        compiles = int(self._node.spec.compile_on_cpu)
+        return {} if gpus is None else {"dry_run": f"{gpus} {compiles}"}
 
 
 part = DryRunPart

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.faults.records import FaultInjected, InjectFault
 from ddplaunch.system import processes
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -82,8 +83,7 @@ class Throttle:
         self._run_s = max(_THROTTLE_PERIOD_S / factor, _MIN_RUN_S)
         self._pause_s = self._run_s * (factor - 1)
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="throttle", daemon=True)
-        self._thread.start()
+        self._thread = in_thread("throttle", self._run)
 
     def reap(self, pid: int) -> int:
         """End the thread, with the process group running, and reap the leader."""

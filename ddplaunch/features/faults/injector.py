@@ -22,9 +22,10 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import environment
+from ddplaunch.protocol.findings import Injected
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
-from ddplaunch.protocol.results import Injected
 from ddplaunch.system import procfs
 from ddplaunch.transport.handle import ChannelClosed, node_tag
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from ddplaunch.protocol.results import AttemptResult, RunResult
     from ddplaunch.transport.handle import WriteOutput
 
-_NEVER = float("inf")
 _MAX_PASSES = 20
 """Limit of the repeated searches for new processes of a node that is being suspended."""
 
@@ -65,8 +65,8 @@ class Fault:
     injected_at: float | None = None
     node: Node | None = None
     local_rank: int = 0
-    due_at: float = _NEVER
-    heal_at: float = _NEVER
+    due_at: float = NEVER
+    heal_at: float = NEVER
     is_partition: bool = False
     seen_on: set[str] = field(default_factory=set)
 
@@ -101,7 +101,7 @@ class Injector(Watch):
             self._on_line_seen(self._faults[event.number], event.host)
         return isinstance(event, LineSeen)
 
-    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, event: object) -> None:
         """Follow the attempts and injected faults of node ``index``."""
         node = self._run.nodes.all[index]
         match event:
@@ -124,7 +124,7 @@ class Injector(Watch):
         fault.local_rank = (fault.spec.rank or 0) - first_rank
         fault.started_at = time.monotonic()
         is_due = fault.spec.after_line is None or node.host in fault.seen_on
-        fault.due_at = fault.started_at + fault.spec.after_s if is_due else _NEVER
+        fault.due_at = fault.started_at + fault.spec.after_s if is_due else NEVER
 
     def _on_line_seen(self, fault: Fault, host: str) -> None:
         fault.seen_on.add(host)
@@ -135,7 +135,7 @@ class Injector(Watch):
         """Do not inject the faults of ``node`` in ``attempt`` any more; None: in any attempt."""
         for fault in self._faults:
             if fault.node is node and attempt in (None, fault.spec.attempt):
-                fault.due_at = _NEVER
+                fault.due_at = NEVER
 
     def run_due(self, now: float) -> float:
         """Inject the faults that are due, and end partitions, all if the run stops. Returns when to call again."""
@@ -143,11 +143,11 @@ class Injector(Watch):
             self._release()
         for number, fault in enumerate(self._faults):
             if fault.due_at <= now and fault.node:
-                fault.due_at, fault.tried_at = _NEVER, now
+                fault.due_at, fault.tried_at = NEVER, now
                 self._inject(number, fault, fault.node)
             if fault.heal_at <= now:
                 self._heal(fault)
-        return min((min(fault.due_at, fault.heal_at) for fault in self._faults), default=_NEVER)
+        return min((min(fault.due_at, fault.heal_at) for fault in self._faults), default=NEVER)
 
     def _inject(self, number: int, fault: Fault, node: Node) -> None:
         spec = fault.spec
@@ -162,7 +162,7 @@ class Injector(Watch):
             case "partition":
                 self._freeze(node.index)
                 fault.is_partition = True
-                fault.heal_at = time.monotonic() + (_NEVER if spec.for_s is None else spec.for_s)
+                fault.heal_at = time.monotonic() + (NEVER if spec.for_s is None else spec.for_s)
                 # In a dry run only partitioned nodes get pings: on a busy laptop other nodes would count as lost.
                 self._run.pings.watch(node, time.monotonic())
                 fault.set_injected()
@@ -179,7 +179,7 @@ class Injector(Watch):
             counts.append(count)
 
     def _heal(self, fault: Fault) -> None:
-        fault.heal_at, fault.is_partition = _NEVER, False
+        fault.heal_at, fault.is_partition = NEVER, False
         if fault.node:
             self._signal_node(fault.node.index, signal.SIGCONT)
 
@@ -191,11 +191,11 @@ class Injector(Watch):
     def _release(self) -> None:
         """Inject no more faults, and end all partitions, so that the nodes can be stopped."""
         for fault in self._faults:
-            fault.due_at = _NEVER
+            fault.due_at = NEVER
             if fault.is_partition:
                 self._heal(fault)
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Add the effect of each fault, in the order of the options, if an attempt has started."""
         if not self._attempt_starts:
             return result

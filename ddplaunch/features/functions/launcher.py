@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.collect_logs.launcher import collector
 from ddplaunch.launcher.watches import Watch
 
 if TYPE_CHECKING:
@@ -17,18 +18,24 @@ if TYPE_CHECKING:
 class ReturnValues(Watch):
     """The values of a function's workers."""
 
-    def __init__(self, run: RunServices) -> None:
-        self._run = run
+    def __init__(self, run: RunServices, incomplete: Mapping[str, str]) -> None:
+        """``incomplete``: by host, why not all of its files were copied, once the loop has ended."""
+        self._run, self._incomplete = run, incomplete
 
-    def failure(self, last: AttemptResult, incomplete: Mapping[str, str]) -> LaunchError | None:
+    def failure(self, last: AttemptResult) -> LaunchError | None:
         """Why not all values have arrived, if all functions have returned."""
         if last.outcome != "succeeded":
             return None
-        from ddplaunch.features.functions import function_call
+        from ddplaunch.features.functions import target
 
-        return function_call.lost_values(last, self._run.folder(), self._run.config, incomplete)
+        return target.lost_values(last, self._run.folder(), self._run.config, self._incomplete)
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    return (ReturnValues(run),) if run.config.entry == "function" else ()
+    if run.config.entry != "function":
+        return ()
+    if run.config.is_local:
+        return (ReturnValues(run, {}),)
+    collected = collector(run, "logs" if run.config.output.collect_logs else "return values")
+    return collected, ReturnValues(run, collected.missing)

@@ -14,9 +14,9 @@ import sys
 from multiprocessing import process, spawn
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.features.collect_logs.records import RESULT_FILE
 from ddplaunch.features.functions import records as function_call
 from ddplaunch.protocol.agent_entry import TEXT_FD
-from ddplaunch.protocol.log_transfer import RESULT_FILE
 from ddplaunch.system.files import kept_files
 from ddplaunch.worker.parts import WorkerPart
 

@@ -3,3 +3,57 @@
 Agents sample their workers and report for how long they are quiet; the launcher has them examined, and explains who
 waits for whom. A thread in each worker answers what torch knows of its collectives. What explains is pure.
 """
+
+EVENTS = {
+    "quiet": "no rank has written output or called a collective since `t`; known 60 s later",
+    "active": "the job is no longer quiet, after `s` seconds",
+    "hang_reported": "nothing has moved for so long that the job seems to hang",
+    "moves_again": "a job that seemed to hang moves again",
+    "hang_aborted": "`--hang-timeout` or `--busy-timeout` ends the attempt",
+}
+
+
+def rows() -> tuple[object, ...]:
+    """``--hang-timeout``, ``--busy-timeout``, ``--hang-report``, ``--stacks``."""
+    from ddplaunch.rows import EXISTING_RUNS, Command, Option, parse_seconds
+
+    return (
+        Option(
+            "--hang-timeout",
+            "TIME",
+            "The job counts as failed when nothing has moved on any node for this time, like 90 or 5m: no output, no "
+            "collective, no CPU time, nothing read or written. Default: never.",
+            short="the job fails if nothing moves for so long",
+            sets="timeouts.hang_timeout_s",
+            parse=parse_seconds,
+            after="--shutdown-timeout",
+        ),
+        Option(
+            "--busy-timeout",
+            "TIME",
+            "As --hang-timeout, but only output and collectives count as movement: also ends a rank that computes for "
+            "ever. Default: never.",
+            sets="timeouts.busy_timeout_s",
+            parse=parse_seconds,
+            after="--shutdown-timeout",
+        ),
+        Option(
+            "--hang-report",
+            "TIME|off",
+            "When nothing has moved for this time, show which ranks wait for whom, and write hang.txt; the job goes "
+            "on. Default: 5m, or ten times the longest pause of the run if that is more.",
+            sets="timeouts.hang_report_s",
+            parse=lambda text, option: None if text == "off" else parse_seconds(text, option),
+            completes=("off",),
+            after="--shutdown-timeout",
+        ),
+        Option(
+            "--stacks",
+            "RUN_ID",
+            "Show what the workers of a run do now: who waits for whom, and at which line.",
+            short="show where the workers of a run are",
+            completes="ddplaunch.cli.completion:run_ids",
+            heading=EXISTING_RUNS,
+        ),
+        Command("--stacks", run="ddplaunch.features.hangs.stacks:stacks", takes_hosts=True),
+    )

@@ -10,29 +10,28 @@ and a file system that hangs later has no effect.
 
 from __future__ import annotations
 
-import threading
 import time
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
 from ddplaunch.features.hangs.examiner import ANSWER_S
 from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkerActivity, WorkersExamined
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import stack_dump
+from ddplaunch.threads import begin, post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.agent.events import Wait
+    from ddplaunch.agent.parts import NodeServices
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.hangs.evidence import Sample  # noqa: TC004 - the types of an event are not looked up.
     from ddplaunch.features.hangs.examiner import Examiner
     from ddplaunch.features.hangs.rank_state import RankState
     from ddplaunch.features.hangs.records import NodeEvidence, RankEvidence  # noqa: TC004 - see Sample.
-    from ddplaunch.features.hangs.sampler import Sample  # noqa: TC004 - the types of an event are not looked up.
-    from ddplaunch.timeouts import TimeoutConfig
 
-_NEVER = float("inf")
 _SUSPENDED_S = 2.0
 """If a timer fires this much too late, this process was suspended meanwhile."""
 
@@ -64,48 +63,31 @@ class WorkersSampled:
     node: NodeEvidence | None = None
 
 
-@dataclass(frozen=True)
-class Routes:
-    """Where what the watch finds goes.
-
-    Attributes:
-        report: to the launcher that watches the job.
-        to_own_launcher: to this node's launcher.
-        post: to this agent's mailbox; any thread calls it.
-    """
-
-    report: Callable[[WorkerActivity | WorkersExamined], None]
-    to_own_launcher: Callable[[WorkersExamined], None]
-    post: Callable[[object], None]
-
-
 class ActivityWatch:
     """Watches the workers of one attempt. ``is_hung``: the launcher has found that the job hangs."""
 
     def __init__(
         self,
-        timeouts: TimeoutConfig,
+        node: NodeServices,
         group: WorkerGroup,
         examiner: Examiner,
         ask_node: Callable[[float], NodeEvidence],
-        routes: Routes,
     ) -> None:
         """The watch begins with ``begin``.
 
         Args:
-            timeouts: after which times something follows.
+            node: the agent, and its time limits.
             group: the workers of the attempt.
             examiner: asks the workers for their flight records.
             ask_node: asks NCCL and the GPUs; blocks for up to the given number of seconds.
-            routes: where the findings go.
         """
         self.is_hung = False
-        self._limits = timeouts.hang_limits
-        shortest = min(self._limits, default=_NEVER)
-        self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else _NEVER
+        self._limits = node.spec.timeouts.hang_limits
+        shortest = min(self._limits, default=NEVER)
+        self._first_sample_s = min(shortest / 10, _FIRST_SAMPLE_S) if self._limits else NEVER
         self._period_s = min(max(shortest / 6, _MIN_PERIOD_S), _MAX_PERIOD_S)
         self._group, self._examiner, self._node_evidence = group, examiner, ask_node
-        self._send, self._post, self._to_own_launcher = routes.report, routes.post, routes.to_own_launcher
+        self._send, self._post, self._to_own_launcher = node.report, node.post, node.outbox.send
         self._deadline = self._progress_at = self._busy_at = self._sampled_at = 0.0
         self._collective_at: float | None = None  # None: not known.
         self._samples: dict[int, Sample] = {}
@@ -117,7 +99,7 @@ class ActivityWatch:
         self._is_finished = self._is_waiting_reported = False
         self._asked: list[ExamineWorkers] = []  # Not begun yet.
         self._examining: list[ExamineWorkers] = []  # Answered by the next sample of all sources.
-        self._second_stacks_at = _NEVER
+        self._second_stacks_at = NEVER
 
     def begin(self) -> None:
         """The workers run."""
@@ -130,7 +112,7 @@ class ActivityWatch:
     def run_due(self, now: float) -> float:
         """Do what is due at ``now``. Returns when to call again at the latest, or infinity."""
         if not self._is_watching:
-            return _NEVER
+            return NEVER
         if now >= min(self._deadline, self._second_stacks_at):
             self._on_deadline(now)
         return min(self._deadline, self._second_stacks_at)
@@ -227,13 +209,13 @@ class ActivityWatch:
 
     def _on_deadline(self, now: float) -> None:
         if now >= self._second_stacks_at:
-            self._second_stacks_at = _NEVER
+            self._second_stacks_at = NEVER
             if not self._is_sampling:
                 self._group.request_stacks(resume=False)
                 self._take_sample(reads_all=True)
             return
         if self._examining:
-            self._deadline = _NEVER
+            self._deadline = NEVER
             return
         _load()
         if now - self._deadline > _SUSPENDED_S:  # The whole job was suspended, including its workers.
@@ -251,28 +233,22 @@ class ActivityWatch:
 
     def _take_sample(self, *, reads_all: bool) -> None:
         """Sample in a thread; the deadlines go on when it has ended."""
-        self._deadline = _NEVER
+        self._deadline = NEVER
         if self._is_sampling:
             return
         self._is_sampling, self._is_sampling_all = True, reads_all
         pids, earlier, attempt = self._group.pids_by_local_rank(), self._samples, self._group.attempt
         node_s, answer_s = (_STOP_NODE_S, _STOP_ANSWER_S) if self._is_stopping else (_NODE_S, ANSWER_S)
 
-        def run() -> None:
-            from ddplaunch.features.hangs import node_evidence, sampler
+        def sampled() -> WorkersSampled:
+            from ddplaunch.features.hangs import evidence
 
-            sampled = WorkersSampled(attempt, {})
-            try:
-                node = node_evidence.started("node", None, lambda: self._node_evidence(node_s) if reads_all else None)
-                samples = sampler.take(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
-                sampled = WorkersSampled(attempt, samples, node(time.monotonic() + node_s))
-            finally:
-                self._post(sampled)
+            node = begin("node", lambda: self._node_evidence(node_s) if reads_all else None, None)
+            samples = evidence.take_samples(self._examiner, pids, earlier, reads_all=reads_all, answer_s=answer_s)
+            return WorkersSampled(attempt, samples, node(time.monotonic() + node_s))
 
-        try:
-            threading.Thread(target=run, name="sampler", daemon=True).start()
-        except RuntimeError:  # No room for a thread: as if nothing were known of the workers.
-            self._post(WorkersSampled(attempt, {}))
+        # Without room for a thread it is as if nothing were known of the workers.
+        post_from_thread("sampler", sampled, self._post, WorkersSampled(attempt, {}))
 
     def _on_sampled(self, event: WorkersSampled) -> None:
         self._is_sampling = False
@@ -329,7 +305,7 @@ class ActivityWatch:
     def _time_to_next(self, quiet_s: float, still_s: float) -> float:
         """Seconds until the next sample: at the latest when a limit is reached."""
         if not self._limits:
-            return _NEVER
+            return NEVER
         left = (limit - reached for limit in self._limits for reached in (quiet_s, still_s))
         first = (self._first_sample_s - quiet_s,)  # While output flows.
         return max(_MIN_PERIOD_S, min([self._period_s, *(each for each in (*left, *first) if each > 0)]))
@@ -397,4 +373,4 @@ def _statuses(samples: Mapping[int, Sample]) -> dict[int, tuple[int, bytes]]:
 
 def _load() -> None:
     """Import, once, what samples, examinations and the end of a failed attempt need."""
-    from ddplaunch.features.hangs import evidence, node_evidence, rank_state, sampler  # noqa: F401  # noqa: F401
+    from ddplaunch.features.hangs import evidence, rank_state  # noqa: F401

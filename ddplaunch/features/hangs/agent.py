@@ -11,21 +11,22 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.events import AttemptFailure, OutputResumed
-from ddplaunch.agent.parts import NEVER, NodeServices, Part
-from ddplaunch.features.hangs import examiner, nccl_ras
-from ddplaunch.features.hangs.activity_watch import ActivityWatch, Routes, WorkersSampled
-from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, RanksAtFailure
+from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.hangs import examiner, node_evidence
+from ddplaunch.features.hangs.activity_watch import ActivityWatch, WorkersSampled
+from ddplaunch.features.hangs.records import AbortHungAttempt, ExamineWorkers, WorkersExamined
+from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
-    from ddplaunch.agent.workers.worker_socket import Connection
     from ddplaunch.features.hangs.evidence import FailureEvidence
     from ddplaunch.features.hangs.records import NodeEvidence
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import Round, WorkerExit
+    from ddplaunch.system.unix_socket import Connection
 
 _EVENTS = (OutputResumed, WorkersSampled, ExamineWorkers, AbortHungAttempt)
 
@@ -40,7 +41,7 @@ class HangPart(Part):
         self._failure_evidence: FailureEvidence | None = None
         self._attempt = 0
         self._examiner = examiner.of(node.worker_socket)
-        self._ras_address = {} if node.spec.fake_gpus else nccl_ras.own_address(os.environ)
+        self._ras_address = {} if node.spec.dry_run else node_evidence.own_address(os.environ)
 
     def worker_environ(self) -> Mapping[str, str]:
         """As ``Part.worker_environ``: where NCCL's RAS listens."""
@@ -63,15 +64,15 @@ class HangPart(Part):
         """As ``Part.on_attempt``."""
         node = self._node
         ask_node = partial(self._ask_node, asks_nccl=not round_.first_rank)
-        routes = Routes(node.report, node.outbox.send, node.post)
         self._group, self._attempt, self._failure_evidence = group, round_.attempt, None
-        self._watch = ActivityWatch(node.spec.timeouts, group, self._examiner, ask_node, routes)
+        self._watch = ActivityWatch(node, group, self._examiner, ask_node)
 
     def _ask_node(self, limit_s: float, *, asks_nccl: bool) -> NodeEvidence:
         """Ask NCCL and the GPUs. Any thread. NCCL's RAS answers for all nodes: one of them asks it."""
-        from ddplaunch.features.hangs import node_evidence  # Not at the start of the agent.
-
-        devices, address = self._node.placement.devices, {**self._ras_address, **os.environ}.get(nccl_ras.VARIABLE, "")
+        devices, address = (
+            self._node.placement.devices,
+            {**self._ras_address, **os.environ}.get(node_evidence.RAS_VARIABLE, ""),
+        )
         names = frozenset(chain.from_iterable(devices)) if devices else None
         return node_evidence.gather(self._node.spec.host, address if asks_nccl else "", names, limit_s)
 
@@ -114,7 +115,7 @@ class HangPart(Part):
     def evidence(self, exits: tuple[WorkerExit, ...]) -> tuple[Report, ...]:
         """As ``Part.evidence``: what the workers knew if a collective failed."""
         ranks = self._failure_evidence.of_workers(exits) if self._failure_evidence else ()
-        return (RanksAtFailure(self._attempt, ranks),) if ranks else ()
+        return (WorkersExamined(self._attempt, 0, ranks),) if ranks else ()
 
     def close(self) -> None:
         """As ``Part.close``."""

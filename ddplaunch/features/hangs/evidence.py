@@ -1,8 +1,9 @@
-"""Evidence of this node's workers: at an examination, and what they knew of their collectives when the attempt failed.
+"""What is known of this node's workers: samples of them, and the evidence that is made of those or that they leave.
 
-Runs in the agent, main thread; a short-lived thread asks the workers that still run when an attempt fails. A worker
-that has failed has left its record in a file: ``worker_records.RECORD_FILE``, or torch's own where its watchdog has
-ended the worker. Must not interpret the records: the launcher has those of all nodes.
+Runs in the agent. ``take_samples`` is called in a daemon thread, because a worker may take seconds to answer; a
+short-lived thread asks the workers that still run when an attempt fails; all else is in the main thread. A worker that
+has failed has left its record in a file: ``worker_records.RECORD_FILE``, or torch's own where its watchdog has ended
+the worker. Must not signal or reap a process, nor interpret the records: the launcher has those of all nodes.
 """
 
 from __future__ import annotations
@@ -13,17 +14,20 @@ import os
 import signal
 import threading
 import time
-from dataclasses import replace
+from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.workers.exit_details import read_error_file
-from ddplaunch.features.hangs import flight_record, sampler, worker_records
-from ddplaunch.features.hangs.examiner import Answer
-from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, RankEvidence
+from ddplaunch.features.hangs import flight_record, process_activity, worker_records
+from ddplaunch.features.hangs.examiner import ANSWER_S, MAX_NAME, Answer
+from ddplaunch.features.hangs.process_activity import ProcessActivity
+from ddplaunch.features.hangs.rank_state import BUSY_CPU_SHARE
+from ddplaunch.features.hangs.records import MAX_STACK_CHARS, MAX_UNANSWERED, FlightRecord, PendingCall, RankEvidence
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment, first_failure, stack_dump
 from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,9 +37,121 @@ if TYPE_CHECKING:
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Examiner
-    from ddplaunch.features.hangs.records import PendingCall
-    from ddplaunch.features.hangs.sampler import Sample
+    from ddplaunch.features.hangs.process_activity import Connection
     from ddplaunch.protocol.results import WorkerExit
+
+_MAX_MISSING_CHARS = 300
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One worker at one moment.
+
+    Attributes:
+        at: ``time.monotonic()``.
+        answers_cpu_s: CPU seconds that the worker has used for its answers so far.
+        status: torch's counters of collectives, to be compared only; empty if it was not asked or did not answer.
+        flight_record: only where ``status`` had not changed, or where it was required; that of an earlier sample if
+            the worker has called nothing and used no CPU since then.
+        missing_sources: what could not be asked, and why.
+    """
+
+    pid: int
+    at: float
+    activity: ProcessActivity
+    answers_cpu_s: float = 0.0
+    status: bytes = b""
+    flight_record: FlightRecord | None = None
+    pending: PendingCall | None = None
+    waits_for_input: bool = False
+    blocked_state: str = ""
+    missing_sources: tuple[str, ...] = field(default=())
+
+
+def take_samples(
+    examiner: Examiner,
+    pids: Mapping[int, int],
+    earlier: Mapping[int, Sample],
+    *,
+    reads_all: bool,
+    answer_s: float = ANSWER_S,
+) -> dict[int, Sample]:
+    """Sample the workers ``pids`` (by local rank).
+
+    The whole flight record is read only if no collective was called or finished since the ``earlier`` sample, or with
+    ``reads_all``: it takes up to 0.2 s of a worker's time. A worker that does not answer within ``answer_s`` seconds to
+    one of both questions lacks that source.
+    """
+    statuses = examiner.ask(pids.values(), worker_records.STATUS, answer_s)
+    before = {pid: earlier[local_rank] for local_rank, pid in pids.items() if local_rank in earlier}
+    unchanged = {
+        pid: before[pid] for pid, status in statuses.items() if pid in before and _is_same(before[pid], pid, status)
+    }
+    kept = {} if reads_all else {pid: sample for pid, sample in unchanged.items() if _still_holds(sample)}
+    asked = (statuses if reads_all else unchanged).keys() - kept.keys()
+    records = examiner.ask(asked, worker_records.RECORD, answer_s) if asked else {}
+    connections = process_activity.tcp_connections()
+    return {
+        local_rank: _sample(examiner, pid, connections, statuses.get(pid), records.get(pid), kept.get(pid))
+        for local_rank, pid in pids.items()
+    }
+
+
+def _is_same(sample: Sample, pid: int, status: Answer) -> bool:
+    return sample.pid == pid and sample.status == status.record
+
+
+def _still_holds(sample: Sample) -> bool:
+    """Whether the worker's flight record is known, and it cannot have called send or recv since then."""
+    if sample.flight_record is None:
+        return False
+    used_s = process_activity.read(sample.pid).cpu_since(sample.activity)
+    return used_s < BUSY_CPU_SHARE * (time.monotonic() - sample.at)
+
+
+def _sample(
+    examiner: Examiner,
+    pid: int,
+    connections: dict[int, Connection],
+    status: Answer | None,
+    answer: Answer | None,
+    kept: Sample | None,
+) -> Sample:
+    record, missing = kept.flight_record if kept else None, _missing_status(examiner, pid, status)
+    if answer and answer.record:
+        try:
+            record = flight_record.parse(answer.record, answer.groups)
+        except ValueError as error:
+            missing = f"torch's flight record: {error}"[:_MAX_MISSING_CHARS]
+    return Sample(
+        pid=pid,
+        at=time.monotonic(),
+        activity=process_activity.read(pid, connections),
+        answers_cpu_s=_answers_cpu_s(pid, status, answer),
+        status=status.record if status else b"",
+        flight_record=record,
+        pending=answer.pending if answer else kept.pending if kept else None,
+        waits_for_input=process_activity.waits_for_input(pid),
+        blocked_state=procfs.blocked_state(pid),
+        missing_sources=(missing,) if missing else (),
+    )
+
+
+def _answers_cpu_s(pid: int, *answers: Answer | None) -> float:
+    """Also of a thread that tries in vain to answer: while it waits for the GIL, it asks for it 200 times a second."""
+    told = [answer.cpu_s for answer in answers if answer]
+    return max(told) if told else process_activity.thread_cpu_s(pid, worker_records.THREAD_NAME)
+
+
+def _missing_status(examiner: Examiner, pid: int, status: Answer | None) -> str:
+    if not examiner.is_connected(pid):
+        return "torch's flight record: the worker has created no process group with ddplaunch's bootstrap"
+    if status is None:
+        return "torch's flight record: the worker does not answer; it is suspended, or its main thread holds the GIL"
+    return "" if status.record else "torch's flight record: this torch has none"
+
+
+# Evidence of an examination.
 
 
 def of_group(
@@ -70,7 +186,7 @@ def _of_worker(host: str, worker: Worker, sample: Sample, earlier: Sample | None
         run_queue_wait_s=max(0.0, activity.run_queue_wait_s - before.run_queue_wait_s),
         collectives_moved=sample.status != earlier.status if sample.status and earlier.status else None,
         blocked_state=sample.blocked_state,
-        where=stack_dump.whereabouts(dumps[-1])[: sampler.MAX_NAME] if dumps else "",
+        where=stack_dump.whereabouts(dumps[-1])[:MAX_NAME] if dumps else "",
         stack_is_same=stack_dump.main_thread(dumps[-1]) == stack_dump.main_thread(dumps[-2]) if dumps[1:] else None,
         stacks=dumps[-1][-MAX_STACK_CHARS:] if dumps else "",
         waits_for_input=sample.waits_for_input,
@@ -92,7 +208,7 @@ def _busy_child(sample: Sample, earlier: Sample) -> str:
     pid = sample.activity.busiest_child(earlier.activity, sample.pid)
     if pid is None:
         return ""
-    name = procfs.read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()[: sampler.MAX_NAME]
+    name = procfs.read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip()[:MAX_NAME]
     return f"{name if name.isprintable() else 'a child'} (pid {pid})"
 
 
@@ -143,12 +259,11 @@ class FailureEvidence:
             has_asked.set()
             self._post(WorkersAsked())
 
-        thread = threading.Thread(target=ask, name="failure", daemon=True)
         try:
-            thread.start()
+            self._thread = in_thread("failure", ask)
         except RuntimeError:  # No room for a thread: the stop does not wait.
             return
-        self._thread, end_s = thread, time.monotonic() + limit_s
+        end_s = time.monotonic() + limit_s
         wait(lambda: has_asked.is_set() or self._group.all_ended, lambda: end_s)
 
     def _limit_s(self) -> float:
@@ -172,7 +287,7 @@ class FailureEvidence:
         answer = self._answers.get(worker.local_rank)
         was_running = answer is not None or (self._was_asked and exit_.stopped)
         if answer and not record and not pending:
-            record, pending = _record_of(answer), sampler.pending(answer)
+            record, pending = _record_of(answer), answer.pending
         line = stack_dump.raised_at(exit_.error.traceback) if exit_.error else ""
         return RankEvidence(
             rank=worker.rank,
@@ -181,7 +296,7 @@ class FailureEvidence:
             pid=worker.pid,
             is_running=was_running,
             blocked_state=worker.blocked_state if was_running else "",
-            where=(line or stack_dump.whereabouts("".join(worker.stacks[-1:])))[: sampler.MAX_NAME],
+            where=(line or stack_dump.whereabouts("".join(worker.stacks[-1:])))[:MAX_NAME],
             pending=pending,
             flight_record=record and _shortened(record),
         )
@@ -206,8 +321,8 @@ def _left(worker: Worker) -> tuple[FlightRecord | None, PendingCall | None]:
     with contextlib.suppress(OSError, ValueError, RecursionError, TypeError, AttributeError):
         found = json.loads(_read(worker.worker_dir / worker_records.RECORD_FILE))
         record = json.dumps(found.pop(worker_records.FLIGHT_RECORD, None)).encode()
-        answer = Answer(json.dumps(found).encode(), record)
-        pending, parsed = sampler.pending(answer), _record_of(answer)
+        answer = Answer(found, record)
+        pending, parsed = answer.pending, _record_of(answer)
         return parsed and flight_record.with_failed_call(parsed, pending.group if pending else ""), pending
     path = _torch_file(worker)
     with contextlib.suppress(OSError, ValueError):
@@ -223,7 +338,7 @@ def _read(path: Path) -> bytes:
 
 def _record_of(answer: Answer) -> FlightRecord | None:
     with contextlib.suppress(ValueError):
-        return flight_record.parse(answer.record, sampler.groups(answer))
+        return flight_record.parse(answer.record, answer.groups)
     return None
 
 

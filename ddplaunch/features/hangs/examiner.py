@@ -6,6 +6,8 @@ within the limit, because it is suspended or holds the GIL, is not asked again b
 
 from __future__ import annotations
 
+import contextlib
+import json
 import select
 import socket
 import threading
@@ -15,18 +17,21 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs import worker_records
+from ddplaunch.features.hangs.records import PendingCall
 from ddplaunch.late_dataclass import dataclass
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from ddplaunch.agent.workers.worker_socket import Connection, WorkerSocket
+    from ddplaunch.system.unix_socket import Connection, LocalServer
 
 ANSWER_S = 3.0
 _LATE_S = 0.2
 """Time for those that have not answered an earlier question within its limit."""
 
 _MAX_CONNECTIONS = 4096
+MAX_NAME = 100
+_MAX_RANK = 1 << 24
 _NOT_YET = object()
 
 
@@ -34,14 +39,45 @@ _NOT_YET = object()
 class Answer:
     """What a worker has answered: JSON of ``worker_records``' keys, and torch's flight record; each may be empty."""
 
-    facts: bytes
+    facts: dict[str, object]
     record: bytes
+
+    @property
+    def cpu_s(self) -> float:
+        """CPU seconds that the worker has used for its answers so far; 0 if it does not tell."""
+        value = self.facts.get(worker_records.CPU_S)
+        return value if isinstance(value, float) else 0.0
+
+    @property
+    def groups(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Name of each process group of the worker -> description and ranks; what does not fit is left out."""
+        found = self.facts.get(worker_records.GROUPS)
+        groups = {}
+        for name, group in found.items() if isinstance(found, dict) else ():
+            with contextlib.suppress(ValueError, TypeError):
+                description, ranks = group
+                if isinstance(description, str) and all(type(rank) is int for rank in ranks):
+                    groups[name] = (description, tuple(ranks))
+        return groups
+
+    @property
+    def pending(self) -> PendingCall | None:
+        """The function of torch.distributed in which the worker's main thread is."""
+        found = self.facts.get(worker_records.PENDING)
+        if not isinstance(found, list) or len(found) != 3:
+            return None
+        function, peer, group = found
+        is_rank = type(peer) is int and 0 <= peer < _MAX_RANK
+        if not isinstance(function, str) or not isinstance(group, str) or not f"{function}{group}".isprintable():
+            return None
+        return PendingCall(function[:MAX_NAME], peer if is_rank else None, group[:MAX_NAME])
 
 
 @dataclass
 class _Connection:
     socket: socket.socket
     received: bytearray = field(default_factory=bytearray)
+    facts: dict[str, object] | None = None
     request: bytes = b""
 
     def ask(self, request: bytes) -> bool:
@@ -58,24 +94,36 @@ class _Connection:
         """The answer, once it is complete.
 
         Raises:
-            OSError: the worker has ended, or its answer is too long.
+            OSError: the worker has ended, or its answer is invalid or too long.
         """
         data = self.socket.recv(1 << 20, socket.MSG_DONTWAIT)
         if not data:
             raise ConnectionError("ended")
         self.received += data
-        if len(self.received) < worker_records.HEADER_BYTES:
-            return None
-        sizes = worker_records.lengths(self.received)
-        if max(sizes) > worker_records.MAX_PART_BYTES:
+        if self.facts is None:
+            if b"\n" not in data:
+                if len(self.received) > worker_records.MAX_PART_BYTES:
+                    raise OSError("too long")
+                return None
+            line, _, self.received = self.received.partition(b"\n")
+            self.facts = _facts(line)
+        nbytes = self.facts.get(worker_records.NBYTES)
+        if type(nbytes) is not int or not 0 <= nbytes <= worker_records.MAX_PART_BYTES:
             raise OSError("too long")
-        start, middle = worker_records.HEADER_BYTES, worker_records.HEADER_BYTES + sizes[0]
-        if len(self.received) < middle + sizes[1]:
+        if len(self.received) < nbytes:
             return None
-        answer = Answer(bytes(self.received[start:middle]), bytes(self.received[middle : middle + sizes[1]]))
+        answer = Answer(self.facts, bytes(self.received[:nbytes]))
         self.received.clear()
-        self.request = b""
+        self.facts, self.request = None, b""
         return answer
+
+
+def _facts(line: bytearray) -> dict[str, object]:
+    with contextlib.suppress(ValueError, RecursionError):
+        facts = json.loads(line)
+        if isinstance(facts, dict):
+            return facts
+    raise OSError("not an answer")
 
 
 class Examiner:
@@ -180,6 +228,6 @@ def _readable(waiting: dict[int, _Connection], deadline: float) -> list[int]:
 
 
 @cache
-def of(_: WorkerSocket) -> Examiner:
+def of(_: LocalServer) -> Examiner:
     """The only one of an agent, which has one such socket: whoever asks a worker waits for its turn."""
     return Examiner()

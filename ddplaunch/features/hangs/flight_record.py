@@ -19,6 +19,7 @@ from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.records import (
     MAX_CALLS,
     MAX_GROUPS,
@@ -28,7 +29,6 @@ from ddplaunch.features.hangs.records import (
     FlightRecord,
     ProcessGroup,
 )
-from ddplaunch.protocol import rank_list
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:

@@ -1,47 +1,50 @@
 """Notices that a job stands still, has its workers examined, and reports or ends it.
 
-Runs in the launcher, in the main thread. Agents report for how long their workers have been quiet
-(``WorkerActivity``); if all of them have for a limit of ``TimeoutConfig``, the launcher asks for evidence
-(``ExamineWorkers``), and only that decides: a job of which anything moves is never called stuck.
+Runs in the launcher, in the main thread; what takes seconds, to explain and to write, in other threads. Agents report
+for how long their workers have been quiet (``WorkerActivity``); if all of them have for a limit of ``TimeoutConfig``,
+the launcher asks for evidence (``ExamineWorkers``), and only that decides: a job of which anything moves is never
+called stuck.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from functools import partial
+from typing import TYPE_CHECKING, TypeVar
 
 from ddplaunch.errors import Level
-from ddplaunch.features.hangs.examination import EXAMINATION_S, Examination, load
+from ddplaunch.features.hangs.examinations import EXAMINATION_S, Examination, RequestedExaminations, load
 from ddplaunch.features.hangs.quiet_time import QuietTime
 from ddplaunch.features.hangs.rank_state import JobState
 from ddplaunch.features.hangs.records import (
     AbortHungAttempt,
     ExamineWorkers,
-    RanksAtFailure,
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.features.hangs.requested_examinations import RequestedExaminations
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
 from ddplaunch.text import duration, quote
+from ddplaunch.threads import post_from_thread
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
     from pathlib import Path
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.hangs.explanation import Explanation
-    from ddplaunch.launcher.display.messages import UserMessages
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
-_NEVER = float("inf")
+    _Explained = tuple[Explanation, Explanation | None]
+    """What the job does; and, if ranks wait while others write output, who waits for whom all the same."""
+
+_T = TypeVar("_T")
 _LOAD_S = 1.0
 """What explains a hang is imported after this time: a short run does without, and a file system that hangs later has no
 effect."""
@@ -54,29 +57,27 @@ _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
 
 
-@dataclass
-class _Examination(Examination):
-    """One because a limit is reached. For how long the job had been quiet and still, and ranks had waited."""
+@dataclass(frozen=True)
+class ThreadEnded:
+    """Event: a thread of the watch has ended; ``go_on`` goes on with what it has found, in the main thread."""
 
-    quiet_s: float = 0.0
-    still_s: float = 0.0
-    waiting_s: float = 0.0
+    go_on: Callable[[], None]
 
 
 class HangWatch(Watch):
-    """Watches one run. ``on_hang`` is called before the user is told that the job hangs."""
+    """Watches one run.
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        send: Callable[[object], None],
-        folder: Callable[[], Path | None],
-        messages: UserMessages,
-    ) -> None:
-        """``send`` sends to all nodes of this launcher. ``folder`` returns the run's; None if no files are kept."""
-        self._timeouts, self._folder, self._messages = config.timeouts, folder, messages
-        self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
+    Attributes:
+        on_hang: called before the user is told that the job hangs.
+        is_concluding: all answers to an examination have come, and a thread explains or writes them.
+    """
+
+    def __init__(self, run: RunServices) -> None:
+        self._timeouts, self._folder, self._messages = run.config.timeouts, run.folder, run.messages
+        self._is_remote = not run.config.is_local
+        self._send, self._post = run.send_to_all, run.post
         self.on_hang: Callable[[], None] = lambda: None
+        self.is_concluding = False
         self._load_at = time.monotonic() + _LOAD_S
         self._attempt = -1
         self._participants: Sequence[int] = ()
@@ -85,32 +86,26 @@ class HangWatch(Watch):
         """The nodes whose last report said that they are active."""
         self._has_news, self._judge_at = False, 0.0
         self._longest_pause_s = self._longest_wait_s = 0.0
-        self._examination: _Examination | None = None
+        self._examination: Examination | None = None
         self._count = 0
         self._reported: JobState | None = None
         self._waiting_s, self._has_waiting = 0.0, False
         self._is_wait_known = self._is_wait_reported = False
         """Whether the user has been told that ranks wait since then; whether for the reason that others only write."""
         self._not_before = 0.0
-        self._at_stop = Examination(0, 0, _NEVER, set())
+        self._at_stop = Examination(0, 0, NEVER, set())
 
     # Events.
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
-        match event:
-            case WorkerActivity() | WorkersExamined():
-                self.on_report(index, participants, event)
-            case ReportOfNode(report=WorkerActivity() | WorkersExamined() as report):
-                self.on_report(event.node_index, event.participants, report)
-
-    def on_report(self, index: int, participants: Sequence[int], report: WorkerActivity | WorkersExamined) -> None:
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
         """Node ``index`` reports on its workers; ``participants`` are all nodes of the attempt."""
-        self._participants = participants
-        if isinstance(report, WorkerActivity):
-            self._on_activity(index, report)
-        else:
-            self._on_examined(index, report)
+        match report:
+            case WorkerActivity():
+                self._participants = participants
+                self._on_activity(index, report)
+            case WorkersExamined():
+                self._participants = participants
+                self._on_examined(index, report)
 
     def _on_activity(self, index: int, event: WorkerActivity) -> None:
         if event.attempt > self._attempt:
@@ -136,8 +131,11 @@ class HangWatch(Watch):
         quiet_s, still_s = self._job_quiet_s()
         self._longest_pause_s = max(self._longest_pause_s, still_s)
         if self._reported:
-            self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
-            self._reported = None
+            self._show_moves_again(quiet_s)
+
+    def _show_moves_again(self, quiet_s: float) -> None:
+        self._messages.show(f"the job moves again, after {duration(quiet_s)}", Level.ALWAYS, "moves_again")
+        self._reported = None
 
     def _on_waiting(self) -> None:
         """Ranks wait in a collective, or they go on; whatever the others write."""
@@ -168,7 +166,7 @@ class HangWatch(Watch):
         limit = self._timeouts.hang_report_s
         if limit == "auto":
             return max(AUTO_HANG_REPORT_S, _PAUSES * longest_s)
-        return _NEVER if limit is None else limit
+        return NEVER if limit is None else limit
 
     def _job_quiet_s(self) -> tuple[float, float]:
         """Seconds for which the whole job has been quiet, and still; 0 if a node is active or has not reported."""
@@ -204,16 +202,16 @@ class HangWatch(Watch):
         """Begin or end an examination if it is time. Returns when to call again."""
         if now >= self._load_at:
             load()
-            self._load_at = _NEVER
+            self._load_at = NEVER
         return min(self._load_at, self._examine_if_due(now))
 
     def _examine_if_due(self, now: float) -> float:
         if self._examination:
             if now >= self._examination.deadline:
                 self._conclude(self._examination, now)
-            return self._examination.deadline if self._examination else _NEVER
-        if not self._has_news:
-            return _NEVER  # The next report of an agent ends the wait.
+            return self._examination.deadline if self._examination else NEVER
+        if self.is_concluding or not self._has_news:
+            return NEVER  # The end of the thread or the next report of an agent ends the wait.
         if now < self._judge_at:
             return self._judge_at
         return self._judge(now)
@@ -224,7 +222,7 @@ class HangWatch(Watch):
         self._on_waiting()
         quiet_s, still_s = self._job_quiet_s()
         if not self._is_due(quiet_s, still_s):
-            return _NEVER
+            return NEVER
         if now >= self._not_before:
             self._examine(now, quiet_s, still_s)
             return now + EXAMINATION_S
@@ -236,7 +234,7 @@ class HangWatch(Watch):
     def _examine(self, now: float, quiet_s: float, still_s: float) -> None:
         self._count += 1
         running = {index for index in self._participants if not self._activity[index].is_finished}
-        self._examination = _Examination(
+        self._examination = Examination(
             number=self._count,
             attempt=self._attempt,
             deadline=now + EXAMINATION_S,
@@ -247,24 +245,56 @@ class HangWatch(Watch):
         )
         self._send(ExamineWorkers(self._attempt, self._count))
 
-    def _conclude(self, examination: _Examination, now: float) -> None:
-        self._examination, self._has_news = None, True
+    def _conclude(self, examination: Examination, now: float) -> None:
+        """All nodes have answered, or their time is over: explain, decide what follows, write, and tell it."""
+        self._examination, self.is_concluding = None, True
         self._not_before = now + min(
             max(examination.quiet_s / 4, examination.waiting_s / 4, _MIN_PAUSE_S), _MAX_PAUSE_S
         )
-        found = examination.explained()
-        # An agent that does not answer may have workers that move: nothing is ended then.
-        if (reason := self._reason_to_abort(examination, found)) and not examination.missing:
-            self._abort(examination, found, reason)
-        elif found.job_state in (JobState.STUCK, JobState.BUSY) and self._is_new(found, examination):
-            self._reported = JobState.BUSY if examination.missing else found.job_state
-            self._is_wait_known = True
-            self.on_hang()
-            self._report(examination, found, self._first_line(examination, found))
-        elif self._is_wait_due(examination.quiet_s) and not examination.missing:
-            self._report_wait(examination)
+        is_wait_due = self._is_wait_due(examination.quiet_s)
+        self._in_thread(partial(_explained, examination, is_wait_due=is_wait_due), partial(self._decide, examination))
 
-    def _reason_to_abort(self, examination: _Examination, found: Explanation) -> str:
+    def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
+        """Call ``work`` in a thread, and ``then`` with what it returns in the main thread; not if ``work`` fails."""
+        run = lambda: ThreadEnded(partial(then, work()))  # noqa: E731
+        post_from_thread("hang", run, self._post, ThreadEnded(self._end_conclusion))
+
+    def on_posted(self, event: object) -> bool:
+        """Go on with what a thread has found."""
+        if isinstance(event, ThreadEnded):
+            event.go_on()
+        return isinstance(event, ThreadEnded)
+
+    def _end_conclusion(self) -> None:
+        self.is_concluding, self._has_news = False, True
+
+    def _decide(self, examination: Examination, explained: _Explained) -> None:
+        """What follows from what has been found: a report, the end of the attempt, or nothing."""
+        found, in_spite_of_output = explained
+        tell: Callable[[Path | None], None] | None = None
+        if examination.attempt != self._attempt:
+            pass
+        elif self._job_quiet_s()[0] and (reason := self._reason_to_abort(examination, found)):
+            tell = partial(self._abort, found, reason)
+        elif self._job_quiet_s()[0] and self._is_new(found, examination):
+            tell = partial(self._report_hang, examination, found, self._first_line(examination, found))
+        elif in_spite_of_output and self._is_wait_due(examination.quiet_s) and not examination.missing:
+            found, tell = in_spite_of_output, partial(self._report_wait, examination, in_spite_of_output)
+        if tell is None:
+            self._end_conclusion()
+        else:
+            work = partial(examination.write, self._folder(), found)
+            self._in_thread(work, partial(self._on_written, examination.attempt, tell))
+
+    def _on_written(self, attempt: int, tell: Callable[[Path | None], None], path: Path | None) -> None:
+        """Only now tell it, or end the attempt."""
+        self._end_conclusion()
+        if attempt == self._attempt:
+            tell(path)
+
+    def _reason_to_abort(self, examination: Examination, found: Explanation) -> str:
+        if examination.missing:  # An agent that does not answer may have workers that move.
+            return ""
         hang_s, busy_s = self._timeouts.hang_timeout_s, self._timeouts.busy_timeout_s
         if found.job_state is JobState.STUCK and hang_s is not None and examination.still_s >= hang_s:
             return f"nothing has moved for {duration(examination.still_s)}: the job hangs"
@@ -272,21 +302,23 @@ class HangWatch(Watch):
             return f"no output and no collective for {duration(examination.quiet_s)} (--busy-timeout)"
         return ""
 
-    def _is_new(self, found: Explanation, examination: _Examination) -> bool:
+    def _is_new(self, found: Explanation, examination: Examination) -> bool:
         """Whether the user does not know it yet: one report for each pause, and one more if a busy job gets stuck."""
-        if found.job_state is JobState.BUSY and self._is_wait_reported:
+        is_hang = found.job_state in (JobState.STUCK, JobState.BUSY)
+        if not is_hang or (found.job_state is JobState.BUSY and self._is_wait_reported):
             return False
         reached_s = examination.still_s if found.job_state is JobState.STUCK else examination.quiet_s
         return self._reported not in (found.job_state, JobState.STUCK) and reached_s >= self._report_s
 
-    def _abort(self, examination: _Examination, found: Explanation, reason: str) -> None:
-        examination.write(self._folder(), found)
+    def _abort(self, found: Explanation, reason: str, _: Path | None) -> None:
+        if not self._job_quiet_s()[0]:  # It has moved meanwhile.
+            return
         explained = "".join(f"; {sentence}" for sentence in found.sentences[:1])
         self.on_hang()
-        self._messages.record(f"{reason}{explained}", Level.ALWAYS, "hang_aborted")
+        self._messages.note("hang_aborted", f"{reason}{explained}")
         self._send(AbortHungAttempt(self._attempt, f"{reason}{explained}"))
 
-    def _first_line(self, examination: _Examination, found: Explanation) -> str:
+    def _first_line(self, examination: Examination, found: Explanation) -> str:
         silence = f"no output and no collective for {duration(examination.quiet_s)}"
         if examination.missing:
             hosts = quote(", ".join(sorted(self._activity[index].host for index in examination.missing)))
@@ -296,17 +328,22 @@ class HangWatch(Watch):
             return f"nothing has moved for {duration(examination.still_s)}: the job seems to hang"
         return f"{silence}, while some ranks compute"
 
-    def _report_wait(self, examination: _Examination) -> None:
-        """Ranks wait in a collective for others that go on writing output."""
-        found = examination.explained(output_counts=False)
-        if found.job_state is JobState.BUSY:
-            self._is_wait_known = self._is_wait_reported = True
-            since = f"no collective was called or finished for {duration(examination.waiting_s)}"
-            said = "ranks wait in one while others write output, as in a long evaluation or an endless loop"
-            self._report(examination, found, f"{since}: {said}")
+    def _report_hang(self, examination: Examination, found: Explanation, first: str, path: Path | None) -> None:
+        self._reported = JobState.BUSY if examination.missing else found.job_state
+        self._is_wait_known = True
+        self.on_hang()
+        self._report(found, first, path)
+        if not self._job_quiet_s()[0]:
+            self._show_moves_again(examination.quiet_s)
 
-    def _report(self, examination: _Examination, found: Explanation, first: str) -> None:
-        path = examination.write(self._folder(), found)
+    def _report_wait(self, examination: Examination, found: Explanation, path: Path | None) -> None:
+        """Ranks wait in a collective for others that go on writing output."""
+        self._is_wait_known = self._is_wait_reported = True
+        since = f"no collective was called or finished for {duration(examination.waiting_s)}"
+        said = "ranks wait in one while others write output, as in a long evaluation or an endless loop"
+        self._report(found, f"{since}: {said}", path)
+
+    def _report(self, found: Explanation, first: str, path: Path | None) -> None:
         files = f"; all stacks: {path}" if path else ""
         self._messages.show(f"{first}{files}", Level.ALWAYS, "hang_reported")
         for sentence in found.sentences:
@@ -314,7 +351,7 @@ class HangWatch(Watch):
 
     def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
         """Add what the ranks knew of the collective that has failed."""
-        known = [rank for each in evidence if isinstance(each, RanksAtFailure) for rank in each.ranks]
+        known = [rank for each in evidence if isinstance(each, WorkersExamined) for rank in each.ranks]
         if not known or result.outcome == "succeeded":
             return replace(result, collectives=())
         from ddplaunch.features.hangs.explanation import explain_failure
@@ -324,11 +361,19 @@ class HangWatch(Watch):
         failed = [exit_.rank for exit_ in failures]
         return replace(result, collectives=explain_failure(sorted(known, key=lambda each: each.rank), failed, causes))
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Show where the workers were, if the run was stopped when it had been quiet for long."""
         if self._at_stop.ranks:
             self._show_stopped()
         return result
+
+    def page_lines(self, result: RunResult) -> Sequence[str]:
+        """Where the ranks were, if the last attempt was ended because it hung."""
+        if not result.attempts or not result.attempts[-1].hung:
+            return ()
+        from ddplaunch.features.hangs.wording import stuck_ranks
+
+        return stuck_ranks(result.attempts[-1], result.run_dir, is_remote=self._is_remote)
 
     def _show_stopped(self) -> None:
         found = self._at_stop.explained()
@@ -340,9 +385,15 @@ class HangWatch(Watch):
                 self._messages.show(f"  {sentence}", Level.NORMAL)
 
 
+def _explained(examination: Examination, *, is_wait_due: bool) -> _Explained:
+    found = examination.explained()
+    busy = examination.explained(output_counts=False) if is_wait_due else None
+    return found, busy if busy and busy.job_state is JobState.BUSY else None
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The parts of a run in the launcher."""
-    hangs = HangWatch(run.config, run.nodes.send, run.folder, run.messages)
-    quiet = QuietTime(run.events.add)
+    hangs = HangWatch(run)
+    quiet = QuietTime(run.note)
     hangs.on_hang = quiet.on_hang
-    return quiet, hangs, RequestedExaminations(run.config, run.nodes.send, run.folder)
+    return quiet, hangs, RequestedExaminations(run)

@@ -1,29 +1,33 @@
-"""Gathers what NCCL and the GPU driver of this node know about a job that stands still.
+"""What NCCL and the GPU driver of this node know about a job that stands still.
 
 Runs in the agent, in any thread but the main one: it blocks for seconds. Changes nothing but short-lived threads and a
-child process that reads GPUs.
+child process that reads GPUs. Where NCCL's RAS listens is chosen at the start, and shown by ``--plan``.
+
+RAS answers for people. Every process with a communicator has a RAS thread since NCCL 2.24. The RAS threads of a job are
+connected, so that one of them answers for all nodes. Those of a node share the address NCCL_RAS_ADDR (SO_REUSEPORT):
+the kernel chooses which of them gets a connection, also one that is suspended.
 """
 
 from __future__ import annotations
 
-import threading
+import contextlib
+import os
+import socket
 import time
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
-from ddplaunch.agent import gpu_reader
-from ddplaunch.features.hangs import nccl_ras
 from ddplaunch.features.hangs.records import MAX_RAS_CHARS, NodeEvidence
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices
+from ddplaunch.text import quote
+from ddplaunch.threads import begin
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection
+    from collections.abc import Collection, Mapping
 
-    from ddplaunch.protocol.gpus import GpuReading
+    from ddplaunch.features.gpus.records import GpuReading
 
 _MARGIN_S = 0.5
 """Both sources end by themselves before the limit, unless the name in NCCL_RAS_ADDR must be looked up."""
-
-_Found = TypeVar("_Found")
 
 
 def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: float) -> NodeEvidence:
@@ -39,43 +43,26 @@ def gather(host: str, ras_address: str, gpus: Collection[str] | None, limit_s: f
     own_limit_s = limit_s - min(_MARGIN_S, limit_s / 4)
     late = f"no answer within {limit_s:g} s, or no room for a thread that asks"
     no_gpus: tuple[tuple[GpuReading, ...], str] = ((), late)
-    ras = started("nccl ras", ("", late), lambda: _ras(ras_address, own_limit_s))
+    ras = begin("nccl ras", lambda: _ras(ras_address, own_limit_s), ("", late))
     nvml_limit_s = min(devices.NVML_LIMIT_S, own_limit_s)
-    read = started("nvml", no_gpus, lambda: _gpus(gpus, nvml_limit_s))
+    read = begin("nvml", lambda: _gpus(gpus, nvml_limit_s), no_gpus)
     (text, ras_missing), (found, gpus_missing) = ras(deadline), read(deadline)
     return NodeEvidence(host=host, ras=text, ras_missing=ras_missing, gpus=found, gpus_missing=gpus_missing)
-
-
-def started(name: str, otherwise: _Found, find: Callable[[], _Found]) -> Callable[[float], _Found]:
-    """Call ``find`` in a thread. The result waits until a deadline for what it returns, and is ``otherwise`` after.
-
-    It is also ``otherwise`` where there is no room for a thread.
-    """
-    found: list[_Found] = []
-    thread = threading.Thread(target=lambda: found.append(find()), name=name, daemon=True)
-    try:
-        thread.start()
-    except RuntimeError:
-        return lambda _: otherwise
-
-    def result(deadline: float) -> _Found:
-        thread.join(max(0.0, deadline - time.monotonic()))
-        return found[0] if found else otherwise
-
-    return result
 
 
 def _ras(address: str, limit_s: float) -> tuple[str, str]:
     if not address:
         return "", "NCCL was not asked: this node has no GPU of NVIDIA, or NCCL's RAS is turned off"
-    text, missing = nccl_ras.ask(address, limit_s)
-    return text[:MAX_RAS_CHARS], nccl_ras.CUT if len(text) > MAX_RAS_CHARS else missing
+    text, missing = ask_ras(address, limit_s)
+    return text[:MAX_RAS_CHARS], CUT if len(text) > MAX_RAS_CHARS else missing
 
 
 def _gpus(names: Collection[str] | None, limit_s: float) -> tuple[tuple[GpuReading, ...], str]:
+    from ddplaunch.features.gpus import reader  # Not at the start of the agent.
+
     if not devices.has_nvml():
         return (), "this node has no GPU of NVIDIA"
-    read = gpu_reader.read_once("activity", limit_s)
+    read = reader.read_once("activity", limit_s)
     return tuple(gpu for gpu in read.gpus if names is None or any(map(gpu.is_named, names))), read.missing
 
 
@@ -83,3 +70,147 @@ def throttled(device: str) -> str:
     """Why the clock of one GPU, named as in CUDA_VISIBLE_DEVICES, is lowered; empty if it is not, or unknown."""
     gpus, _ = _gpus((device,), devices.NVML_LIMIT_S)
     return next((gpu.throttled for gpu in gpus), "")
+
+
+# NCCL's RAS.
+
+RAS_VARIABLE = "NCCL_RAS_ADDR"
+"""``HOST:PORT`` at which the RAS threads of a machine listen; without it ``localhost:28028``, for every job on it."""
+
+RAS_LIMIT_S = 10.0
+MAX_ANSWER_BYTES = 8 << 20
+"""Some 700 bytes per rank and communicator."""
+
+CUT = "the answer of NCCL's RAS is cut"
+_HANDSHAKE_S = 0.5
+_MAX_LINE_BYTES = 4096
+_READ_BYTES = 1 << 16
+_NVIDIA_DEVICE = "/dev/nvidiactl"
+
+
+def own_address(environ: Mapping[str, str]) -> dict[str, str]:
+    """``NCCL_RAS_ADDR`` of a run for its workers on this machine: a free port on loopback.
+
+    Empty if the user has set it, or RAS is turned off, or there is no GPU of NVIDIA. The port is not reserved: where
+    another process takes it before NCCL starts, NCCL runs without RAS.
+    """
+    if RAS_VARIABLE in environ or _is_off(environ) or not (os.path.exists(_NVIDIA_DEVICE) or devices.has_nvml()):
+        return {}
+    with contextlib.suppress(OSError), socket.socket() as chosen:
+        chosen.bind(("127.0.0.1", 0))
+        return {RAS_VARIABLE: f"127.0.0.1:{chosen.getsockname()[1]}"}
+    return {}
+
+
+def _is_off(environ: Mapping[str, str]) -> bool:
+    with contextlib.suppress(ValueError):
+        return int(environ.get("NCCL_RAS_ENABLE", "1"), 0) == 0
+    return False
+
+
+class _NoAnswer(Exception):
+    """The sentence that ``ask_ras`` returns."""
+
+
+def ask_ras(address: str, limit_s: float = RAS_LIMIT_S) -> tuple[str, str]:
+    """The status of all communicators: JSON from NCCL 2.28.7 on, else text for people; at most ``MAX_ANSWER_BYTES``.
+
+    And a sentence that says why it is empty, or that it is cut; else empty. It is cut where it is too long, or where
+    the connection failed or the time ended before its end.
+
+    Blocks for up to ``limit_s`` seconds, and longer only where the host in ``address`` is a name that must be looked
+    up. Raises nothing. RAS waits up to a third of that time for processes that do not respond, and names them.
+    """
+    deadline = time.monotonic() + limit_s
+    try:
+        with _connected(address, deadline) as connection:
+            return _status(connection, deadline, max(1, int(limit_s / 3)))
+    except _NoAnswer as error:
+        return "", str(error)
+    except (TimeoutError, OSError, ValueError, OverflowError) as error:
+        return "", f"NCCL's RAS at {quote(address)}: {_reason(error)}"
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return "it does not answer"
+    return getattr(error, "strerror", "") or quote(str(error))
+
+
+def _connected(address: str, deadline: float) -> socket.socket:
+    """A connection to a RAS thread that answers. One that does not, as in a suspended process, is not waited for."""
+    host, port = _host_and_port(address)
+    last_try_at = deadline - (deadline - time.monotonic()) / 2
+    while True:
+        try:
+            return _greeted(host, port, min(deadline, time.monotonic() + _HANDSHAKE_S), address)
+        except ConnectionRefusedError:
+            raise _NoAnswer(
+                f"nobody listens at {quote(address)}: no worker here has a communicator of NCCL, or NCCL is older than "
+                "2.24 or was started without RAS"
+            ) from None
+        except TimeoutError:
+            if time.monotonic() > last_try_at:
+                raise _NoAnswer(
+                    f"NCCL's RAS at {quote(address)} does not answer: its process may be suspended"
+                ) from None
+
+
+def _host_and_port(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 1 << 16):
+        raise _NoAnswer(f"{RAS_VARIABLE}={quote(address)} is not HOST:PORT")
+    return host.strip("[]"), int(port)
+
+
+def _greeted(host: str, port: int, deadline: float, address: str) -> socket.socket:
+    with contextlib.ExitStack() as stack:
+        connection = stack.enter_context(socket.create_connection((host, port), timeout=_left_s(deadline)))
+        if not _replied(connection, "CLIENT PROTOCOL 2", deadline).startswith("SERVER PROTOCOL "):
+            raise _NoAnswer(f"what listens at {quote(address)} is not NCCL's RAS")
+        stack.pop_all()
+    return connection
+
+
+def _status(connection: socket.socket, deadline: float, ranks_timeout_s: int) -> tuple[str, str]:
+    _replied(connection, f"TIMEOUT {ranks_timeout_s}", deadline)
+    _replied(connection, "SET FORMAT json", deadline)  # An old version answers with an error, and then sends text.
+    connection.sendall(b"VERBOSE STATUS\n")
+    received = bytearray()
+    is_complete = False
+    with contextlib.suppress(OSError):  # What has arrived until then is worth something.
+        while len(received) <= MAX_ANSWER_BYTES and not is_complete:
+            connection.settimeout(_left_s(deadline))
+            chunk = connection.recv(_READ_BYTES)
+            received += chunk
+            is_complete = not chunk
+    if not received:
+        raise _NoAnswer("NCCL's RAS has accepted the question, and sent no answer")
+    text = received[:MAX_ANSWER_BYTES].decode(errors="replace")
+    return text, "" if is_complete else CUT
+
+
+def _replied(connection: socket.socket, command: str, deadline: float) -> str:
+    """The line that RAS sends in reply. It sends nothing else meanwhile.
+
+    Raises:
+        OSError: the connection has failed, or the deadline has passed (TimeoutError).
+        _NoAnswer: it has been closed, or the line is too long.
+    """
+    connection.settimeout(_left_s(deadline))
+    connection.sendall(f"{command}\n".encode("ascii"))
+    line = b""
+    while not line.endswith(b"\n"):
+        connection.settimeout(_left_s(deadline))
+        chunk = connection.recv(_MAX_LINE_BYTES)
+        line += chunk
+        if not chunk or len(line) > _MAX_LINE_BYTES:
+            raise _NoAnswer(f"NCCL's RAS has closed the connection, or sent no reply to {command}")
+    return line.decode(errors="replace")
+
+
+def _left_s(deadline: float) -> float:
+    left_s = deadline - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError
+    return left_s

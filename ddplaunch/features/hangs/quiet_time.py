@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.features.hangs.records import WorkerActivity
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.launcher_agent import AttemptEnded, ReportOfNode
+from ddplaunch.protocol.launcher_agent import AttemptEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+
+    from ddplaunch.protocol.launcher_agent import Report
 
 QUIET_S = 60.0
 """Seconds without output and collectives after which a job is called quiet."""
@@ -23,7 +25,7 @@ class QuietTime(Watch):
     """The quiet times of one run."""
 
     def __init__(self, add: Callable[..., None]) -> None:
-        """``add`` writes an event, as ``RunEvents.add``."""
+        """``add`` writes an event, as ``Watches.note``."""
         self._add, self._attempt = add, -1
         self._since: dict[int, float] = {}
         """By node whose workers run and are quiet."""
@@ -31,29 +33,28 @@ class QuietTime(Watch):
         """The nodes on which the attempt has ended: those that go on may be quiet."""
         self._known_since: float | None = None
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
-        match event:
-            case WorkerActivity():
-                self._on_activity(index, participants, event, time.time())
-            case ReportOfNode(report=WorkerActivity() as report):
-                self._on_activity(event.node_index, event.participants, report, time.time())
-            case AttemptEnded():  # On all nodes: an agent waits for the verdict first.
-                self._end(time.time())
+    def on_event(self, _index: int, event: object) -> None:
+        """The attempt has ended on a node, and so on all: an agent waits for the verdict first."""
+        if isinstance(event, AttemptEnded):
+            self._end(time.time())
 
-    def _on_activity(self, index: int, participants: Sequence[int], event: WorkerActivity, now_s: float) -> None:
-        if event.attempt > self._attempt:
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        """For how long the workers of a node have been quiet."""
+        if not isinstance(report, WorkerActivity):
+            return
+        now_s = time.time()
+        if report.attempt > self._attempt:
             self._end(now_s)
-            self._attempt, self._since, self._finished = event.attempt, {}, set()
-        if event.attempt < self._attempt:
+            self._attempt, self._since, self._finished = report.attempt, {}, set()
+        if report.attempt < self._attempt:
             return
         self._since.pop(index, None)
-        if event.is_finished:
+        if report.is_finished:
             self._finished.add(index)
-        elif not event.quiet_s:
+        elif not report.quiet_s:
             self._end(now_s)
         else:
-            self._on_quiet(index, participants, event.quiet_s, now_s)
+            self._on_quiet(index, participants, report.quiet_s, now_s)
 
     def _on_quiet(self, index: int, participants: Sequence[int], quiet_s: float, now_s: float) -> None:
         self._since[index] = now_s - quiet_s

@@ -1,4 +1,4 @@
-"""What a worker does while nothing happens, and what that says about the job."""
+"""What a worker, or a GPU, does while nothing happens, and what that says about the job."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from ddplaunch.features.gpus.records import GpuReading
     from ddplaunch.features.hangs.records import RankEvidence
 
 BUSY_CPU_SHARE, BUSY_CPU_S = 0.01, 0.05
@@ -118,3 +119,24 @@ def is_busy(evidence: RankEvidence) -> bool:
     uses_cpu = evidence.cpu_s >= max(BUSY_CPU_S, BUSY_CPU_SHARE * evidence.window_s)
     uses_io = evidence.io_bytes >= max(BUSY_IO_BYTES, BUSY_IO_BYTES_PER_S * evidence.window_s)
     return evidence.window_s > 0 and (uses_cpu or uses_io)
+
+
+# GPUs.
+
+_WORKS_PERCENT = 5
+_SPINS_PERCENT, _SPINS_MEMORY_PERCENT, _SPINS_POWER_SHARE = 99, 1, 0.5
+"""A kernel that computes for minutes looks like a hang from the CPU's side. A GPU on which NCCL waits is told from it
+by its power: its kernel only looks at a variable again and again."""
+
+
+def spins(gpu: GpuReading) -> bool:
+    """Whether the GPU runs a kernel that does nothing, as NCCL's while it waits; false if that is not known."""
+    if gpu.utilization is None or gpu.memory_utilization is None or not gpu.power_w or not gpu.power_limit_w:
+        return False
+    is_idle_inside = gpu.memory_utilization <= _SPINS_MEMORY_PERCENT
+    return gpu.utilization >= _SPINS_PERCENT and is_idle_inside and gpu.power_w < _SPINS_POWER_SHARE * gpu.power_limit_w
+
+
+def works(gpu: GpuReading) -> bool:
+    """Whether the GPU computes."""
+    return gpu.utilization is not None and gpu.utilization >= _WORKS_PERCENT and not spins(gpu)

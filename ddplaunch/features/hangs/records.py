@@ -10,8 +10,10 @@ from dataclasses import field, replace
 from typing import Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.features.gpus.records import MAX_GPUS, GpuReading
+from ddplaunch.features.hangs import rank_list
+from ddplaunch.features.hangs.rank_list import RankList
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import rank_list
 from ddplaunch.protocol.control import Answer, Request
 from ddplaunch.protocol.field_types import (
     Count,
@@ -23,10 +25,7 @@ from ddplaunch.protocol.field_types import (
     Size,
     at_most,
 )
-from ddplaunch.protocol.gpus import MAX_GPUS, GpuReading
-from ddplaunch.protocol.launcher_agent import Order, Report
-from ddplaunch.protocol.rank_list import RankList
-from ddplaunch.protocol.sender import OfRanks
+from ddplaunch.protocol.launcher_agent import OfRanks, Order, Report
 
 MAX_CALLS = 64
 """Calls of a flight record that are kept: the newest, and all unfinished ones up to this number."""
@@ -261,8 +260,9 @@ class WorkerActivity(Report):
 
 @dataclass(frozen=True)
 class WorkersExamined(Report, OfRanks):
-    """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0 before a stop of quiet workers.
+    """Agent to launcher, in answer to ExamineWorkers ``number``; or with number 0, unasked.
 
+    Unasked before a stop of quiet workers, and in AttemptEnded with what the ranks knew when collectives had failed.
     ``node`` is None where NCCL and the GPUs were not asked. ``all_nodes_at`` is that of ExamineWorkers.
     """
 
@@ -271,19 +271,6 @@ class WorkersExamined(Report, OfRanks):
     ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
     node: NodeEvidence | None = None
     all_nodes_at: OneLine = ""
-
-    @property
-    def named_ranks(self) -> list[int]:
-        """As ``OfRanks.named_ranks``."""
-        return [each.rank for each in self.ranks]
-
-
-@dataclass(frozen=True)
-class RanksAtFailure(Report, OfRanks):
-    """Agent to launcher, in AttemptEnded: what these ranks knew of their collectives when these had failed."""
-
-    attempt: Count
-    ranks: Annotated[tuple[RankEvidence, ...], at_most(MAX_SLOTS_PER_HOST)]
 
     @property
     def named_ranks(self) -> list[int]:
@@ -321,5 +308,5 @@ class RunExamined(Answer):
 
 
 TO_AGENT = (ExamineWorkers, AbortHungAttempt)
-FROM_AGENT = (WorkerActivity, WorkersExamined, RanksAtFailure)
+FROM_AGENT = (WorkerActivity, WorkersExamined)
 TO_LAUNCHER, FROM_LAUNCHER = (ExamineRun,), (RunExamined,)

@@ -6,13 +6,12 @@ its control socket.
 
 from __future__ import annotations
 
-import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
 from ddplaunch.features.hangs.records import ExamineRun, RunExamined
+from ddplaunch.features.ps.ps import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.features.ps.queries import AskLaunchers, LaunchersAnswered
-from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
 from ddplaunch.launcher import setup
 from ddplaunch.protocol.control import ANSWER_S
 from ddplaunch.system.files import run_folders
@@ -21,9 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddplaunch.features.ps.queries import LauncherAnswer, RunOnHost
-    from ddplaunch.features.ps.run_queries import QueriedHost
     from ddplaunch.launcher.request import Request
-    from ddplaunch.transport.queries import Queries
+    from ddplaunch.transport.queries import QueriedNode, Queries
 
 _END_S = ANSWER_S + 15
 """Seconds for an agent: it gives each launcher ANSWER_S and a few seconds more."""
@@ -70,13 +68,13 @@ def _without_launcher(run_id: str, parts: Mapping[str, Sequence[RunOnHost]]) -> 
     return UsageError(f"--stacks {run_id}: {text}", hint)
 
 
-def _ask(queries: Queries[QueriedHost], parts: Mapping[str, Sequence[RunOnHost]]) -> list[tuple[str, LauncherAnswer]]:
-    machines = [machine for machine in queries.nodes if machine.name in parts and not machine.failure]
-    for machine in machines:
+def _ask(queries: Queries, parts: Mapping[str, Sequence[RunOnHost]]) -> list[tuple[str, LauncherAnswer]]:
+    def query(machine: QueriedNode) -> AskLaunchers:
         launchers = tuple((pid, run.run_tag) for run in parts[machine.name] for pid in run.launchers)
-        machine.handle.send(AskLaunchers(launchers, ExamineRun("")))
-        machine.deadline = time.monotonic() + _END_S
-    queries.wait(machines, lambda machine: LaunchersAnswered in machine.answers)
+        return AskLaunchers(launchers, ExamineRun(""))
+
+    machines = [machine for machine in queries.nodes if machine.name in parts]
+    queries.ask(machines, query, LaunchersAnswered, _END_S)
     none = LaunchersAnswered(())
     return [(each.name, answer) for each in machines for answer in each.answers.get(LaunchersAnswered, none).answers]
 

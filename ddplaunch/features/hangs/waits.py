@@ -1,16 +1,17 @@
-"""Where each rank waits, and for which ranks: the calls of all ranks side by side, by process group and number."""
+"""Where each rank waits, for which ranks and why: the calls of all ranks side by side, by process group and number."""
 
 from __future__ import annotations
 
+import enum
 import math
 from collections import defaultdict
 from dataclasses import field, replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.hangs import rank_list
 from ddplaunch.features.hangs.rank_state import RankState, is_blocking, rank_state
 from ddplaunch.features.hangs.records import CollectiveCall, ProcessGroup
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol import rank_list
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -107,12 +108,13 @@ def signature(call: CollectiveCall) -> tuple[object, ...]:
     if operation.lstrip("_").startswith(_OTHER_SIZES) or operation.endswith(_OTHER_SIZES_ENDS):
         return (operation,)
     # Of a gathered or scattered tensor only the whole is equal; the parts of the ranks may differ.
-    inputs = 0 if "gather" in operation else _elements(call.input_sizes)
-    outputs = 0 if "scatter" in operation else _elements(call.output_sizes)
+    inputs = 0 if "gather" in operation else elements(call.input_sizes)
+    outputs = 0 if "scatter" in operation else elements(call.output_sizes)
     return (operation, inputs, outputs, call.dtypes)
 
 
-def _elements(sizes: tuple[tuple[int, ...], ...]) -> int:
+def elements(sizes: tuple[tuple[int, ...], ...]) -> int:
+    """The number of elements of all tensors of a call."""
     return sum(math.prod(shape) for shape in sizes)
 
 
@@ -307,3 +309,50 @@ def _p2p(group: Group, rank: int, call: CollectiveCall) -> Place:
     peer = ends.replace("->", " ").replace("<-", " ").split()[1:]
     index = int(peer[0]) if peer and peer[0].isdigit() else len(group.ranks)
     return Place(group, operation, rank=rank, peer=group.ranks[index] if index < len(group.ranks) else None)
+
+
+# Why ranks wait.
+
+
+class Why(str, enum.Enum):
+    """Why a call does not finish."""
+
+    MISMATCH = "mismatch"
+    """Ranks call something else at the same number, or with another size."""
+    ORDER = "order"
+    """Ranks make the same calls in another order."""
+    MISSING = "missing"
+    """Ranks have not come, and wait for nobody."""
+    CIRCLE = "circle"
+    """Ranks wait for each other in different calls."""
+    UNFINISHED = "unfinished"
+    """All ranks have come, and the call does not finish."""
+
+
+@dataclass(frozen=True)
+class Side:
+    """What some ranks called where others called something else."""
+
+    call: CollectiveCall
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class WaitReason:
+    """One reason why ranks wait.
+
+    Attributes:
+        culprits: the ranks to look at, ascending; empty if none stands out.
+        places: where ranks wait for this reason: for the culprits, or in the circle, the most important first.
+        sides: of a mismatch: what was called, by most ranks first.
+        number: of a mismatch: the number of the call.
+        roots: if the ranks do not agree on the source or destination of the call: each such rank, and the ranks that
+            name it, most ranks first.
+    """
+
+    kind: Why
+    culprits: tuple[int, ...]
+    places: tuple[Place, ...]
+    sides: tuple[Side, ...] = ()
+    number: int = 0
+    roots: tuple[tuple[int, tuple[int, ...]], ...] = ()

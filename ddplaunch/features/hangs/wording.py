@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import math
-from collections import defaultdict
+import os
+from collections import Counter, defaultdict
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.hangs.findings import WaitReason, Why, most_common
 from ddplaunch.features.hangs.rank_state import BUSY_IO_BYTES_PER_S, RankState
-from ddplaunch.features.hangs.waits import DEFAULT_GROUP
+from ddplaunch.features.hangs.waits import DEFAULT_GROUP, WaitReason, Why, elements
+from ddplaunch.protocol import stack_dump
 from ddplaunch.text import clock, plural, quote, ranks, size
 
 if TYPE_CHECKING:
@@ -16,11 +16,13 @@ if TYPE_CHECKING:
 
     from ddplaunch.features.hangs.records import CollectiveCall, RankEvidence
     from ddplaunch.features.hangs.waits import Group, Place, Waits
+    from ddplaunch.protocol.results import AttemptResult
 
 _MAX_LINES = 3
 """Of one kind within a reason: sides of a mismatch, places, kinds of culprits; hosts without an answer."""
 
 _MAX_HOSTS, _MAX_PEERS = 4, 4
+_MAX_LOCATIONS, _LOCATION_COLUMNS = 12, 200
 
 _MAX_ELEMENTS = 1 << 60
 """No tensor has so many: the sizes come from a user's process."""
@@ -69,15 +71,11 @@ def _group(group: Group) -> str:
 
 
 def _amount(call: CollectiveCall | None) -> str:
-    elements = _elements(call.input_sizes or call.output_sizes) if call else 0
-    if not call or not 0 < elements < _MAX_ELEMENTS:
+    count = elements(call.input_sizes or call.output_sizes) if call else 0
+    if not call or not 0 < count < _MAX_ELEMENTS:
         return ""
     dtype = quote(call.dtypes[0].lower()) if call.dtypes else "element"
-    return f" ({elements} {dtype})" if dtype[-1:].isdigit() else f" ({plural(elements, dtype)})"
-
-
-def _elements(sizes: tuple[tuple[int, ...], ...]) -> int:
-    return sum(math.prod(shape) for shape in sizes)
+    return f" ({count} {dtype})" if dtype[-1:].isdigit() else f" ({plural(count, dtype)})"
 
 
 def _place(waits: Waits, place: Place) -> str:
@@ -169,7 +167,7 @@ def _waiting(waits: Waits, reason: WaitReason) -> list[str]:
 def _waiting_line(waits: Waits, place: Place, where: str) -> str:
     there = waits.ranks_at[place]
     since = since_ns(waits, place)
-    line = most_common(waits.evidence[rank].where for rank in there)
+    line = _most_common(waits.evidence[rank].where for rank in there)
     time = f" since {clock(since / 1e9).partition('.')[0]}" if since else ""
     verb = "waited" if waits.is_over else f"wait{'s' * (len(there) == 1)}"
     return f"{ranks(there)} {verb} {where}{time}{f' ({quote(line, 120)})' if line else ''}"
@@ -263,3 +261,38 @@ def _unanswered_sentence(host: str, members: list[int], peers: list[str]) -> str
     verb = "gets" if len(members) == 1 else "get"
     whom = ", ".join(map(quote, peers[:_MAX_PEERS]))
     return f"{ranks(members)} on {quote(host)} {verb} no answer over TCP from {whom}{more}"
+
+
+def _most_common(texts: Iterable[str]) -> str:
+    """The text that occurs most often; empty if there is none."""
+    counts = Counter(text for text in texts if text)
+    return counts.most_common(1)[0][0] if counts else ""
+
+
+# The failure page.
+
+
+def stuck_ranks(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> list[str]:
+    """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
+    by_location: dict[str, list[int]] = {}
+    for exit_ in attempt.exits:
+        by_location.setdefault(exit_.whereabouts or "unknown", []).append(exit_.rank)
+    if not attempt.hung or set(by_location) <= {"unknown"}:
+        return []
+    found = sorted(by_location.items(), key=lambda item: (len(item[1]), item[1]))
+    lines = [f"  {ranks(group)}: {quote(location, _LOCATION_COLUMNS)}" for location, group in found[:_MAX_LOCATIONS]]
+    if len(found) > _MAX_LOCATIONS:
+        lines.append(f"  {len(found) - _MAX_LOCATIONS} more locations")
+    files = _stacks_files(attempt, run_dir, is_remote=is_remote)
+    return ["", "Where the ranks were" + (f"; full stacks in {files}:" if files else ":"), *lines]
+
+
+def _stacks_files(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> str:
+    """Shell pattern for the files with the stacks, which are on this machine; empty if no files are kept."""
+    folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
+    if not run_dir or not folders:
+        return ""
+    if is_remote:
+        return f"{run_dir}/failed/rank_*/{stack_dump.FILE}"
+    folder = folders.pop() if len(folders) == 1 else f"{run_dir}/*/attempt_{attempt.attempt}"
+    return f"{folder}/*/{stack_dump.FILE}"

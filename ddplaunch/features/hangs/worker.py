@@ -16,7 +16,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.hangs import worker_records
-from ddplaunch.worker import late_patch
+from ddplaunch.worker import late_import
 from ddplaunch.worker.parts import WorkerPart
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def prepare(socket_name: str) -> None:
     if _C10D in sys.modules:
         watch(sys.modules[_C10D])
     elif "torch" not in sys.modules:
-        late_patch.after_import(_C10D, watch)
+        late_import.after_import(_C10D, watch)
 
 
 def watch(c10d: ModuleType | None) -> None:
@@ -97,17 +97,17 @@ def _serve(name: str, main_thread: int) -> None:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as agent:
             agent.connect(f"\0{name}")
             while request := agent.recv(1):
-                facts, record = _answer(request, main_thread)
-                agent.sendall(worker_records.header(len(facts), len(record)) + facts + record)
+                agent.sendall(_answer(request, main_thread))
 
 
-def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
+def _answer(request: bytes, main_thread: int) -> bytes:
     import json
     import time
 
     is_whole = request == worker_records.RECORD
     facts: dict[str, Any] = {}
     record = _flight_record(is_whole)
+    facts[worker_records.NBYTES] = len(record)
     if is_whole:
         c10d = sys.modules[_C10D]
         with contextlib.suppress(Exception):
@@ -115,7 +115,7 @@ def _answer(request: bytes, main_thread: int) -> tuple[bytes, bytes]:
         with contextlib.suppress(Exception):
             facts[worker_records.PENDING] = _pending(c10d, _frames_of_thread(main_thread))
     facts[worker_records.CPU_S] = time.thread_time()
-    return json.dumps(facts).encode(), record
+    return json.dumps(facts).encode() + b"\n" + record
 
 
 def _flight_record(is_whole: bool) -> bytes:

@@ -7,29 +7,25 @@ whose GPUs are simulated, nothing is looked at.
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.errors import HARDWARE, LaunchError
-from ddplaunch.features.health import findings
-from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, HardwareOfNode, NodeHardware, NodeHealth
-from ddplaunch.protocol.gpus import MAX_GPUS, GpuEvent, GpusRead
-from ddplaunch.system.files import folder_probe
-from ddplaunch.system.files.folder_probe import FolderState
+from ddplaunch.features.gpus.agent import of_job
+from ddplaunch.features.gpus.records import GpuEvent, GpusRead
+from ddplaunch.features.health import findings, log_folder
+from ddplaunch.features.health.log_folder import FolderState
+from ddplaunch.features.health.records import HardwareOfNode, NodeHardware, NodeHealth
+from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.health.gpu_faults import GpuFaults
-    from ddplaunch.protocol.gpus import GpuReading, HealthFinding, IbPort
+    from ddplaunch.protocol.findings import HealthFinding
     from ddplaunch.protocol.results import Round, WorkerExit
 
-FOLDER_LIMIT_S = 2.0
 _FIRST_LIMIT_S = 3.0
 """The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""
 
@@ -43,23 +39,21 @@ class HealthPart(Part):
         """Start to try the folder of the logs, unless the user wants nothing looked at or the run is a dry run."""
         super().__init__(node)
         self._spec = spec = node.spec
-        self._is_on = spec.health != "off" and not spec.fake_gpus
+        self._is_on = spec.health != "off" and not spec.dry_run
         self._has_peers = bool(spec.launcher_assigns_rendezvous or spec.rendezvous)
         self._is_probed = True
         self._to_tell: NodeHardware | None = None
         self._findings: list[HealthFinding] = []
         self._group: WorkerGroup | None = None
         self._gpus: GpuFaults | None = None
-        if node.gpus:
+        if gpus := of_job(node):
             from ddplaunch.features.health.gpu_faults import GpuFaults
 
-            self._gpus = GpuFaults(node.gpus, spec, node.outbox.send)
+            self._gpus = GpuFaults(gpus, spec, node.outbox.send)
         if self._is_on and spec.node_dir:
             self._is_probed = False
-            threading.Thread(target=self._probe, args=(spec.node_dir,), name="folder probe", daemon=True).start()
-
-    def _probe(self, folder: str) -> None:
-        self._node.post(folder_probe.probe(folder))
+            folder = spec.node_dir
+            post_from_thread("folder probe", lambda: log_folder.probe(folder), node.post, FolderState(folder))
 
     # Before the first attempt.
 
@@ -85,17 +79,18 @@ class HealthPart(Part):
 
     def _await_readings(self) -> None:
         wait, is_stopping = self._node.wait, self._node.is_stopping
-        folder_by, gpus_by = time.monotonic() + FOLDER_LIMIT_S, time.monotonic() + _FIRST_LIMIT_S
-        if gpus := self._node.gpus:
-            wait(lambda: gpus.is_read or is_stopping(), lambda: gpus_by)
+        folder_by, gpus_by = time.monotonic() + log_folder.LIMIT_S, time.monotonic() + _FIRST_LIMIT_S
+        if faults := self._gpus:
+            wait(lambda: faults.gpus.is_read or is_stopping(), lambda: gpus_by)
         if not wait(lambda: self._is_probed or is_stopping(), lambda: folder_by):
-            self._on_folder((findings.of_silent_folder(self._spec.node_dir or "", FOLDER_LIMIT_S),))
+            self._on_folder((log_folder.silent(self._spec.node_dir or "", log_folder.LIMIT_S),))
 
     def _node_health(self) -> NodeHealth:
-        gpus, faults = self._node.gpus, self._gpus
-        if gpus is None or faults is None:
-            return node_health(self._findings)
-        return node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports, gpus.missing)
+        faults = self._gpus
+        if faults is None:
+            return findings.node_health(self._findings)
+        gpus = faults.gpus
+        return findings.node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports, gpus.missing)
 
     # Events.
 
@@ -104,7 +99,7 @@ class HealthPart(Part):
         match event:
             case FolderState():
                 if not self._is_probed:
-                    self._on_folder(findings.of_folder(event))
+                    self._on_folder(log_folder.findings(event))
             case GpusRead() | GpuEvent() if self._gpus:
                 self._gpus.on_answer(event)
             case _:
@@ -143,24 +138,9 @@ class HealthPart(Part):
         """Wait until the GPU memory of the workers that have ended is free."""
         node = self._node
         if self._gpus:
-            from ddplaunch.features.health.gpu_memory_wait import await_free_memory
+            from ddplaunch.features.health.gpu_faults import await_free_memory
 
             await_free_memory(self._gpus, self._spec.host, node.wait, node.is_stopping, node.outbox.send)
-
-
-def node_health(
-    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
-) -> NodeHealth:
-    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
-    ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
-    active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
-    hardware = NodeHardware(
-        gpus=tuple(gpu.identity() for gpu in gpus)[:MAX_GPUS],
-        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        cpus=len(os.sched_getaffinity(0)),
-        ports=tuple(active[:MAX_PORTS]),
-    )
-    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)
 
 
 part = HealthPart

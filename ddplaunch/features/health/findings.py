@@ -1,27 +1,28 @@
-"""Findings: their sentences for the user, whether they explain that a worker has failed, those about a folder.
+"""Findings: their sentences for the user, whether they explain that a worker has failed, and all those of a node.
 
-Used by agents, for failures and refusals, and by the launcher. Pure.
+Used by agents, for failures and refusals, and by the launcher.
 """
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.protocol.gpus import HealthFinding
-from ddplaunch.text import quote, ranks
+from ddplaunch.features.gpus.records import MAX_GPUS
+from ddplaunch.features.health.records import MAX_FINDINGS, MAX_PORTS, NodeHardware, NodeHealth
+from ddplaunch.text import ranks
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Sequence
 
+    from ddplaunch.features.gpus.records import GpuReading, IbPort
+    from ddplaunch.protocol.findings import HealthFinding
     from ddplaunch.protocol.results import WorkerExit
-    from ddplaunch.system.files.folder_probe import FolderState
 
 WINDOW_S = 60.0
 """A fault of this many seconds before a failure is its cause."""
 
-FULL_SHARE = 0.95
-_MAX_PATH = 200
 _THE_GPU = "the GPU "
 
 
@@ -86,23 +87,19 @@ def _concerns(fault: HealthFinding, exit_: WorkerExit) -> bool:
     return fault.gpu is None or exit_.local_rank in fault.local_ranks
 
 
-# The folder of the logs.
+# All findings of a node, and what its machine has.
 
 
-def of_folder(state: FolderState) -> tuple[HealthFinding, ...]:
-    """The findings about the folder of the logs."""
-    folder = quote(state.folder, _MAX_PATH)
-    if state.error:
-        text = f"nothing can be written to {folder}: {quote(state.error)}"
-        return (HealthFinding(rule="folder-not-writable", text=text, action="another --log-dir", severity="refuse"),)
-    if state.used_share is not None and state.used_share >= FULL_SHARE:
-        text = f"the disk of {folder} is {state.used_share:.0%} full"
-        return (HealthFinding(rule="disk-full", text=text, action="delete files, or choose another --log-dir"),)
-    return ()
-
-
-def of_silent_folder(folder: str, limit_s: float) -> HealthFinding:
-    """Writing to the folder has not ended in ``limit_s`` seconds."""
-    text = f"writing 4 KB to {quote(folder, _MAX_PATH)} takes more than {limit_s:g} s"
-    action = "look at its file system, or choose another --log-dir"
-    return HealthFinding(rule="folder-silent", text=text, action=action, severity="refuse")
+def node_health(
+    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+) -> NodeHealth:
+    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
+    ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
+    active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
+    hardware = NodeHardware(
+        gpus=tuple(gpu.identity() for gpu in gpus)[:MAX_GPUS],
+        memory_bytes=os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        cpus=len(os.sched_getaffinity(0)),
+        ports=tuple(active[:MAX_PORTS]),
+    )
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)

@@ -1,29 +1,43 @@
-"""What is wrong with the GPUs and ports of this node, while a run lasts: findings, and faults that explain failures.
+"""What is wrong with the GPUs and ports of this node: while a run lasts, between attempts, and for ``--check``.
 
-Runs in the agent, in its main thread; used by ``HealthPart``, only on machines with GPUs. Nothing here blocks but
-``wait`` of the agent, with a limit.
+``GpuFaults`` has the findings of a run, and the faults that explain failures. It runs in the agent, in its main thread;
+``HealthPart`` uses it, only on machines with GPUs. ``look`` runs in an agent without workers. Each wait has a limit.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.health import findings, gpu_events, gpu_rules, port_rules
-from ddplaunch.protocol.gpus import Gpu, GpuEvent, GpusRead
-from ddplaunch.system.gpus import devices, kernel_log
+from ddplaunch.config import NO_LOGS
+from ddplaunch.features.gpus.records import Gpu, GpuEvent, GpusRead
+from ddplaunch.features.health import findings, gpu_events, gpu_rules, log_folder, port_rules
+from ddplaunch.protocol.launcher_agent import Notice
+from ddplaunch.system import devices
+from ddplaunch.system.files import run_folder
+from ddplaunch.text import quote, size
+from ddplaunch.threads import begin
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from ddplaunch.agent.events import Wait
-    from ddplaunch.agent.gpus_of_job import GpusOfJob
-    from ddplaunch.protocol.gpus import GpuReading, HealthFinding, IbPort
+    from ddplaunch.features.gpus.agent import GpusOfJob
+    from ddplaunch.features.gpus.records import GpuReading, IbPort
+    from ddplaunch.features.health.records import NodeHealth
+    from ddplaunch.protocol.findings import HealthFinding
     from ddplaunch.protocol.results import WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
 _FRESH_LIMIT_S = 1.0
+_MEMORY_LIMIT_S = 50.0
+_MEMORY_TOLERANCE_BYTES = 512 << 20
+_MEMORY_ANSWER_S, _MEMORY_PAUSE_S = 2.0, 0.2
+_SHOWN_AFTER_S = 3.0
 _MAX_FAULTS = 1000
 _REPEATED_AFTER_S = 60.0
 """A GPU may tell of the same error many times a second."""
@@ -149,10 +163,11 @@ class GpuFaults:
     def _logged_xids(self) -> Iterable[HealthFinding]:
         """What the kernel's log says, where NVML does not answer any more."""
         known = {(finding.gpu, finding.rule) for _, finding in self._faults}
-        for address, number in kernel_log.recent_xids(findings.WINDOW_S):
+        for address, number in gpu_events.recent_xids(findings.WINDOW_S):
             for gpu in self.gpus.gpus:
                 found = gpu_events.of_event(GpuEvent(index=gpu.index, uuid=gpu.uuid, kind="xid", xid=number))
-                if kernel_log.is_of(address, gpu.pci_address) and found and (found.gpu, found.rule) not in known:
+                is_its = gpu_events.is_logged_for(address, gpu.pci_address)
+                if is_its and found and (found.gpu, found.rule) not in known:
                     yield found
 
     # Between attempts.
@@ -171,3 +186,108 @@ def _port(finding: HealthFinding) -> str:
 def is_worth_telling(missing: str, *, has_gpus: bool) -> bool:
     """Whether ``missing`` is a reason why GPUs that the node has could not be read."""
     return bool(missing) and (has_gpus or not missing.startswith(_NO_DRIVER))
+
+
+# Between attempts: the driver frees the memory of a killed process late, and a worker that starts before would find too
+# little. Memory is compared with that before the first attempt: in a container, the processes that NVML names may not
+# be the agent's.
+
+
+def await_free_memory(
+    gpus: GpuFaults, host: str, wait: Wait, is_stopping: Callable[[], bool], send: Callable[[object], None]
+) -> None:
+    """Return when the memory is free, after ``_MEMORY_LIMIT_S``, if NVML does not answer, or if the run must stop."""
+    if not gpus.used_at_start:
+        return
+    started = time.monotonic()
+    is_shown = False
+    while (occupied := _occupied(gpus, wait, is_stopping)) and not is_stopping():
+        waited_s = time.monotonic() - started
+        if waited_s >= _MEMORY_LIMIT_S:
+            send(Notice(f"after {_MEMORY_LIMIT_S:.0f} s {_in_use(host, occupied)}; the workers start all the same", -1))
+            return
+        if waited_s >= _SHOWN_AFTER_S and not is_shown:
+            is_shown = True
+            send(Notice(f"{_in_use(host, occupied)}; the workers start when it is free"))
+        wait(is_stopping, time.monotonic() + _MEMORY_PAUSE_S)
+
+
+def _occupied(gpus: GpuFaults, wait: Wait, is_stopping: Callable[[], bool]) -> list[GpuReading]:
+    """The GPUs with more memory in use than before the first attempt."""
+    gpus.ask_memory()
+    wait(lambda: gpus.memory is not None or is_stopping(), time.monotonic() + _MEMORY_ANSWER_S)
+    memory, before = gpus.memory, gpus.used_at_start
+    if memory is None:
+        return []
+    return [gpu for gpu in memory if (gpu.used_bytes or 0) > before.get(gpu.index, 0) + _MEMORY_TOLERANCE_BYTES]
+
+
+def _in_use(host: str, occupied: list[GpuReading]) -> str:
+    gpus = ", ".join(f"{size(gpu.used_bytes or 0)} of GPU {gpu.index}{_holders(gpu)}" for gpu in occupied[:8])
+    return f"{gpus} on {host} {'are' if len(occupied) > 1 else 'is'} still in use"
+
+
+def _holders(gpu: GpuReading) -> str:
+    named = [f"pid {pid}{_name(pid)}" for pid in gpu.pids[:4]]
+    return f" (held by {', '.join(named)})" if named else " (held by a process that cannot be seen from here)"
+
+
+def _name(pid: int) -> str:
+    import psutil  # A start does not wait for it.
+
+    with contextlib.suppress(psutil.Error):
+        return f" {quote(psutil.Process(pid).name())}"
+    return ""
+
+
+# For ``--check``: what a start would find.
+
+
+def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = None, *, is_alone: bool) -> NodeHealth:
+    """The findings about this node, and about all GPUs that workers could use.
+
+    Args:
+        read: the health of this machine's GPUs; empty on a machine without any.
+        log_dir: value of ``--log-dir``; None: the default folder.
+        gpus: value of ``--gpus``; None: those that the environment makes visible.
+        is_alone: no other node could be used. Then a job runs without logs if their folder cannot be written.
+    """
+    usable = _usable(read, gpus)
+    found = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
+    return findings.node_health(found, usable.gpus, usable.ports, usable.missing)
+
+
+def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:
+    """Without GPUs that no worker may use. If GPUs were chosen that do not exist, with all: a start tells that."""
+    try:
+        names = devices.visible_devices(os.environ, chosen)
+    except ValueError:
+        return read
+    if names is None:
+        return read
+    return replace(read, gpus=tuple(gpu for gpu in read.gpus if any(map(gpu.is_named, names))))
+
+
+def _of_gpus(read: GpusRead) -> list[HealthFinding]:
+    found = [finding for gpu in read.gpus for finding in gpu_rules.at_start(gpu)]
+    found += port_rules.ports_at_start(read.ports)
+    if is_worth_telling(read.missing, has_gpus=devices.has_driver()):
+        found.append(gpu_events.of_silence(read.missing))
+    return found
+
+
+def _existing(log_dir: str | None) -> str:
+    """The folder for logs, or the one in which it would be created; empty if no logs are kept."""
+    if log_dir == NO_LOGS:
+        return ""
+    folder = Path(log_dir).absolute() if log_dir else run_folder.default_base(os.environ)
+    return str(next((path for path in (folder, *folder.parents) if os.path.isdir(path)), folder))
+
+
+def _of_folder(folder: str, *, is_alone: bool) -> list[HealthFinding]:
+    if not folder:
+        return []
+    silent: tuple[HealthFinding, ...] = (log_folder.silent(folder, log_folder.LIMIT_S),)
+    probed = begin("folder probe", lambda: log_folder.findings(log_folder.probe(folder)), silent)
+    found = probed(time.monotonic() + log_folder.LIMIT_S)
+    return [replace(finding, severity="warn") if is_alone else finding for finding in found]

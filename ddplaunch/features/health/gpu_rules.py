@@ -10,9 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.gpus import nvml
+from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import GpuReading, HealthFinding, Severity
-from ddplaunch.system.gpus import nvml
+from ddplaunch.protocol.findings import HealthFinding, Severity
 from ddplaunch.text import fold_ints, size
 
 if TYPE_CHECKING:

@@ -15,8 +15,9 @@ from ddplaunch.errors import HARDWARE, LaunchError, Level
 from ddplaunch.features.health import differences, findings
 from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.gpus import HealthFinding
-from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong, ReportOfNode
+from ddplaunch.mailbox import NEVER
+from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
@@ -27,9 +28,9 @@ if TYPE_CHECKING:
     from ddplaunch.launcher.participants import Participants
     from ddplaunch.launcher.shutdown import Shutdown
     from ddplaunch.launcher.watches import RunEnd, RunServices
+    from ddplaunch.protocol.launcher_agent import Report
     from ddplaunch.protocol.results import RunResult
 
-_NEVER = float("inf")
 _COLLECT_S = 3.0
 _EXACT_S = 1.0
 """A clock that is known so exactly is not looked at again: it may be set while the job runs."""
@@ -51,7 +52,7 @@ class HealthWatch(Watch):
         show: Callable[[str, int], None],
         note: Callable[..., None],
     ) -> None:
-        """``note`` writes an event of a node to events.jsonl, as ``RunEvents.of_node``."""
+        """``note`` notes an event, as ``Watches.note``."""
         self._config, self._is_on = config, config.health != "off"
         # Where agents find by themselves that their node must not be used, their launcher has no other.
         self._refuses, self._replaces = config.health == "refuse", config.launcher_assigns_rendezvous
@@ -60,11 +61,11 @@ class HealthWatch(Watch):
         self._reports: dict[int, NodeHealth] = {}
         self._first_ranks: dict[int, int] = {}
         self._refused: dict[int, str] = {}
-        self._decide_by = _NEVER
+        self._decide_by = NEVER
         self._comparison = _Comparison(show)
         self._kept: list[HealthFinding] = []
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Add all findings."""
         return replace(result, health=tuple(self._kept))
 
@@ -78,23 +79,26 @@ class HealthWatch(Watch):
 
     # Events.
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
+    def on_event(self, index: int, event: object) -> None:
+        """An event of node ``index``. Other events have no effect."""
         match event:
             case AttemptStarted(first_rank=first_rank):
                 self._first_ranks[index] = first_rank
             case HealthFinding():
                 self._on_findings(index, (event,))
             case NodeHealth() if index not in self._reports:
-                self._on_report(index, participants, event)
+                self._on_health(index, event)
             case Pong(ping_time_s=sent_s, time_s=time_s) if self._is_on and time_s:
                 host = self._nodes.all[index].host
                 self._comparison.on_clock(index, host, time_s - time.time(), time_s - sent_s)
-            case ReportOfNode(node_index=node, participants=others, report=HardwareOfNode() as report):
-                self._comparison.on_hardware(node, report.host, report.hardware, others)
-                self._comparison.on_clock(node, report.host, report.clock_ahead_s, report.clock_ahead_s)
 
-    def _on_report(self, index: int, participants: Sequence[int], report: NodeHealth) -> None:
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        """What a node has, where another launcher knows it."""
+        if isinstance(report, HardwareOfNode):
+            self._comparison.on_hardware(index, report.host, report.hardware, participants)
+            self._comparison.on_clock(index, report.host, report.clock_ahead_s, report.clock_ahead_s)
+
+    def _on_health(self, index: int, report: NodeHealth) -> None:
         self._reports[index] = report
         wrong = [finding for finding in report.findings if finding.severity == "refuse"] if self._refuses else []
         self._keep(index, wrong)
@@ -103,7 +107,8 @@ class HealthWatch(Watch):
             self._decide_by = min(self._decide_by, time.monotonic() + _COLLECT_S)
         self._on_findings(index, [finding for finding in report.findings if finding not in wrong])
         if self._replaces:  # Else the launcher has one node.
-            self._comparison.on_hardware(index, self._nodes.all[index].host, report.hardware, participants)
+            host, participants = self._nodes.all[index].host, self._participants.indices
+            self._comparison.on_hardware(index, host, report.hardware, participants)
 
     def _on_findings(self, index: int, found: Iterable[HealthFinding]) -> None:
         self._keep(index, found)
@@ -115,7 +120,7 @@ class HealthWatch(Watch):
         host, first_rank = self._nodes.all[index].host, self._first_ranks.get(index)
         for finding in findings:
             facts = {"rule": finding.rule, "severity": finding.severity, "gpu": finding.gpu}
-            self._note("health", index, finding.text, **facts)
+            self._note("health", finding.text, node=index, **facts)
             if len(self._kept) < _MAX_KEPT:
                 ranks = () if first_rank is None else tuple(first_rank + local for local in finding.local_ranks)
                 self._kept.append(replace(finding, host=host, time_s=time.time(), ranks=ranks))
@@ -125,22 +130,22 @@ class HealthWatch(Watch):
     def run_due(self, now: float) -> float:
         """Decide about the refused nodes, if it is time. Returns when to call again."""
         if not self._refused:
-            return _NEVER
+            return NEVER
         if now < self._decide_by and not self._reports.keys() >= set(self._participants.indices):
             return self._decide_by
         # A node may have been lost since it has reported.
         refused = {index: line for index, line in self._refused.items() if index in self._participants.indices}
-        self._refused, self._decide_by = {}, _NEVER
+        self._refused, self._decide_by = {}, NEVER
         if refused and not self._shutdown.in_progress:
             try:
                 self._leave_out(refused)
             except LaunchError as error:
                 self._shutdown.fail(error)
-        return _NEVER
+        return NEVER
 
     def _leave_out(self, refused: dict[int, str]) -> None:
-        remaining, needed = self._participants.remaining_without(*(self._nodes.all[index] for index in refused))
-        if remaining < needed:
+        if self._participants.dispensable < len(refused):
+            remaining, needed = self._participants.remaining_without(*(self._nodes.all[index] for index in refused))
             lines = "\n".join(f"  {refused[index]}" for index in sorted(refused))
             have = f"{plural(needed, 'node')} {'is' if needed == 1 else 'are'} needed, and {remaining} can be used"
             raise LaunchError(f"the hardware is not sound; {have}\n{lines}", _HINT, HARDWARE)
@@ -186,4 +191,4 @@ class _Comparison:
 
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    return (HealthWatch(run.config, run.participants, run.shutdown, run.messages.show, run.events.of_node),)
+    return (HealthWatch(run.config, run.participants, run.shutdown, run.messages.show, run.note),)

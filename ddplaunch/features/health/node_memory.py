@@ -1,39 +1,45 @@
 """The memory of nodes across runs: which hosts are used last, and what a run adds to nodes.json at its end.
 
-Runs in the launcher, before and after a run, and in ``--ps --nodes`` and ``--forget``. ``node_history`` has the
-rules. A file that is damaged or cannot be written never stops a run.
+Runs in the launcher, before and after a run, and in the commands ``--ps --nodes`` and ``--forget``. ``node_history``
+has the rules. A file that is damaged or cannot be written never stops a run.
 """
 
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import time
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.cluster.hosts import display_names, matching
-from ddplaunch.cluster.slurm_nodes import drain_command
+from ddplaunch.cluster.hosts import display_names, matching, parse_hosts
 from ddplaunch.errors import LaunchError, Level, StartNotice
 from ddplaunch.features.health import node_history, nodes_file
 from ddplaunch.features.health.node_history import NodeEvent
 from ddplaunch.protocol import wire
-from ddplaunch.text import plural, quote
+from ddplaunch.text import plural, quote, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.features.health.nodes_file import Entries
+    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.results import AttemptResult, RunResult
 
 _MAX_REASONS = 3
 """Reasons in one message."""
 
+_MAX_DRAIN_REASON = 200
+
 ALL = "all"
 """In place of hosts, for ``--forget``."""
+
+_HEAD = ("host", "effect", "until", "what", "GPU", "when", "run")
 
 
 def remembered() -> tuple[list[NodeEvent], str]:
@@ -76,7 +82,7 @@ def _change(new: Callable[[list[NodeEvent]], list[NodeEvent]]) -> None:
 # Before a run.
 
 
-def prepare(config: LaunchConfig) -> LaunchConfig:
+def prepare(config: LaunchConfig, _stdout_fd: int | None = None) -> LaunchConfig:
     """``config`` with the hosts of which earlier runs know faults at the end of the list, and a notice about them."""
     if not config.hosts or config.dry_run:
         return config
@@ -128,10 +134,12 @@ def remember(
     if config.dry_run:
         return
     result = replace(result, run_id=_unique_name(config, result))
-    if not config.rendezvous:
+    if not config.each_node_has_launcher:
         result = replace(result, attempts=tuple(map(_in_own_words, result.attempts)))
     events = node_history.of_run(result, _of_single_nodes(lost, result), time.time())
-    if not (config.hosts or config.rendezvous):  # Nothing to compare with: the program may fail on any machine.
+    if not (
+        config.hosts or config.each_node_has_launcher
+    ):  # Nothing to compare with: the program may fail on any machine.
         events = [event for event in events if event.kind == "hardware"]
     if not events:
         return
@@ -182,7 +190,7 @@ def _unique_name(config: LaunchConfig, result: RunResult) -> str:
     if not result.run_dir:
         return result.run_id
     folder = Path(result.run_dir)
-    return (folder.parent if config.rendezvous else folder).name
+    return (folder.parent if config.each_node_has_launcher else folder).name
 
 
 def _of_single_nodes(lost: Mapping[str, str], result: RunResult) -> Mapping[str, str]:
@@ -193,11 +201,43 @@ def _of_single_nodes(lost: Mapping[str, str], result: RunResult) -> Mapping[str,
 # Commands.
 
 
-def _display_name(host: Host) -> str:
-    return str(replace(host, user=None)) if host.port else host.name
+def list_all(request: Request) -> None:
+    """``--ps --nodes``: list the nodes in which earlier runs have found faults."""
+    events, problem = remembered()
+    if problem:
+        request.report(problem)
+    if events:
+        request.show(node_table(events))
+    else:
+        request.report("nothing is known about any node")
 
 
-def forget(hosts: Sequence[Host] | None, report: Callable[[str], None]) -> None:
+def node_table(events: Sequence[NodeEvent]) -> str:
+    """One line per event, by host, the oldest first."""
+    suspects = node_history.suspects(events)
+    rows = [_row(event, suspects) for event in sorted(events, key=lambda event: (event.host, event.time_s))]
+    return "\n".join(table([_HEAD, *rows]))
+
+
+def _row(event: NodeEvent, suspects: Collection[str]) -> tuple[str, ...]:
+    return (
+        event.host,
+        "used last" if event.host in suspects else "none yet",
+        node_history.day(event.time_s + node_history.KEEP_S),
+        event.text,
+        event.uuid,
+        node_history.day(event.time_s),
+        event.run_id,
+    )
+
+
+def forget(request: Request) -> None:
+    """``--forget``: forget what is known of some hosts, or of all."""
+    text = request.value
+    forget_hosts(None if text == ALL else parse_hosts(text, "--forget"), request.report)
+
+
+def forget_hosts(hosts: Sequence[Host] | None, report: Callable[[str], None]) -> None:
     """Forget all events of these hosts, None: of all; ``report`` tells how many.
 
     Raises:
@@ -218,3 +258,21 @@ def forget(hosts: Sequence[Host] | None, report: Callable[[str], None]) -> None:
     names = quote(fold(event.host for event in dropped), 1000)
     named = "any node" if hosts is None else quote(fold(host.name for host in hosts), 1000)
     report(f"forgotten: {plural(len(dropped), 'event')} of {names}" if dropped else f"nothing is known about {named}")
+
+
+def _display_name(host: Host) -> str:
+    return str(replace(host, user=None)) if host.port else host.name
+
+
+def drain_command(node: str, reason: str) -> str:
+    """The command by which an administrator takes a node out of service; empty if it can be no node of SLURM.
+
+    Safe to paste into a shell, whatever ``reason`` is.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", node):
+        return ""
+    # SLURM cuts a reason at a double quote, and prints it in lines of fields.
+    text = re.sub(r"[^ -~]|[\"'`$\\!=]", " ", f"ddplaunch: {reason}")
+    return (
+        f"scontrol update nodename={node} state=drain reason={shlex.quote(' '.join(text.split())[:_MAX_DRAIN_REASON])}"
+    )

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from ddplaunch.features.gpus.records import IbPort
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.gpus import HealthFinding, IbPort
+from ddplaunch.protocol.findings import HealthFinding
 
 _INACTIVE = ("INIT", "ARMED")
 _CABLE = "look at its cable and at the switch"

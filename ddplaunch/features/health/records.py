@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated
 
+from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
-from ddplaunch.protocol.gpus import MAX_GPUS, Gpu, HealthFinding
+from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import Report
 
 MAX_FINDINGS = 256

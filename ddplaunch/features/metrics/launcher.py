@@ -16,7 +16,7 @@ def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
     if not run.config.output.metrics_file:
         return ()
-    from ddplaunch.features.metrics.metrics_watch import MetricsWatch  # Few runs wait for the import.
+    from ddplaunch.features.metrics.metrics import MetricsWatch  # Few runs wait for the import.
 
     path = Path(run.config.output.metrics_file).absolute()
     return (MetricsWatch(path, lambda: run.messages.run_id, run.participants, run.messages.show),)

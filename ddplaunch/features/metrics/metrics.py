@@ -1,63 +1,108 @@
-"""The text of ``--metrics-file``: what is known of a run, in Prometheus' text format, with names as OpenMetrics wants.
+"""``--metrics-file``: writes what is known of a run for Prometheus, every 10 s and at the end.
 
-Pure: ``MetricsWatch`` collects the values and writes the file. docs/metrics.md lists the metrics.
+Runs in the launcher, in the main thread; a short thread writes, because a disk may be slow: while it does, no other is
+started. The file is renamed into place: a reader sees all of it. Unlike the files of a run folder, others may read it,
+as far as the umask allows: Prometheus' node_exporter is another user. After the end it has the outcome, and nothing
+about nodes, workers and GPUs, which are no longer known. Names are as OpenMetrics wants; docs/metrics.md lists them.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import time
 from dataclasses import field
-from typing import TYPE_CHECKING, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from ddplaunch.features.usage.records import UsageSample, UsageStarted
+from ddplaunch.errors import Level, OptionError
+from ddplaunch.features.usage.quantities import QUANTITIES
+from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.mailbox import NEVER
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.system.files import kept_files
+from ddplaunch.threads import in_thread
+from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    import threading
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
+    from ddplaunch.config import LaunchConfig
+    from ddplaunch.features.usage.quantities import Quantity
+    from ddplaunch.launcher.participants import Participants
+    from ddplaunch.protocol.results import RunResult
 
 RunState = Literal["starting", "running", "ended"]
 RUN_STATES: tuple[RunState, ...] = ("starting", "running", "ended")
 
-METRICS: dict[str, tuple[str, str]] = {
-    "ddplaunch_run_info": ("gauge", "always 1; the version of ddplaunch"),
-    "ddplaunch_run_state": ("gauge", "1 for the state of the run, 0 for the others"),
-    "ddplaunch_run_start_time_seconds": ("gauge", "when the launcher started, in seconds since 1970"),
-    "ddplaunch_run_update_time_seconds": ("gauge", "when this file was written, in seconds since 1970"),
-    "ddplaunch_run_end_time_seconds": ("gauge", "when the run ended, in seconds since 1970; only after the end"),
-    "ddplaunch_run_exit_code": ("gauge", "exit code of the run; only after the end"),
-    "ddplaunch_run_attempt": ("gauge", "number of the attempt, from 0 on"),
-    "ddplaunch_run_restarts_total": ("counter", "restarts after failures"),
-    "ddplaunch_run_nodes": ("gauge", "nodes of this launcher that take part"),
-    "ddplaunch_run_workers": ("gauge", "workers of the attempt, on all nodes of the job"),
-    "ddplaunch_node_cpu_ratio": ("gauge", "share of all CPUs of the node that was not idle"),
-    "ddplaunch_node_memory_used_bytes": ("gauge", "memory of the node that is not available"),
-    "ddplaunch_node_memory_bytes": ("gauge", "main memory of the node"),
-    "ddplaunch_node_disk_used_ratio": ("gauge", "share of the log folder's file system in use"),
-    "ddplaunch_node_network_receive_bytes_total": ("counter", "bytes received by network adapters while workers ran"),
-    "ddplaunch_node_network_transmit_bytes_total": ("counter", "bytes sent by network adapters while workers ran"),
-    "ddplaunch_worker_running": ("gauge", "1 while the worker runs, 0 after its end"),
-    "ddplaunch_worker_cpu_seconds_total": ("counter", "CPU time of the rank's workers and their children"),
-    "ddplaunch_worker_resident_memory_bytes": ("gauge", "memory of the worker's process"),
-    "ddplaunch_worker_read_bytes_total": ("counter", "bytes that the rank's workers and their children have read"),
-    "ddplaunch_worker_written_bytes_total": (
-        "counter",
-        "bytes that the rank's workers and their children have written",
-    ),
-    "ddplaunch_worker_output_lines_total": ("counter", "lines of output of the rank's workers"),
-    "ddplaunch_worker_output_age_seconds": ("gauge", "seconds since the worker's last output"),
-    "ddplaunch_gpu_utilization_ratio": ("gauge", "share of the time in which a kernel ran"),
-    "ddplaunch_gpu_memory_used_bytes": ("gauge", "device memory in use"),
-    "ddplaunch_gpu_memory_bytes": ("gauge", "device memory"),
-    "ddplaunch_gpu_power_watts": ("gauge", "power"),
-    "ddplaunch_gpu_temperature_celsius": ("gauge", "temperature"),
-    "ddplaunch_gpu_throttled": ("gauge", "1 while the GPU's clocks are lowered by the hardware, else 0"),
-}
-"""Name -> type and meaning."""
+
+class Metric(NamedTuple):
+    """A metric: its name after ``ddplaunch_``, and of which quantity of the usage samples it is, as ``g.util``."""
+
+    suffix: str
+    meaning: str
+    quantity: str = ""
+
+    @property
+    def name(self) -> str:
+        """As Prometheus knows it."""
+        return f"ddplaunch_{self.suffix}"
+
+    @property
+    def kind(self) -> str:
+        """Its type. A counter has the sum of what the samples say for each second."""
+        return "counter" if self.suffix.endswith("_total") else "gauge"
+
+
+METRICS = (
+    Metric("run_info", "always 1; the version of ddplaunch"),
+    Metric("run_state", "1 for the state of the run, 0 for the others"),
+    Metric("run_start_time_seconds", "when the launcher started, in seconds since 1970"),
+    Metric("run_update_time_seconds", "when this file was written, in seconds since 1970"),
+    Metric("run_end_time_seconds", "when the run ended, in seconds since 1970; only after the end"),
+    Metric("run_exit_code", "exit code of the run; only after the end"),
+    Metric("run_attempt", "number of the attempt, from 0 on"),
+    Metric("run_restarts_total", "restarts after failures"),
+    Metric("run_nodes", "nodes of this launcher that take part"),
+    Metric("run_workers", "workers of the attempt, on all nodes of the job"),
+    Metric("node_cpu_ratio", "share of all CPUs of the node that was not idle", "n.cpu"),
+    Metric("node_memory_used_bytes", "memory of the node that is not available", "n.mem"),
+    Metric("node_memory_bytes", "main memory of the node"),
+    Metric("node_disk_used_ratio", "share of the log folder's file system in use", "n.disk"),
+    Metric("node_network_receive_bytes_total", "bytes received by network adapters while workers ran", "n.rx"),
+    Metric("node_network_transmit_bytes_total", "bytes sent by network adapters while workers ran", "n.tx"),
+    Metric("worker_running", "1 while the worker runs, 0 after its end"),
+    Metric("worker_cpu_seconds_total", "CPU time of the rank's workers and their children", "w.cpu"),
+    Metric("worker_resident_memory_bytes", "memory of the worker's process", "w.rss"),
+    Metric("worker_read_bytes_total", "bytes that the rank's workers and their children have read", "w.rd"),
+    Metric("worker_written_bytes_total", "bytes that the rank's workers and their children have written", "w.wr"),
+    Metric("worker_output_lines_total", "lines of output of the rank's workers", "w.lines"),
+    Metric("worker_output_age_seconds", "seconds since the worker's last output", "w.quiet"),
+    Metric("gpu_utilization_ratio", "share of the time in which a kernel ran", "g.util"),
+    Metric("gpu_memory_used_bytes", "device memory in use", "g.mem"),
+    Metric("gpu_memory_bytes", "device memory"),
+    Metric("gpu_power_watts", "power", "g.power"),
+    Metric("gpu_temperature_celsius", "temperature", "g.temp"),
+    Metric("gpu_throttled", "1 while the GPU's clocks are lowered by the hardware, else 0"),
+)
+
+_QUANTITIES = {f"{each.part}.{each.key}": each for each in QUANTITIES}
+_SAMPLED = [(each, _QUANTITIES[each.quantity]) for each in METRICS if each.quantity]
+"""The metrics of samples, each with its quantity."""
 
 _ESCAPES = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+_HINT = "Its folder must exist, and you must be able to write to it."
+PERIOD_S = 10.0
+_CLOSE_S = 2.0
 
 Labels = dict[str, str]
 Value = tuple[str, Labels, float]
+
+
+# The text: pure.
 
 
 @dataclass
@@ -118,87 +163,83 @@ class NodeMetrics:
         """Samples of the newest attempt."""
         for sample in samples:
             self.newest = sample
-            node, workers = sample.node, sample.workers
-            self._count("ddplaunch_node_network_receive_bytes_total", (node.rx,), sample.span_s)
-            self._count("ddplaunch_node_network_transmit_bytes_total", (node.tx,), sample.span_s)
-            self._count("ddplaunch_worker_cpu_seconds_total", workers.cpu, sample.span_s / 100)
-            self._count("ddplaunch_worker_read_bytes_total", workers.rd, sample.span_s)
-            self._count("ddplaunch_worker_written_bytes_total", workers.wr, sample.span_s)
-            self._count("ddplaunch_worker_output_lines_total", workers.lines, sample.span_s)
-
-    def _count(self, name: str, rates: Sequence[float | None], span_s: float) -> None:
-        for row, rate in enumerate(rates):
-            if rate is not None:
-                self.totals[name, row] = self.totals.get((name, row), 0.0) + rate * span_s
+            for metric, quantity in _SAMPLED:
+                for row, rate in enumerate(_values(sample, quantity) if metric.kind == "counter" else ()):
+                    if rate is not None:
+                        before = self.totals.get((metric.name, row), 0.0)
+                        self.totals[metric.name, row] = before + rate * sample.span_s * _factor(quantity)
 
     def values(self) -> Iterator[Value]:
-        for found in (self._of_node(), self._of_workers(), self._of_gpus()):
-            for name, labels, value in found:
-                yield name, {"host": self.host, "node": str(self.index), **labels}, value
+        workers, gpus = self._labels_of_workers(), self._labels_of_gpus()
+        for found in (self._sampled({"n": [{}], "w": workers, "g": gpus}), self._others(workers, gpus)):
+            for name, own, value in found:
+                yield name, {"host": self.host, "node": str(self.index), **own}, value
 
-    def _of_node(self) -> Iterator[Value]:
-        node = self.newest.node if self.newest else None
-        yield "ddplaunch_node_memory_bytes", {}, self.started.memory_bytes
-        if node:
-            yield from _known("ddplaunch_node_cpu_ratio", {}, node.cpu, 0.01)
-            yield from _known("ddplaunch_node_memory_used_bytes", {}, node.mem)
-            yield from _known("ddplaunch_node_disk_used_ratio", {}, node.disk, 0.01)
-        yield from ((name, {}, total) for (name, _), total in self.totals.items() if name.startswith("ddplaunch_node_"))
+    def _sampled(self, labels: Mapping[str, Sequence[Labels]]) -> Iterator[Value]:
+        for metric, quantity in _SAMPLED:
+            now = _values(self.newest, quantity)
+            for row, own in enumerate(labels[quantity.part]):
+                if metric.kind == "counter":
+                    value = self.totals.get((metric.name, row))
+                else:
+                    value = _at(now, row)
+                    value = None if value is None else value * _factor(quantity)
+                if value is not None:
+                    yield metric.name, own, value
 
-    def _of_workers(self) -> Iterator[Value]:
-        workers = self.newest.workers if self.newest else None
-        labels = [
-            {"rank": str(rank), "local_rank": str(local_rank)} for local_rank, rank in enumerate(self.started.ranks)
-        ]
-        for row, of_rank in enumerate(labels):
-            rss = _at(workers.rss, row) if workers else None
-            yield "ddplaunch_worker_running", of_rank, int(workers is None or rss is not None)
-            yield from _known("ddplaunch_worker_resident_memory_bytes", of_rank, rss)
-            quiet = _at(workers.quiet, row) if workers else None
-            yield from _known("ddplaunch_worker_output_age_seconds", of_rank, quiet)
-        for (name, row), total in self.totals.items():
-            if name.startswith("ddplaunch_worker_") and row < len(labels):
-                yield name, labels[row], total
+    def _labels_of_workers(self) -> list[Labels]:
+        ranks = enumerate(self.started.ranks)
+        return [{"rank": str(rank), "local_rank": str(local_rank)} for local_rank, rank in ranks]
 
-    def _of_gpus(self) -> Iterator[Value]:
-        gpus = self.newest.gpus if self.newest else None
+    def _labels_of_gpus(self) -> list[Labels]:
+        found = []
         for row, gpu in enumerate(self.started.gpus):
-            users = [
-                str(rank)
-                for rank, used in zip(self.started.ranks, self.started.gpu_of_worker, strict=False)
-                if used == row
-            ]
-            labels = {"gpu": str(gpu.index), "uuid": gpu.uuid, "name": gpu.name, "rank": ",".join(users)}
-            yield from _known("ddplaunch_gpu_memory_bytes", labels, gpu.memory_bytes or None)
-            if gpus:
-                yield from _known("ddplaunch_gpu_utilization_ratio", labels, _at(gpus.util, row), 0.01)
-                yield from _known("ddplaunch_gpu_memory_used_bytes", labels, _at(gpus.mem, row))
-                yield from _known("ddplaunch_gpu_power_watts", labels, _at(gpus.power, row))
-                yield from _known("ddplaunch_gpu_temperature_celsius", labels, _at(gpus.temp, row))
-                is_known = _at(gpus.util, row) is not None
-                throttled = int(row < len(gpus.throttle) and bool(gpus.throttle[row]))
-                yield from _known("ddplaunch_gpu_throttled", labels, throttled if is_known else None)
+            pairs = zip(self.started.ranks, self.started.gpu_of_worker, strict=False)
+            users = ",".join(str(rank) for rank, used in pairs if used == row)
+            found.append({"gpu": str(gpu.index), "uuid": gpu.uuid, "name": gpu.name, "rank": users})
+        return found
+
+    def _others(self, workers: Sequence[Labels], gpus: Sequence[Labels]) -> Iterator[Value]:
+        """What the samples do not say as a number."""
+        yield "ddplaunch_node_memory_bytes", {}, self.started.memory_bytes
+        sample = self.newest
+        for row, own in enumerate(workers):
+            runs = sample is None or _at(sample.workers.rss, row) is not None
+            yield "ddplaunch_worker_running", own, int(runs)
+        for row, own in enumerate(gpus):
+            if memory := self.started.gpus[row].memory_bytes:
+                yield "ddplaunch_gpu_memory_bytes", own, memory
+            if sample and sample.gpus and _at(sample.gpus.util, row) is not None:
+                reasons = sample.gpus.throttle
+                yield "ddplaunch_gpu_throttled", own, int(row < len(reasons) and bool(reasons[row]))
+
+
+def _values(sample: UsageSample | None, quantity: Quantity) -> Sequence[float | None]:
+    """The values of a sample by row; empty if there are none."""
+    parts = {"n": sample.node, "w": sample.workers, "g": sample.gpus} if sample else {}
+    found: Any = getattr(parts.get(quantity.part), quantity.key, ())
+    return (found,) if parts and quantity.part == "n" else tuple(found)
 
 
 def _at(values: Sequence[float | None], row: int) -> float | None:
     return values[row] if row < len(values) else None
 
 
-def _known(name: str, labels: Labels, value: float | None, factor: float = 1) -> Iterator[Value]:
-    if value is not None:
-        yield name, labels, value if factor == 1 else value * factor
+def _factor(quantity: Quantity) -> float:
+    """What makes the unit of a metric, as a share from 0 to 1, of that of a sample."""
+    return 0.01 if quantity.is_percent else 1.0
 
 
 def text(run: RunMetrics, nodes: Iterable[NodeMetrics]) -> str:
     """The whole file: all values of a metric together, each with the label ``run_id``."""
-    found: dict[str, list[str]] = {name: [] for name in METRICS}
+    found: dict[str, list[str]] = {metric.name: [] for metric in METRICS}
     values = [*run.values(), *(value for node in nodes for value in node.values())]
     for name, labels, value in values:
         found[name].append(f"{name}{_labels({'run_id': run.run_id, **labels})} {_number(value)}\n")
     return "".join(
-        f"# HELP {name} {METRICS[name][1]}\n# TYPE {name} {METRICS[name][0]}\n{''.join(lines)}"
-        for name, lines in found.items()
-        if lines
+        f"# HELP {each.name} {each.meaning}\n# TYPE {each.name} {each.kind}\n{''.join(found[each.name])}"
+        for each in METRICS
+        if found[each.name]
     )
 
 
@@ -208,3 +249,109 @@ def _labels(labels: Mapping[str, str]) -> str:
 
 def _number(value: float) -> str:
     return str(int(value)) if value == int(value) else repr(round(value, 6))
+
+
+# The file.
+
+
+def prepare(config: LaunchConfig, _stdout_fd: int | None = None) -> LaunchConfig:
+    """Before the run: raise OptionError if the file cannot be written, as far as that can be known."""
+    path = Path(config.output.metrics_file or "").absolute()
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise OptionError("--metrics-file", str(path), "is no regular file")  # A rename would replace it.
+    try:
+        fd, part = kept_files.new_part(path)
+        os.close(fd)
+        os.unlink(part)
+    except OSError as error:
+        raise OptionError("--metrics-file", str(path), error.strerror or "cannot be written", _HINT) from None
+    return config
+
+
+def write(path: Path, content: str) -> None:
+    """Write the whole file, and rename it into place.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    kept_files.write_whole(path, content, 0o666)
+
+
+class MetricsWatch(Watch):
+    """Watches one run."""
+
+    def __init__(
+        self, path: Path, run_id: Callable[[], str], participants: Participants, show: Callable[[str, int], None]
+    ) -> None:
+        """``run_id`` returns the run's: nodes may agree on another one."""
+        self._path, self._run_id = path, run_id
+        self._participants, self._show = participants, show
+        self._run = RunMetrics(run_id(), __version__, time.time())
+        self._of_node: dict[int, NodeMetrics] = {}
+        self._restarts: set[int] = set()
+        self._due = time.monotonic()
+        self._writer: threading.Thread | None = None
+        self._error: OSError | None = None
+        self._is_warned = False
+
+    def on_event(self, index: int, event: object) -> None:
+        """An event of node ``index``; other events have no effect."""
+        match event:
+            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= (self._run.attempt or 0):
+                self._run.state, self._run.attempt, self._run.workers = "running", attempt, world_size
+            case AttemptEnded(result=result) if result.restart_follows:
+                self._restarts.add(result.attempt)
+            case UsageStarted():
+                before = self._of_node.get(index)
+                totals = before.totals if before and before.started.ranks == event.ranks else {}
+                self._of_node[index] = NodeMetrics(
+                    index, self._participants.nodes.all[index].host, event, totals=totals
+                )
+            case UsageSampled(attempt=attempt, samples=samples):
+                node = self._of_node.get(index)
+                if node and node.started.attempt == attempt:
+                    node.add(samples)
+
+    def run_due(self, now: float) -> float:
+        """Write the file, if it is time. Returns when to call again."""
+        if now >= self._due:
+            self._due = now + PERIOD_S
+            self._warn()
+            if self._writer is None or not self._writer.is_alive():
+                self._start(self._text())
+        return self._due
+
+    def _text(self) -> str:
+        self._run.run_id, self._run.update_s = self._run_id(), time.time()
+        self._run.restarts, self._run.nodes = len(self._restarts), len(self._participants.indices)
+        known = [self._of_node[index] for index in self._participants.indices if index in self._of_node]
+        return text(self._run, known)
+
+    def _start(self, content: str) -> None:
+        def run() -> None:
+            try:
+                write(self._path, content)
+            except OSError as error:
+                self._error = error
+
+        self._writer = None
+        with contextlib.suppress(RuntimeError):  # The limit of threads.
+            self._writer = in_thread("metrics", run)
+
+    def _warn(self) -> None:
+        if self._error and not self._is_warned:
+            self._is_warned = True
+            self._show(f"--metrics-file {self._path}: {self._error.strerror}; the job goes on", Level.ALWAYS)
+
+    def add_to_result(self, result: RunResult) -> RunResult:
+        """The run has ended: write the outcome. Waits up to ``_CLOSE_S`` for the disk."""
+        self._of_node, self._due = {}, NEVER
+        self._run.state, self._run.end_s, self._run.exit_code = "ended", time.time(), result.exit_code
+        if self._writer:
+            self._writer.join(_CLOSE_S)
+        if self._writer is None or not self._writer.is_alive():
+            self._start(self._text())
+        if self._writer:
+            self._writer.join(_CLOSE_S)
+        self._warn()
+        return result

@@ -4,3 +4,35 @@ Runs in a child process of the launcher while a run goes on, and in the user's p
 Files may be missing, cut off anywhere, damaged, or of another version: what cannot be read is left out, and the page
 says so. All text comes from other processes: it is escaped. Must not need the network, nor write anything else.
 """
+
+
+def rows() -> tuple[object, ...]:
+    """``--no-page``, ``--page``, ``--serve``."""
+    from ddplaunch.rows import EXISTING_RUNS, Command, Option, flag, parse_port
+
+    return (
+        flag(
+            "--no-page",
+            "Do not make run.html, the page of the run. Default: it is made.",
+            sets="output.page",
+            gives=False,
+            after="--timestamps",
+        ),
+        Option(
+            "--page",
+            "RUN_ID",
+            "Make run.html, the page of a run on this machine, and print its path.",
+            completes="ddplaunch.cli.completion:runs",
+            heading=EXISTING_RUNS,
+        ),
+        Option(
+            "--serve",
+            "[PORT]",
+            "Show the pages of your runs on 127.0.0.1, at this port or at any free one, until Ctrl-C.",
+            can_be_bare=True,
+            parse=parse_port,
+            heading=EXISTING_RUNS,
+        ),
+        Command("--serve", run="ddplaunch.features.page.serve:serve"),
+        Command("--page", run="ddplaunch.features.page.make:page"),
+    )

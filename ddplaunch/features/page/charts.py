@@ -1,22 +1,35 @@
-"""Charts of usage: bands and lines as SVG paths over 1,000 by 100 units, and the values for the script. Pure."""
+"""What the page draws, as SVG paths: charts of usage, and the time axis with a bar for each rank and attempt. Pure.
+
+Paths only have numbers. A chart is over 1,000 by 100 units, and has the values for the script; the axis is over 1,000
+units by pixels. Of many nodes, those that did the same share a row of it.
+"""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.lowered_clocks import sentence
+from ddplaunch.features.page.story import RankBar, Span
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.text import duration, fold_ints, plural
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from ddplaunch.features.page.lowered_clocks import Lowered
+    from ddplaunch.features.page.story import NodeRow, Story
     from ddplaunch.features.page.usage import Band, Curve
-    from ddplaunch.features.page.where_time_went import Span
 
 _NICE = (1.0, 1.2, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0, 10.0)
 _DIGITS = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
 _UNKNOWN = "."
+_UNITS = 1000
+_MAX_SEPARATE = 12
+_MAX_ROWS = 64
+_PAD, _MIN_HEIGHT, _MAX_BARS_HEIGHT = 4, 22, 96
+_TICKS_S = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600, 43200, 86400, 172800, 604800)
+_MAX_TICKS = 7
 LOWERED = "GPUs with lowered clocks"
 MAX_BANDS = 6
 """Up to so many nodes have a band of their own; of more, the band is that of all."""
@@ -24,23 +37,13 @@ MAX_BANDS = 6
 
 @dataclass(frozen=True)
 class Series:
-    """One band with its middle line, and perhaps a sentence about it; ``number`` chooses its colour."""
+    """A line, perhaps with a band around it and a sentence about it; ``number`` chooses its colour."""
 
     name: str
     number: int
-    band: str
     line: str
+    band: str = ""
     text: str = ""
-
-
-@dataclass(frozen=True)
-class Line:
-    """The curve of an outlier, with a sentence about it."""
-
-    name: str
-    text: str
-    number: int
-    line: str
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class Chart:
     top: str
     summary: str
     series: tuple[Series, ...]
-    outliers: tuple[Line, ...]
+    outliers: tuple[Series, ...]
     data: dict[str, Any]
 
 
@@ -62,12 +65,17 @@ def chart(curve: Curve, *, has_nodes: bool) -> Chart:
     top = curve.quantity.top or nice(largest)
     bands = curve.nodes if len(curve.nodes) <= MAX_BANDS else {"all nodes": curve.all}
     series = [
-        Series(name, index, _area(band, top), curve_line(band.mid, top))
+        Series(name, index, curve_line(band.mid, top), _area(band, top))
         for index, (name, band) in enumerate(bands.items())
     ]
-    unit = curve.quantity.unit
+    unit = curve.quantity.chart_unit
     outliers = [
-        Line(each.name, f"{figure(each.mean)} {unit}, others {figure(each.usual)}", index, curve_line(each.values, top))
+        Series(
+            each.name,
+            index,
+            curve_line(each.values, top),
+            text=f"{figure(each.mean)} {unit}, others {figure(each.usual)}",
+        )
         for index, each in enumerate(curve.outliers)
     ]
     values = [value for value in curve.all.mid if value is not None]
@@ -93,7 +101,7 @@ def lowered_chart(found: Sequence[Lowered], whole: Span) -> Chart | None:
     all_counts = [float(sum(counts)) for counts in zip(*(each.counts for each in found), strict=True)]
     top = nice(max(all_counts))
     series = [
-        Series(each.reason, number, "", curve_line(each.counts, top), sentence(each, whole))
+        Series(each.reason, number, curve_line(each.counts, top), text=sentence(each, whole))
         for number, each in enumerate(found[:MAX_BANDS])
     ]
     more = f"; {len(found) - MAX_BANDS} more reasons are in the samples" if len(found) > MAX_BANDS else ""
@@ -183,3 +191,113 @@ def _packed(band: Band, top: float) -> list[str]:
 
 def _digit(value: float | None, top: float) -> str:
     return _UNKNOWN if value is None else _DIGITS[round(min(1.0, max(0.0, value / top)) * 63)]
+
+
+# The time axis.
+
+
+def strip(story: Story) -> dict[str, Any]:
+    """The rows and bars of all nodes.
+
+    Each of ``rows`` has ``label``, ``note``, ``y`` and ``height`` in pixels; ``paths`` are the bars by how they ended,
+    ``quiet`` is that of the times without output, and ``height`` that of all rows.
+    """
+    groups = _groups(story)
+    drawn, left = groups[:_MAX_ROWS], groups[_MAX_ROWS:]
+    pitch = 8.0 if len(drawn) <= 4 else 5.0 if len(drawn) <= 16 else 3.0
+    rows, y = list[dict[str, Any]](), 0.0
+    parts: dict[str, list[str]] = {}
+    for group in drawn:
+        bars = _bars(group)
+        ranks = sorted({bar.rank for bar in bars})
+        step = min(pitch, _MAX_BARS_HEIGHT / max(1, len(ranks)))
+        height = max(_MIN_HEIGHT, len(ranks) * step + _PAD * 2)
+        top = y + (height - len(ranks) * step) / 2
+        lines = {rank: top + index * step for index, rank in enumerate(ranks)}
+        for bar in bars:
+            parts.setdefault(bar.end, []).append(_bar(bar.span, story.whole, lines[bar.rank], step))
+        rows.append(_row(_label(group), _note(group), y, height))
+        y += height
+    if left:
+        nodes = sum(map(len, left))
+        rows.append(_row(f"and {plural(nodes, 'more node')}", "", y, _MIN_HEIGHT))
+        y += _MIN_HEIGHT
+    paths = {end: "".join(pieces) for end, pieces in parts.items()}
+    quiet = "".join(_rect(*_span_x(each, story.whole), 0, y) for each in story.quiet)
+    return {"rows": rows, "paths": paths, "quiet": quiet, "height": y}
+
+
+def _row(label: str, note: str, y: float, height: float) -> dict[str, Any]:
+    return {"label": label, "note": note, "y": y, "height": height}
+
+
+def _groups(story: Story) -> list[list[NodeRow]]:
+    """The nodes of each row: all for themselves, or of many nodes those together that did the same."""
+    if len(story.nodes) <= _MAX_SEPARATE:
+        return [[node] for node in story.nodes]
+    special = {moment.where.partition(" ")[0] for moment in story.moments if moment.mark and moment.where}
+    groups: dict[object, list[NodeRow]] = {}
+    for node in story.nodes:
+        did = tuple(sorted({(bar.attempt, bar.end) for bar in node.bars}))
+        is_alone = node.host in special or any(bar.end == "failed" for bar in node.bars)
+        groups.setdefault(node.host if is_alone else did, []).append(node)
+    return sorted(groups.values(), key=lambda group: len(group) > 1)
+
+
+def _bars(group: Sequence[NodeRow]) -> list[RankBar]:
+    """The bars of a row: of each rank, or if several nodes share it, of one for all in each attempt."""
+    if len(group) == 1:
+        return group[0].bars
+    found: dict[int, RankBar] = {}
+    for bar in (bar for node in group for bar in node.bars):
+        known = found.get(bar.attempt, bar).span
+        span = Span(min(known.start, bar.span.start), max(known.end, bar.span.end))
+        found[bar.attempt] = RankBar(0, bar.attempt, span, bar.end)
+    return list(found.values())
+
+
+def _label(group: Sequence[NodeRow]) -> str:
+    return group[0].host if len(group) == 1 else fold([node.host for node in group])
+
+
+def _note(group: Sequence[NodeRow]) -> str:
+    if len(group) > 1:
+        return plural(len(group), "node")
+    last = max((bar.attempt for bar in group[0].bars), default=0)
+    ranks = [bar.rank for bar in group[0].bars if bar.attempt == last]
+    return f"rank{'s' if len(ranks) > 1 else ''} {fold_ints(ranks)}" if ranks else ""
+
+
+def _span_x(span: Span, whole: Span) -> tuple[float, float]:
+    length = whole.length or 1.0
+    start = (span.start - whole.start) / length * _UNITS
+    return start, max(1.0, (span.end - span.start) / length * _UNITS)
+
+
+def _bar(span: Span, whole: Span, y: float, step: float) -> str:
+    gap = 1.0 if step >= 4 else 0.0
+    return _rect(*_span_x(span, whole), y, step - gap)
+
+
+def _rect(x: float, width: float, y: float, height: float) -> str:
+    return f"M{x:.1f} {y:.1f}h{width:.1f}v{height:.1f}h-{width:.1f}z"
+
+
+def percent(time_s: float, whole: Span) -> float:
+    """Where ``time_s`` is on the axis, in percent of its width."""
+    return round(min(100.0, max(0.0, (time_s - whole.start) / (whole.length or 1.0) * 100)), 2)
+
+
+def ticks(whole: Span) -> list[dict[str, Any]]:
+    """At most 8 round times since the start, each with a ``label`` at ``x`` percent of the axis.
+
+    ``is_minor``: it is left out where there is little room.
+    """
+    step = next((each for each in _TICKS_S if whole.length / each <= _MAX_TICKS), _TICKS_S[-1])
+    times = [index * step for index in range(min(_MAX_TICKS + 1, int(whole.length // step) + 1))]
+    return [_tick(time_s, percent(whole.start + time_s, whole), index) for index, time_s in enumerate(times)]
+
+
+def _tick(time_s: float, x: float, index: int) -> dict[str, Any]:
+    anchor = "start" if x < 6 else "end" if x > 94 else "middle"
+    return {"x": x, "label": duration(time_s) if time_s else "0", "is_minor": index % 2 == 1, "anchor": anchor}

@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.features.page.reading import block, content, line
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.run_files import past_reports
+from ddplaunch.launcher.display.failure_page import failure_line, how
 from ddplaunch.protocol.results import NEVER_RESTARTED
 from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import Json, dicts, integer, integers, number, words
 from ddplaunch.text import clock, duration, fold_ints
 
 if TYPE_CHECKING:
@@ -24,6 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from ddplaunch.features.page.reading import RunFiles
+    from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerExit
 
 _MAX_OTHERS = 16
 _MAX_TEXT, _OTHERS = 30_000, 0.2
@@ -43,105 +43,81 @@ class Failure:
     tail: str
 
 
-@dataclass(frozen=True)
-class Text:
-    """A file that is shown as it is."""
-
-    name: str
-    body: str
-
-
 def of_run(files: RunFiles, share: float = 1.0) -> tuple[list[Failure], int]:
     """The failed workers of the last attempt, the first failure first; and how many are left out.
 
     ``share``: of the usual length of texts.
     """
-    attempts = list(dicts(files.report, "attempts"))
-    first = files.report.get("first_failure")
-    first = first if isinstance(first, dict) else None
-    exits = list(dicts(attempts[-1], "exits")) if attempts else []
-    others = [each for each in exits if _has_failed(each) and (first is None or each.get("rank") != first.get("rank"))]
-    found = [*([first] if first else []), *others]
-    if not found and not files.report:
-        found = [each for folder in files.launchers for each in _from_folder(folder / "failed")]
+    if not files.report:
+        found = [each for folder in files.launchers for each in _from_folder(folder / "failed", share)]
+        return found[: _MAX_OTHERS + 1], max(0, len(found) - _MAX_OTHERS - 1)
+    first = files.report.first_failure
+    exits = files.attempts[-1].exits if files.attempts else ()
+    failed = [each for each in exits if each.returncode and not each.stopped and (not first or each.rank != first.rank)]
+    shown = [*([first] if first else []), *failed]
     texts = [
-        _failure(each, share * (1.0 if index == 0 else _OTHERS)) for index, each in enumerate(found[: _MAX_OTHERS + 1])
+        _failure(each, share * (1.0 if index == 0 else _OTHERS)) for index, each in enumerate(shown[: _MAX_OTHERS + 1])
     ]
-    return texts, max(0, len(found) - _MAX_OTHERS - 1)
+    return texts, max(0, len(shown) - _MAX_OTHERS - 1)
 
 
-def _has_failed(exit_: Json) -> bool:
-    code = integer(exit_, "returncode")
-    return code is not None and code != 0 and exit_.get("stopped") is not True
-
-
-def _from_folder(folder: Path) -> Iterator[Json]:
+def _from_folder(folder: Path, share: float) -> Iterator[Failure]:
     """Without a report: what ``failed/rank_N`` has, which is written before it."""
+    limit = int(_MAX_TEXT * share)
     with contextlib.suppress(OSError):
         for path in sorted(folder.iterdir()):
             if match := re.fullmatch(r"rank_(\d{1,7})", path.name):
-                tail = content(path / "last_lines.log", _MAX_TEXT).decode("utf-8", "replace").splitlines()
+                tail = content(path / "last_lines.log", _MAX_TEXT).decode("utf-8", "replace").rstrip("\n")
                 error = (run_json.read(path / "error.json") or {}).get("message")
                 details = error if isinstance(error, dict) else {}
                 extra = details.get("extraInfo")
+                message = run_json.text(details, "message").strip()
                 traceback = run_json.text(extra, "py_callstack") if isinstance(extra, dict) else ""
-                message = {"message": run_json.text(details, "message"), "traceback": traceback}
-                yield {"rank": int(match[1]), "tail": tail, "error": message, "returncode": details.get("errorCode")}
+                why = f": {line(message.splitlines()[0], 600)}" if message else ""
+                title = f"rank {int(match[1])} failed{why}"
+                yield Failure(title, "", block(traceback or message, limit), block(tail, limit))
 
 
-def headline(exit_: Json) -> str:
-    """A worker's failure in one line."""
-    host = run_json.text(exit_, "host")
-    who = f"rank {integer(exit_, 'rank')}" + (f" on {line(host, 64)}" if host else "")
-    return f"{who} {line(past_reports.failure(exit_), 600)}"
-
-
-def _failure(exit_: Json, share: float) -> Failure:
-    error = exit_.get("error")
-    body = error if isinstance(error, dict) else {}
-    time_s, length = number(exit_, "time_s"), number(exit_, "duration_s")
+def _failure(exit_: WorkerExit, share: float) -> Failure:
     facts = [
-        f"at {clock(time_s)} by its host's clock" if time_s else "",
-        f"ran for {duration(length)}" if length is not None else "",
-        past_reports.how(exit_),
-        f"local rank {integer(exit_, 'local_rank')}" if integer(exit_, "local_rank") is not None else "",
-        f"pid {integer(exit_, 'pid')}" if integer(exit_, "pid") else "",
-        line(run_json.text(exit_, "log_file"), 400),
+        f"at {clock(exit_.time_s)} by its host's clock" if exit_.time_s else "",
+        f"ran for {duration(exit_.duration_s)}",
+        how(exit_),
+        f"local rank {exit_.local_rank}",
+        f"pid {exit_.pid}" if exit_.pid else "",
+        line(exit_.log_file or "", 400),
     ]
-    text = run_json.text(body, "traceback") or run_json.text(body, "message")
+    text = (exit_.error.traceback or exit_.error.message) if exit_.error else ""
     limit = int(_MAX_TEXT * share)
-    tail = "\n".join(words(exit_, "tail"))
-    return Failure(headline(exit_), " · ".join(filter(None, facts)), block(text, limit), block(tail, limit))
+    title = line(failure_line(exit_), 700)
+    return Failure(title, " · ".join(filter(None, facts)), block(text, limit), block("\n".join(exit_.tail), limit))
 
 
 def sentences(files: RunFiles) -> list[str]:
     """Why attempts ended, and where ranks waited, where no worker's failure says it; and why no restart followed."""
-    found = [run_json.text(files.report, "reason")]
-    for attempt in dicts(files.report, "attempts"):
-        found += [run_json.text(attempt, "reason"), *words(attempt, "collectives"), _why_no_restart(attempt)]
+    found = [files.report.reason if files.report else ""]
+    for attempt in files.attempts:
+        found += [attempt.reason, *attempt.collectives, _why_no_restart(attempt)]
     return list(dict.fromkeys(line(text) for text in found if text))[:20]
 
 
-def _why_no_restart(attempt: Json) -> str:
+def _why_no_restart(attempt: AttemptResult) -> str:
     """Also after a success or a restart ``decision`` has a text, which says nothing new."""
-    decision = run_json.text(attempt, "decision")
-    is_told = decision == NEVER_RESTARTED or attempt.get("outcome") != "failed" or attempt.get("attempt_follows")
-    return "" if is_told else decision
+    is_told = attempt.decision == NEVER_RESTARTED or attempt.outcome != "failed" or attempt.attempt_follows
+    return "" if is_told else attempt.decision
 
 
-def texts(files: RunFiles, share: float = 1.0) -> list[Text]:
-    """report.txt, and the reports of hangs; of several launchers, those of the first that have some.
+def texts(files: RunFiles, share: float = 1.0) -> list[tuple[str, str]]:
+    """Name and text of report.txt and of the reports of hangs; of several launchers, of the first that have some.
 
     ``share``: of the usual length of texts.
     """
-    found: list[Text] = []
+    found: list[tuple[str, str]] = []
     for folder in files.launchers:
         of_folder = _texts(folder)
         if len(found) + len(of_folder) <= _MAX_TEXTS:
             before = "" if folder == files.folder else f"{folder.name}/"
-            found += [
-                Text(line(f"{before}{name}", 200), block(body, int(_MAX_TEXT * share))) for name, body in of_folder
-            ]
+            found += [(line(f"{before}{name}", 200), block(body, int(_MAX_TEXT * share))) for name, body in of_folder]
     return found
 
 
@@ -167,52 +143,50 @@ class Table:
     left_out: int = 0
 
 
-def slow_ranks(report: Json) -> Table:
+def slow_ranks(report: RunResult) -> Table:
     """The ranks for which the others waited, the most expensive first."""
-    found = list(dicts(report, "collectives"))
     rows = [
         (
-            str(integer(each, "rank")),
-            line(run_json.text(each, "host"), 64),
-            f"{(number(each, 'cost_share') or 0) * 100:.1f} %",
-            f"{integer(each, 'last') or 0} of {integer(each, 'delayed') or 0}",
-            f"{(number(each, 'median_s') or 0) * 1000:.1f} ms",
-            f"{(number(each, 'p95_s') or 0) * 1000:.1f} ms",
-            line(run_json.text(each, "warning"), 400),
+            str(each.rank),
+            line(each.host, 64),
+            f"{each.cost_share * 100:.1f} %",
+            f"{each.last} of {each.delayed}",
+            f"{each.median_s * 1000:.1f} ms",
+            f"{each.p95_s * 1000:.1f} ms",
+            line(each.warning, 400),
         )
-        for each in found[:_MAX_ROWS]
+        for each in report.collectives[:_MAX_ROWS]
     ]
     head = ("rank", "host", "cost", "last in delayed collectives", "median", "95 %", "")
-    return Table(head, rows, frozenset({0, 2, 3, 4, 5}), max(0, len(found) - _MAX_ROWS))
+    return Table(head, rows, frozenset({0, 2, 3, 4, 5}), max(0, len(report.collectives) - _MAX_ROWS))
 
 
-def health(report: Json) -> Table:
+def health(report: RunResult) -> Table:
     """What was wrong with the hardware."""
-    found = list(dicts(report, "health"))
     rows = [
         (
-            clock(number(each, "time_s") or 0.0).partition(".")[0],
-            line(run_json.text(each, "host"), 64),
-            "" if integer(each, "gpu") is None else str(integer(each, "gpu")),
-            fold_ints(integers(each, "ranks")),
-            line(run_json.text(each, "rule"), 64),
-            line(run_json.text(each, "text"), 400),
-            line(run_json.text(each, "action"), 400),
+            clock(each.time_s).partition(".")[0],
+            line(each.host, 64),
+            "" if each.gpu is None else str(each.gpu),
+            fold_ints(each.ranks),
+            line(each.rule, 64),
+            line(each.text, 400),
+            line(each.action, 400),
         )
-        for each in found[: 4 * _MAX_ROWS]
+        for each in report.health[: 4 * _MAX_ROWS]
     ]
     head = ("time", "host", "GPU", "ranks", "rule", "what", "what to do")
-    return Table(head, rows, left_out=max(0, len(found) - 4 * _MAX_ROWS))
+    return Table(head, rows, left_out=max(0, len(report.health) - 4 * _MAX_ROWS))
 
 
-def hosts(report: Json) -> Table:
+def hosts(report: RunResult) -> Table:
     """The nodes; those that are alike share a row."""
     alike: dict[tuple[str, str, str], list[str]] = {}
-    for each in dicts(report, "hosts"):
-        gpus = words(each, "gpus")
-        models = ", ".join(f"{gpus.count(model)} x {line(model, 64) or 'GPU'}" for model in dict.fromkeys(gpus))
-        key = (str(integer(each, "workers") or 0), str(integer(each, "cpus") or "?"), models or "none")
-        alike.setdefault(key, []).append(line(run_json.text(each, "host"), 64))
+    for each in report.hosts:
+        names = dict.fromkeys(each.gpus)
+        models = ", ".join(f"{each.gpus.count(model)} x {line(model, 64) or 'GPU'}" for model in names)
+        key = (str(each.workers), str(each.cpus or "?"), models or "none")
+        alike.setdefault(key, []).append(line(each.host, 64))
     rows = [(fold(names), str(len(names)), *key) for key, names in alike.items()]
     head = ("hosts", "nodes", "workers each", "CPUs each", "GPUs each")
     return Table(head, rows[:_MAX_ROWS], frozenset({1, 2, 3}), max(0, len(rows) - _MAX_ROWS))

@@ -2,7 +2,7 @@
 
 Runs in the launcher, in the main thread, but for a thread that waits for each child. The launcher never waits for a
 child while workers run, and ends every child; if it is killed, the child ends within ``LIMIT_S`` of
-``features.page.__main__``.
+``features.page.make``.
 The first page is made after ``FIRST_S``: nobody could open an earlier one. The child for the page of a failure is
 started when the workers have failed: it loads its modules while the run ends.
 """
@@ -19,11 +19,13 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.watches import Watch
+from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, PACKAGE_ROOT
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable
     from pathlib import Path
 
     from ddplaunch.config import LaunchConfig
@@ -36,7 +38,6 @@ FIRST_S, PERIOD_S = 30.0, 30.0
 _PERIOD_PER_COST = 20.0
 """The next page follows after so many times what the last has taken: the pages of a large run cost 5 % of a CPU."""
 
-_NEVER = float("inf")
 _POLL_S = 0.02
 _SHORT_S = 10.0
 """A run below it has a page only if workers failed, if ``--page`` makes one, or if ``--on-exit`` waits for it."""
@@ -44,7 +45,7 @@ _SHORT_S = 10.0
 _PATIENCE, _LEAST_S, _MOST_S = 20.0, 1.0, 10.0
 """The launcher waits for the last page for 1/20 of the run, and for a time between the two others."""
 
-_START = f"{IMPORT_PACKAGE}; from ddplaunch.features.page.__main__ import main; main()"
+_START = f"{IMPORT_PACKAGE}; from ddplaunch.features.page.make import main; main()"
 
 
 class _Child:
@@ -62,7 +63,7 @@ class _Child:
             command = (sys.executable, "-c", _START, PACKAGE_ROOT, str(folder))
             # A session of its own: Ctrl-C on the terminal does not end it.
             self._pid = os.posix_spawn(sys.executable, command, os.environ, file_actions=actions, setsid=True)
-        threading.Thread(target=self._wait, name="page", daemon=True).start()
+        in_thread("page", self._wait)
 
     def begin(self) -> None:
         """Make the page now."""
@@ -98,13 +99,13 @@ class RunPage(Watch):
         self._is_on = config.output.page and os.environ.get(OFF_VARIABLE) != "off"
         self._folder = folder
         self._is_awaited = bool(config.on_exit)
-        self._due = _NEVER
+        self._due = NEVER
         self._child: _Child | None = None
         self._prepared: _Child | None = None
 
-    def on_event(self, _index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, _index: int, event: object) -> None:
         """The first attempt has started: pages are made from now on. A failed one is the last: a page follows soon."""
-        if self._is_on and self._due == _NEVER and isinstance(event, AttemptStarted):
+        if self._is_on and self._due == NEVER and isinstance(event, AttemptStarted):
             self._due = time.monotonic() + FIRST_S
         if isinstance(event, AttemptEnded) and event.result.outcome == "failed" and not event.result.attempt_follows:
             self._prepare()
@@ -121,7 +122,8 @@ class RunPage(Watch):
         return self._due
 
     def _prepare(self) -> None:
-        if self._is_on and self._prepared is None and (folder := self._folder()):
+        is_ready = self._prepared is not None and not self._prepared.ended.is_set()
+        if self._is_on and not is_ready and (folder := self._folder()):
             with contextlib.suppress(OSError, RuntimeError):  # No page, then: the run matters more.
                 self._prepared = _Child(folder)
 
@@ -143,7 +145,7 @@ class RunPage(Watch):
 
     def begin_last(self, run_s: float, *, has_failed: bool) -> None:
         """The report is written: begin to make the last page. A run below ``_SHORT_S`` has one if workers failed."""
-        self._due = _NEVER
+        self._due = NEVER
         if self._child:  # It would not have the report, and could replace the last page.
             self._child.kill()
         self._child = None

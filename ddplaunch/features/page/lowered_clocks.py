@@ -13,30 +13,28 @@ from ddplaunch.text import duration, fold_ints
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ddplaunch.features.page.where_time_went import Span
+    from ddplaunch.features.page.story import Span
     from ddplaunch.system.files.run_json import Json
 
 _MAX_GPUS = 4096
 _MAX_NAMED = 6
 
 
-@dataclass
-class NodeClocks:
-    """Of one node: for the place of a GPU in the samples and a reason, start and end of the time, and its steps."""
+NodeClocks = dict[tuple[int, str], tuple[float, float, set[int]]]
+"""Of one node: for the place of a GPU in the samples and a reason, start and end of the time, and its steps."""
 
-    found: dict[tuple[int, str], tuple[float, float, set[int]]] = field(default_factory=dict)
 
-    def add(self, body: Json, steps: range, length_s: float) -> None:
-        """A sample of ``length_s`` seconds that falls into ``steps``."""
-        part = body.get("g")
-        reasons = part.get("throttle") if isinstance(part, dict) else None
-        if not isinstance(reasons, list) or not any(reasons):
-            return
-        for column, reason in enumerate(reasons[:_MAX_GPUS]):
-            if isinstance(reason, str) and reason:
-                key, start = (column, line(reason, 80)), body["t"] - length_s
-                first, _, within = self.found.get(key, (start, start, set()))
-                self.found[key] = (min(first, start), body["t"], within | set(steps))
+def add(clocks: NodeClocks, body: Json, steps: range, length_s: float) -> None:
+    """A sample of ``length_s`` seconds that falls into ``steps``."""
+    part = body.get("g")
+    reasons = part.get("throttle") if isinstance(part, dict) else None
+    if not isinstance(reasons, list) or not any(reasons):
+        return
+    for column, reason in enumerate(reasons[:_MAX_GPUS]):
+        if isinstance(reason, str) and reason:
+            key, start = (column, line(reason, 80)), body["t"] - length_s
+            first, _, within = clocks.get(key, (start, start, set()))
+            clocks[key] = (min(first, start), body["t"], within | set(steps))
 
 
 @dataclass
@@ -60,7 +58,7 @@ def by_reason(nodes: Sequence[tuple[str, list[int], NodeClocks]], steps: int) ->
     """``nodes``: host, indices of its GPUs, its clocks. The reason that concerns the most GPUs comes first."""
     found: dict[str, Lowered] = {}
     for host, indices, clocks in nodes:
-        for (column, reason), (first, last, within) in clocks.found.items():
+        for (column, reason), (first, last, within) in clocks.items():
             each = found.setdefault(reason, Lowered(reason, first, last, [0] * steps))
             each.first_s, each.last_s = min(each.first_s, first), max(each.last_s, last)
             each.gpus.setdefault(host, []).append(indices[column] if column < len(indices) else column)

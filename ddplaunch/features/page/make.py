@@ -1,20 +1,30 @@
 """Writes run.html into a run folder, whole or not at all.
 
-Runs in a child process of the launcher, and in the user's process for ``--page`` and ``--serve``.
+``page`` does it for ``--page``, in the user's process, ``main`` in a child process of the launcher. Nothing is loaded
+that renders pages before it is needed.
 """
 
 from __future__ import annotations
 
-import os.path
+import os
+import signal
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.page.render import page
-from ddplaunch.system.files import kept_files, run_folder, run_json
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
+from ddplaunch.system.files import kept_files, run_folder, run_folders, run_json
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from ddplaunch.launcher.request import Request
 
 FILE = "run.html"
+
+LIMIT_S = 60
+"""Seconds after which the child process ends by itself: on a file system that hangs, nobody waits for it."""
+
+IDLE_S = 600
+"""Seconds in which it must be told to begin: a program that has called ``launch`` may go on after an error."""
 
 
 def make(folder: Path) -> Path:
@@ -23,6 +33,8 @@ def make(folder: Path) -> Path:
     Raises:
         OSError: it cannot be written.
     """
+    from ddplaunch.features.page.render import page
+
     kept_files.write_whole(folder / FILE, page(folder).encode("utf-8", "replace"))
     return folder / FILE
 
@@ -40,3 +52,52 @@ def whole_run(folder: Path) -> Path | None:
     if folder in at_work:
         return whole if folder == at_work[0] else None
     return None if any(map(run_folder.is_locked, at_work)) else whole
+
+
+# For --page: also of runs that go on or were killed, and of those of older versions. The page says what is missing.
+
+
+def page(request: Request) -> None:
+    """Make the page of a run, and print its path. Of several launchers it shows all that have a folder here.
+
+    The run id may also be the beginning of one, or ``last``; ``RUN_ID/NAME`` is the folder of one launcher.
+
+    Raises:
+        UsageError: there is no such run in the default folder and in --log-dir, or there are several.
+        LaunchError: the page cannot be written.
+    """
+    folder = _folder(request.value, request.log_dir)
+    try:
+        request.show(str(make(folder)))
+    except OSError as error:
+        raise LaunchError(f"--page: {folder}: {error.strerror}", "", NODE_NOT_READY) from None
+
+
+def _folder(run_id: str, log_dir: str | None) -> Path:
+    run = run_folders.find("--page", run_id, log_dir)
+    return run.name if "/" in run_id else run_folders.run_of(run.name)
+
+
+# In a child process of the launcher.
+
+
+def main() -> None:
+    """Make the page of the run folder that is the argument, when a byte comes on stdin; load the modules before.
+
+    Where every node has a launcher, each makes the page of its node, and one of them that of the whole run, too. An
+    error of the disk ends with 1. At the end of stdin the launcher has gone: nothing is made.
+    """
+    os.nice(19)
+    from ddplaunch.features.page import render  # noqa: F401 - loaded ahead.
+
+    signal.alarm(IDLE_S)
+    if not os.read(0, 1):
+        return
+    signal.alarm(LIMIT_S)
+    folder = Path(sys.argv[1])
+    try:
+        make(folder)
+        if whole := whole_run(folder):
+            make(whole)
+    except OSError as error:
+        sys.exit(f"{error}")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import shlex
 import time
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,13 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from ddplaunch.cluster.hostlist import fold
-from ddplaunch.features.page import charts, failures, launchers, strip, usage
-from ddplaunch.features.page.reading import RunFiles, line
-from ddplaunch.features.page.story import Moment, Story, story
-from ddplaunch.features.page.where_time_went import TimeUse, time_uses
+from ddplaunch.features.page import charts, failures, usage
+from ddplaunch.features.page.reading import RunFiles, line, read
+from ddplaunch.features.page.story import USES, Moment, Story, story, time_uses
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.run_files import past_reports
+from ddplaunch.protocol.results import Versions
 from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import Json, dicts, integer, number
+from ddplaunch.system.files.run_json import integer
 from ddplaunch.text import duration, plural
 
 MAX_BYTES = 1 << 20
@@ -58,7 +58,7 @@ class Badge:
 def page(folder: Path, now_s: float | None = None) -> str:
     """The page of the run in this folder; at most about ``MAX_BYTES``."""
     now_s = time.time() if now_s is None else now_s
-    files = launchers.read(folder)
+    files = read(folder)
     told = story(files, now_s)
     steps = next(steps for nodes, steps in _STEPS if len(files.usage) <= nodes)
     used = usage.of_run(files.usage, told.whole, steps)
@@ -95,18 +95,18 @@ def _filled(
     """The page; ``share``: of the usual length of texts."""
     style, script = source("page.css"), source("page.js")
     failed, not_shown = failures.of_run(files, share)
-    known = {**files.started, **files.report}
+    uses = _time_uses(told)
     return (
         environment()
         .get_template("page.html.j2")
         .render(
-            run_id=line(run_json.text(known, "run_id") or files.folder.name, 128),
+            run_id=line((files.report or files.started).run_id or files.folder.name, 128),
             badge=badge(files),
             cause=_cause(files, failed),
-            command=_command(known),
-            facts=_facts(files, told, known),
-            time_uses=_time_uses(told),
-            goodput=_goodput(told),
+            command=_command(files),
+            facts=_facts(files, told),
+            time_uses=uses,
+            goodput=_goodput(uses),
             **_time_axis(told, share),
             **_charts(drawn, has_nodes=has_nodes),
             failures=failed,
@@ -114,7 +114,7 @@ def _filled(
             sentences=failures.sentences(files),
             texts=failures.texts(files, share),
             tables=_tables(files),
-            environment=_run_environment(files, known),
+            environment=_run_environment(files),
             missing=files.missing,
             notes=files.notes,
             clock="the launcher's clock" if len(files.launchers) == 1 else "each launcher's clock",
@@ -132,8 +132,8 @@ def _time_axis(told: Story, share: float) -> dict[str, Any]:
     marks = _marks(told, share)
     rows = [(_row(index, moment, told, share), moment.kind == "message") for index, moment in enumerate(told.moments)]
     return {
-        "strip": strip.strip(told),
-        "ticks": strip.ticks(told.whole),
+        "strip": charts.strip(told),
+        "ticks": charts.ticks(told.whole),
         "marks": marks,
         "lanes": max((mark["lane"] for mark in marks), default=0) + 1,
         "times": _marked_times(told),
@@ -198,10 +198,10 @@ def _data(told: Story, drawn: list[charts.Chart]) -> Markup:
 
 def badge(files: RunFiles) -> Badge:
     """How the run has ended, or that it goes on."""
-    outcome, code = run_json.text(files.report, "outcome"), integer(files.report, "exit_code")
-    if not outcome:
-        ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
-        outcome, code = run_json.text(ended, "outcome"), integer(ended, "exit_code")
+    ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
+    outcome, code = run_json.text(ended, "outcome"), integer(ended, "exit_code")
+    if files.report:
+        outcome, code = files.report.outcome, files.report.exit_code
     detail = f"exit code {code}" if code is not None else ""
     if outcome == "succeeded":
         # Workers that succeeded may leave processes behind.
@@ -216,34 +216,36 @@ def badge(files: RunFiles) -> Badge:
 
 
 def _cause(files: RunFiles, failed: list[failures.Failure]) -> str:
-    if run_json.text(files.report, "outcome") == "succeeded":
+    if files.report and files.report.outcome == "succeeded":
         return ""
     if failed:
         return failed[0].title
-    if signal := run_json.text(files.report, "signal"):
-        return f"stopped by {line(signal, 20)}"
+    if files.report and files.report.signal:
+        return f"stopped by {line(files.report.signal, 20)}"
     ended = next((event for event in reversed(files.events) if event["event"] == "run_ended"), {})
     reasons = [*failures.sentences(files), line(run_json.text(ended, "text"))]
     return next(filter(None, reasons), "")
 
 
-def _command(known: Json) -> str:
-    return line(past_reports.command(known), 4000)
+def _command(files: RunFiles) -> str:
+    words = (files.report and files.report.command) or files.started.command
+    return line(shlex.join(words) or files.started.script, 4000)
 
 
-def _facts(files: RunFiles, told: Story, known: Json) -> list[tuple[str, str]]:
-    length = number(files.report, "duration_s")
+def _facts(files: RunFiles, told: Story) -> list[tuple[str, str]]:
+    report = files.report
+    length = report.duration_s if report and len(files.launchers) == 1 else told.whole.length
     ranks = {bar.rank for node in told.nodes for bar in node.bars}
-    restarts = max((integer(each, "restart_count") or 0 for each in dicts(files.report, "attempts")), default=0)
+    restarts = max((attempt.restart_count for attempt in files.attempts), default=0)
     facts = [
-        ("duration", duration(told.whole.length if length is None else length)),
+        ("duration", duration(length)),
         ("started", _moment(told.whole.start)),
-        ("ended", "" if files.is_live and not files.report else _moment(told.whole.end)),
+        ("ended", "" if files.is_live and not report else _moment(told.whole.end)),
         ("nodes", _node_count(told)),
         ("ranks", str(len(ranks) or "")),
         ("attempts", str(len(told.attempts) or "")),
-        ("restarts", str(restarts) if files.report else ""),
-        ("signal", line(run_json.text(known, "signal"), 20)),
+        ("restarts", str(restarts) if report else ""),
+        ("signal", line((report and report.signal) or "", 20)),
     ]
     return [(name, value) for name, value in facts if value]
 
@@ -265,21 +267,20 @@ def _moment(time_s: float) -> str:
 
 
 def _time_uses(told: Story) -> list[dict[str, Any]]:
-    found: tuple[TimeUse, ...] = time_uses(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
+    found = time_uses(told.whole, told.ready_s, told.import_s, told.attempts, told.quiet)
     x, rows = 0.0, []
-    for use in found:
-        rows.append({"use": use, "x": round(x, 3), "width": round(use.share * 100, 3), "length": _length(use)})
-        x += use.share * 100
+    for name, length_s in found.items():
+        share = min(1.0, length_s / (told.whole.length or 1.0))
+        length = f"{length_s:.1f} s" if length_s < 60 else duration(length_s)
+        place = {"x": round(x, 3), "width": round(share * 100, 3)}
+        rows.append({"name": name, "meaning": USES[name], "share": share, "length": length, **place})
+        x += share * 100
     return rows
 
 
-def _length(use: TimeUse) -> str:
-    return f"{use.length_s:.1f} s" if use.length_s < 60 else duration(use.length_s)
-
-
-def _goodput(told: Story) -> str:
-    run = next((row["use"].share for row in _time_uses(told) if row["use"].name == "run"), None)
-    return "" if run is None else f"{run * 100:.1f} %"
+def _goodput(rows: list[dict[str, Any]]) -> str:
+    share = next((row["share"] for row in rows if row["name"] == "run"), None)
+    return "" if share is None else f"{share * 100:.1f} %"
 
 
 # Moments.
@@ -291,7 +292,7 @@ def _marks(told: Story, share: float) -> list[dict[str, Any]]:
     marks = []
     for index, moment in enumerate(told.moments):
         if moment.mark:
-            x = strip.percent(moment.time_s, told.whole)
+            x = charts.percent(moment.time_s, told.whole)
             free = (lane for lane, end in enumerate(ends) if x - end >= _MARK_PERCENT)
             lane = next(free, min(len(ends), _MAX_LANES - 1))
             ends[lane : lane + 1] = [x]
@@ -310,7 +311,7 @@ def _marked_times(told: Story) -> dict[str, str]:
     found: dict[str, dict[str, None]] = {}
     for moment in told.moments:
         if kind := _LINES.get(moment.mark):
-            x = strip.percent(moment.time_s, told.whole) * 10
+            x = charts.percent(moment.time_s, told.whole) * 10
             found.setdefault(kind, {})[f"M{x:.0f} 0V100"] = None
     return {kind: "".join(list(paths)[:_MAX_LINES]) for kind, paths in found.items()}
 
@@ -334,6 +335,8 @@ def _row(number_: int, moment: Moment, told: Story, share: float) -> dict[str, s
 
 def _tables(files: RunFiles) -> list[tuple[str, str, str, failures.Table]]:
     report = files.report
+    if not report:
+        return []
     found = [
         (
             "slow",
@@ -347,17 +350,17 @@ def _tables(files: RunFiles) -> list[tuple[str, str, str, failures.Table]]:
     return [each for each in found if each[3].rows]
 
 
-def _run_environment(files: RunFiles, known: Json) -> list[tuple[str, str]]:
-    versions = known.get("versions")
-    versions = versions if isinstance(versions, dict) else {}
-    job = known.get("slurm_job")
+def _run_environment(files: RunFiles) -> list[tuple[str, str]]:
+    report, started = files.report, files.started
+    versions = (report and report.versions) or Versions("")
+    job = report and report.slurm_job
     facts = [
-        ("ddplaunch", run_json.text(versions, "ddplaunch")),
-        ("Python", run_json.text(versions, "python")),
-        ("torch", run_json.text(versions, "torch")),
-        ("launcher's host", run_json.text(known, "host")),
-        ("working directory", run_json.text(known, "cwd")),
+        ("ddplaunch", versions.ddplaunch),
+        ("Python", versions.python),
+        ("torch", versions.torch),
+        ("launcher's host", started.host),
+        ("working directory", (report and report.cwd) or started.cwd),
         ("run folder", str(files.folder)),
-        ("SLURM job", run_json.text(job, "id") if isinstance(job, dict) else ""),
+        ("SLURM job", job.id if job else ""),
     ]
     return [(name, line(value, 400)) for name, value in facts if value]

@@ -19,12 +19,15 @@ from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import TYPE_CHECKING, Any
 
+from markupsafe import Markup
+
 from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.features.come_back import past_runs
-from ddplaunch.features.page import index, render
+from ddplaunch.features.page import render
 from ddplaunch.system.files import run_folders
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
     from ddplaunch.launcher.request import Request
@@ -127,7 +130,7 @@ class _Server(ThreadingHTTPServer):
         found = [(run, run_folders.run_of(folders[0])) for run, folders in runs]
         entries = {_key(folder): (run, folder) for run, folder in found}
         if not name:
-            return index.page([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
+            return index([(f"{key}/", *past_runs.cells(run)) for key, (run, _) in entries.items()])
         known = entries.get(name.removesuffix("/"))
         return self._page_of(known[1]) if known else None
 
@@ -143,6 +146,13 @@ class _Server(ThreadingHTTPServer):
 def _key(folder: Path) -> str:
     """The folder of a run in an address: a name may have any characters, and several runs one name."""
     return hashlib.blake2b(os.fsencode(folder), digest_size=8).hexdigest()
+
+
+def index(runs: Sequence[tuple[str, ...]]) -> str:
+    """The list. Each run: the address of its page, then run id, start, duration, result, command and first cause."""
+    style = render.source("page.css")
+    template = render.environment().get_template("index.html.j2")
+    return template.render(runs=runs, policy=render.policy(style), style=Markup(style))
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -1,24 +1,25 @@
-"""What happened when, from events.jsonl and report.json: attempts, how each rank ended, and moments that are marked.
+"""What happened when, from events.jsonl and report.json: attempts, ends of ranks, moments, and where the time went.
 
 Pure. Reports of older versions, and folders without events, give what they have.
 """
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import field
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.page.reading import line
-from ddplaunch.features.page.where_time_went import Span
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
-from ddplaunch.system.files.run_json import Json, dicts, integer, number
+from ddplaunch.system.files.run_json import Json, integer, number
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from ddplaunch.features.page.reading import RunFiles
+    from ddplaunch.protocol.results import WorkerExit
 
 MARKS = {
     "worker_failed": "failed",
@@ -46,6 +47,22 @@ _FOLDED = {
 _MAX_MOMENTS = 400
 _MAX_FAILURES = 20
 _MAX_MISSED = 50
+
+
+@dataclass(frozen=True)
+class Span:
+    """From ``start`` to ``end``, in seconds since 1970."""
+
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        return max(0.0, self.end - self.start)
+
+    def common(self, other: Span) -> float:
+        """Seconds in which both are."""
+        return max(0.0, min(self.end, other.end) - max(self.start, other.start))
 
 
 @dataclass(frozen=True)
@@ -126,13 +143,13 @@ def story(files: RunFiles, now_s: float) -> Story:
 
 def _whole(files: RunFiles, now_s: float) -> Span:
     times = [float(event["t"]) for event in files.events]
-    start = run_json.seconds({**files.started, **files.report}, "start")
+    report = files.report
+    start = run_json.seconds((report and report.start) or files.started.start)
     start = min([*times[:1], *([start] if start is not None else [])], default=now_s)
-    end = run_json.seconds(files.report, "end")
+    end = run_json.seconds(report.end) if report else None
     if end is None:
-        length = number(files.report, "duration_s")
         known = now_s if files.is_live else max([*times, start])
-        end = start + length if length is not None else known
+        end = start + report.duration_s if report and len(files.launchers) == 1 else known
     return Span(start, max(start, end))
 
 
@@ -160,13 +177,11 @@ def _attempts(files: RunFiles, whole: Span) -> dict[int, Span]:
 def _reported_attempts(files: RunFiles, whole: Span) -> dict[int, Span]:
     """Without events: by the clocks of the hosts on which the workers ran."""
     found = {}
-    for attempt in dicts(files.report, "attempts"):
-        ends = [(number(each, "time_s"), number(each, "duration_s")) for each in dicts(attempt, "exits")]
-        known = [(end, length) for end, length in ends if end is not None and length is not None]
-        number_ = integer(attempt, "attempt")
-        if known and number_ is not None:
-            start = max(min(end - length for end, length in known), whole.start)
-            found[number_] = Span(start, min(max(end for end, _ in known), whole.end))
+    for attempt in files.attempts:
+        if attempt.exits:
+            start = max(min(each.time_s - each.duration_s for each in attempt.exits), whole.start)
+            end = min(max(each.time_s for each in attempt.exits), whole.end)
+            found[attempt.attempt] = Span(start, end)
     return found
 
 
@@ -187,11 +202,7 @@ def _quiet(events: Sequence[Json], end_s: float) -> list[Span]:
 
 def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> list[NodeRow]:
     rows: dict[str, NodeRow] = {}
-    exits = {
-        (integer(attempt, "attempt"), integer(each, "rank")): each
-        for attempt in dicts(files.report, "attempts")
-        for each in dicts(attempt, "exits")
-    }
+    exits = {(attempt.attempt, each.rank): each for attempt in files.attempts for each in attempt.exits}
     lost = {run_json.text(event, "host"): float(event["t"]) for event in files.events if event["event"] == "node_lost"}
     for event in files.events:
         if event["event"] != "attempt_started":
@@ -211,25 +222,22 @@ def _nodes(files: RunFiles, attempts: dict[int, Span], end_s: float) -> list[Nod
     return sorted(found, key=lambda row: min(((bar.attempt, bar.rank) for bar in row.bars), default=(0, 0)))
 
 
-def _reported_nodes(exits: dict[tuple[int | None, int | None], Json], attempts: dict[int, Span]) -> dict[str, NodeRow]:
+def _reported_nodes(exits: dict[tuple[int, int], WorkerExit], attempts: dict[int, Span]) -> dict[str, NodeRow]:
     """Without events: the nodes of the workers that have ended."""
     rows: dict[str, NodeRow] = {}
     for (attempt, rank), each in exits.items():
-        if attempt is not None and attempt in attempts and rank is not None:
-            host = line(run_json.text(each, "host"), 64)
+        if attempt in attempts:
+            host = line(each.host, 64)
             rows.setdefault(host, NodeRow(host)).bars.append(_bar(rank, attempt, attempts[attempt], each))
     return rows
 
 
-def _bar(rank: int, attempt: int, span: Span, exit_: Json | None, without: str = "open") -> RankBar:
+def _bar(rank: int, attempt: int, span: Span, exit_: WorkerExit | None, without: str = "open") -> RankBar:
     """``without``: how it ended if its exit is not known."""
     if exit_ is None:
         return RankBar(rank, attempt, span, without)
-    length = number(exit_, "duration_s")
-    end = span.end if length is None else min(span.end, span.start + length)
-    code = integer(exit_, "returncode")
-    how = "stopped" if exit_.get("stopped") is True else "ok" if code == 0 else "failed"
-    return RankBar(rank, attempt, Span(span.start, end), how)
+    how = "stopped" if exit_.stopped else "ok" if exit_.returncode == 0 else "failed"
+    return RankBar(rank, attempt, Span(span.start, min(span.end, span.start + exit_.duration_s)), how)
 
 
 # Moments.
@@ -288,3 +296,40 @@ def _kept(moments: Sequence[Moment]) -> list[Moment]:
         marked = [*marked[: _MAX_MOMENTS - _MAX_MISSED], *marked[-_MAX_MISSED:]]
     others = [moment for moment in moments if not moment.mark][: _MAX_MOMENTS - len(marked)]
     return sorted([*marked, *others], key=lambda moment: moment.time_s)
+
+
+# Where the time went.
+
+USES = {
+    "connect": "until all agents were ready",
+    "import": "importing torch before the first worker",
+    "rendezvous": "until the nodes had met and all workers ran",
+    "run": "workers ran, and wrote output or called collectives",
+    "silent": "workers ran, without output and collectives for a minute or more",
+    "restart": "from the end of an attempt until the next one ran",
+    "end": "after the last attempt: logs and report",
+}
+
+
+def time_uses(
+    whole: Span, ready_s: float | None, import_s: float, attempts: list[Span], quiet: list[Span]
+) -> dict[str, float]:
+    """Seconds of the uses that took any time.
+
+    ``ready_s``: when the last agent was ready; ``attempts``: when all workers of each ran; ``quiet``: when none did
+    anything that can be seen.
+    """
+    first = attempts[0].start if attempts else whole.end
+    ready = min(max(whole.start, ready_s if ready_s is not None else whole.start), first)
+    imported = min(import_s, first - ready)
+    silent = sum(attempt.common(each) for attempt in attempts for each in quiet)
+    lengths = {
+        "connect": ready - whole.start,
+        "import": imported,
+        "rendezvous": first - ready - imported,
+        "run": sum(attempt.length for attempt in attempts) - silent,
+        "silent": silent,
+        "restart": sum(max(0.0, after.start - before.end) for before, after in itertools.pairwise(attempts)),
+        "end": max(0.0, whole.end - attempts[-1].end) if attempts else 0.0,
+    }
+    return {name: length for name, length in lengths.items() if length > 0}

@@ -12,8 +12,9 @@ from dataclasses import field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, by_reason
+from ddplaunch.features.page.lowered_clocks import Lowered, NodeClocks, add, by_reason
 from ddplaunch.features.page.reading import content, line
+from ddplaunch.features.usage.quantities import QUANTITIES, Quantity
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import run_json
 from ddplaunch.system.files.run_json import Json, dicts, integer, integers
@@ -22,7 +23,7 @@ from ddplaunch.text import median
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from ddplaunch.features.page.where_time_went import Span
+    from ddplaunch.features.page.story import Span
 
 _MAX_OUTLIERS = 3
 _MIN_ALIKE = 3
@@ -39,43 +40,8 @@ _DECODER = json.JSONDecoder(parse_constant=lambda _: None)
 """NaN and infinity are no JSON, and no value."""
 
 
-@dataclass(frozen=True)
-class Quantity:
-    """One chart: where its values are in a sample, and how they are shown.
-
-    Attributes:
-        top: the upper end of the chart; None: a round number above the largest value.
-        least: a chart with no larger value is not shown, and no smaller difference makes an outlier.
-    """
-
-    title: str
-    unit: str
-    part: str
-    key: str
-    scale: float = 1.0
-    top: float | None = None
-    least: float = 0.0
-
-
-QUANTITIES = (
-    Quantity("GPU utilisation", "%", "g", "util", top=100, least=3),
-    Quantity("GPU memory", "GB", "g", "mem", 1e-9, least=0.1),
-    Quantity("GPU power", "W", "g", "power", least=20),
-    Quantity("GPU temperature", "°C", "g", "temp", least=5),
-    Quantity("Worker CPU", "% of a core", "w", "cpu", least=5),
-    Quantity("Worker memory", "GB", "w", "rss", 1e-9, least=0.01),
-    Quantity("Lines of output", "lines/s", "w", "lines", least=0.01),
-    Quantity("Worker reads", "MB/s", "w", "rd", 1e-6, least=0.1),
-    Quantity("Worker writes", "MB/s", "w", "wr", 1e-6, least=0.1),
-    Quantity("Node CPU", "% of all cores", "n", "cpu", top=100, least=5),
-    Quantity("Node memory", "GB", "n", "mem", 1e-9),
-    Quantity("Network received", "MB/s", "n", "rx", 1e-6, least=0.1),
-    Quantity("Network sent", "MB/s", "n", "tx", 1e-6, least=0.1),
-    Quantity("Disk of the logs", "% full", "n", "disk", top=100),
-)
-
-
-_PARTS = {part: [each for each in QUANTITIES if each.part == part] for part in ("n", "w", "g")}
+_DRAWN = [each for each in QUANTITIES if each.title]
+_PARTS = {part: [each for each in _DRAWN if each.part == part] for part in ("n", "w", "g")}
 
 
 @dataclass
@@ -200,7 +166,7 @@ class _Node:
     ranks: list[int] = field(default_factory=list)
     gpus: list[int] = field(default_factory=list)
     sums: dict[str, _Sums] = field(default_factory=dict)
-    clocks: NodeClocks = field(default_factory=NodeClocks)
+    clocks: NodeClocks = field(default_factory=dict)
     has_moved: bool = False
 
     def name(self, quantity: Quantity, column: int) -> str:
@@ -223,7 +189,7 @@ def of_run(files: Sequence[Path], whole: Span, steps: int) -> Usage:
         damaged += unread
     _tell_apart(nodes)
     titles = {title for node in nodes for title in node.sums}
-    drawn = [_curve(quantity, nodes, steps) for quantity in QUANTITIES if quantity.title in titles]
+    drawn = [_curve(quantity, nodes, steps) for quantity in _DRAWN if quantity.title in titles]
     found = [each for each in drawn if max(filter(None, each.all.high), default=0.0) > each.quantity.least]
     _add_values(found, nodes, whole, steps)
     lowered = by_reason([(node.host, node.gpus, node.clocks) for node in nodes], steps)
@@ -258,7 +224,7 @@ def _node(file: Path, whole: Span, steps: int) -> tuple[_Node, int]:
             for quantity, values in _values(body):
                 sums = node.sums.get(quantity.title) or node.sums.setdefault(quantity.title, _Sums(steps))
                 sums.add(within[0], values, within[1], is_counted=is_counted)
-            node.clocks.add(body, *within)
+            add(node.clocks, body, *within)
     return node, damaged[0]
 
 

@@ -14,7 +14,7 @@ from ddplaunch import features
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment, script_request
 from ddplaunch.protocol.results import Round
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices
 from ddplaunch.transport.handle import node_tag
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def _shared(config: LaunchConfig, names: tuple[str, ...], index: int, workers: i
 
 def _interfaces(config: LaunchConfig) -> dict[str, str]:
     """The variables that ``MultiNodeRendezvous.worker_environ`` sets on a node."""
-    if config.dry_run or not (config.launcher_assigns_rendezvous or config.rendezvous):
+    if config.dry_run or not (config.launcher_assigns_rendezvous or config.each_node_has_launcher):
         return {}
     name = "<the interface between the nodes>" if config.local_addr or not config.interface else config.interface
     is_selected = config.interface or config.local_addr
@@ -98,7 +98,7 @@ def _round(
     config: LaunchConfig, spec: AgentSpec, node_rank: int, sizes: tuple[int, ...], firsts: Sequence[int]
 ) -> Round:
     """``firsts`` are the first ranks of the nodes, and last the number of all ranks."""
-    several = config.rendezvous or config.max_nodes > 1
+    several = config.each_node_has_launcher or config.max_nodes > 1
     return Round(
         attempt=0,
         restart_count=0,
@@ -116,7 +116,7 @@ def _round(
 def _master_addr(config: LaunchConfig, spec: AgentSpec) -> str:
     if config.dry_run and config.launcher_assigns_rendezvous:
         return "127.0.0.1"
-    if config.rendezvous or config.launcher_assigns_rendezvous:
+    if config.each_node_has_launcher or config.launcher_assigns_rendezvous:
         return "<address of the first node>"
     return spec.master_addr or "127.0.0.1"
 

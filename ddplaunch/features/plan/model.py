@@ -23,7 +23,8 @@ class NodePlan:
         gpus: ids of the devices that workers may use, fake ones in a dry run; None if only the node can list them.
         counted: rule by which the node counts its workers, if ``workers`` is None; else empty.
         is_spare: replaces a lost node.
-        reached: user, name and port of the real run's SSH connection; empty where the launcher starts the agent itself.
+        reached: the host in the real run, with user and port if they are given; empty where the launcher starts the
+            agent itself.
         command: starts the agent in the real run; over SSH the text for the login shell. Empty in a dry run without
             hosts.
         python: interpreter of the agent.

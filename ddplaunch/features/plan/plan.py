@@ -13,22 +13,17 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
+from ddplaunch import features
 from ddplaunch.features.faults.fault_spec import describe, parse
 from ddplaunch.features.plan import environment as plan_environment
-from ddplaunch.features.plan.environment import (
-    RUN_ID,
-    how_counted,
-    inherited_environ,
-    known_gpus,
-    known_workers,
-)
+from ddplaunch.features.plan.environment import RUN_ID, how_counted, inherited_environ, known_gpus, known_workers
 from ddplaunch.features.plan.model import NodePlan, Plan, RankPlan
+from ddplaunch.features.plan.page import as_json, page
 from ddplaunch.features.plan.warnings import warnings
 from ddplaunch.launcher import setup
 from ddplaunch.protocol import env_forwarding, start_method
 from ddplaunch.rows import load
 from ddplaunch.system.files import run_folder, script_file
-from ddplaunch.system.files.run_folder import working_folder
 from ddplaunch.transport import remote_start, transports
 from ddplaunch.transport.agent_process import COMMAND
 
@@ -36,7 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
+    from ddplaunch.launcher.request import Request
     from ddplaunch.protocol.specs import AgentSpec
+    from ddplaunch.transport.handle import Transport
 
 
 def plan(config: LaunchConfig) -> Plan:
@@ -45,7 +42,7 @@ def plan(config: LaunchConfig) -> Plan:
     specs = [_spec(config, hosts, index) for index in range(len(hosts))]
     positions = config.rendezvous.max_nodes if config.rendezvous else min(config.max_nodes, len(hosts))
     gpus, workers = _counts(config, specs)
-    counts = workers * positions if config.rendezvous else workers[:positions]
+    counts = workers * positions if config.each_node_has_launcher else workers[:positions]
     depends_on = _depends_on(config, counts)
     sums = itertools.accumulate((count or 0 for count in counts), initial=0)
     firsts = [None if depends_on else first for first in itertools.islice(sums, positions)]
@@ -124,7 +121,7 @@ def _folder(config: LaunchConfig, host: str, nodes: int) -> str:
         # Another node has another home folder; without a home folder logs go to a new temporary folder.
         base = (run_folder.base_at_home(os.environ) if here else None) or Path("<state folder>", "ddplaunch")
     folder = base / (config.run_id or RUN_ID)
-    if config.rendezvous:
+    if config.each_node_has_launcher:
         shares_host = config.task and config.task.local_world_size > 1
         return str(folder / (f"{host}.{config.task.rank}" if config.task and shares_host else host))
     return str(folder if here and nodes == 1 else folder / host)
@@ -148,22 +145,21 @@ def _node(
         gpus=gpus,
         counted="" if workers is not None else how_counted(spec),
         is_spare=index >= len(firsts),
-        directory=config.chdir or working_folder(),
+        directory=config.chdir or script_file.working_folder(),
     )
     if config.hosts:
         start = remote_start.agent_start(config, RUN_ID)
-        reached = _ssh_address(config, index)
+        transport: type[Transport] = load(transports.row(config.remote.transport).code)
         node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
-        command = load(transports.row(config.remote.transport).command)
-        return replace(node, reached=reached, command=command(spec.host))
+        return replace(node, reached=_address(config, index), command=transport.command(spec.host))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
 
 
 def _starts(config: LaunchConfig) -> str:
-    return "this node of several" if config.rendezvous else transports.row(config.transport).way
+    return "this node of several" if config.each_node_has_launcher else transports.row(config.transport).way
 
 
-def _ssh_address(config: LaunchConfig, index: int) -> str:
+def _address(config: LaunchConfig, index: int) -> str:
     host = config.hosts[index]
     return str(replace(host, user=host.user or config.remote.user, port=host.port or config.remote.port))
 
@@ -186,3 +182,9 @@ def _worker_command(config: LaunchConfig, spec: AgentSpec) -> tuple[str, ...]:
         return script
     python = config.python or (config.remote.python if config.hosts else None) or sys.executable
     return (python, "-u", *(("-m",) if program.entry == "module" else ()), *script)
+
+
+def show(request: Request) -> None:
+    """Print the plan: a page, or JSON."""
+    planned = plan(features.prepared(request.configure()))
+    request.show(as_json(planned) if request.options["json"] else page(planned, is_verbose=request.is_verbose))

@@ -12,8 +12,8 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import env_forwarding
-from ddplaunch.system.files.run_folder import working_folder
-from ddplaunch.system.gpus import devices
+from ddplaunch.system import devices
+from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.text import plural, quote
 
 if TYPE_CHECKING:
@@ -152,7 +152,11 @@ def _restarts(config: LaunchConfig) -> Iterator[str]:
 
 def _unseen_ranks(config: LaunchConfig, nodes: Sequence[NodePlan]) -> Iterator[str]:
     ends = [node.ranks[1] if node.ranks else None for node in nodes if not node.is_spare]
-    last = None if config.rendezvous or None in ends else max((end for end in ends if end is not None), default=None)
+    last = (
+        None
+        if config.each_node_has_launcher or None in ends
+        else max((end for end in ends if end is not None), default=None)
+    )
     given = {"--ranks-filter": config.output.show_ranks, "--debug-ranks": config.workers.debug_ranks}
     for option, ranks in given.items():
         unseen = sorted(rank for rank in ranks or () if last is not None and rank > last)

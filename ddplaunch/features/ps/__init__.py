@@ -3,3 +3,30 @@
 The commands run in the process that the user started; ``run_finder`` runs in an agent without a run. Must not import
 torch.
 """
+
+
+def rows() -> tuple[object, ...]:
+    """``--ps``, ``--kill``."""
+    from ddplaunch.rows import EXISTING_RUNS, Command, Option
+
+    return (
+        Option(
+            "--ps",
+            "[RUN_ID]",
+            "List runs that have processes, their scripts, and whether their launcher is alive. With RUN_ID: a table "
+            "of the run's ranks, which follows them on a terminal.",
+            can_be_bare=True,
+            short="list runs; with RUN_ID: what its ranks use",
+            completes="ddplaunch.cli.completion:runs",
+            heading=EXISTING_RUNS,
+        ),
+        Option(
+            "--kill",
+            "RUN_ID",
+            "End all processes of a run: SIGTERM, then SIGKILL after --shutdown-timeout.",
+            completes="ddplaunch.cli.completion:killable",
+            heading=EXISTING_RUNS,
+        ),
+        Command("--ps", run="ddplaunch.features.ps.ps:ps", takes_hosts=True),
+        Command("--kill", run="ddplaunch.features.ps.ps:kill", takes_hosts=True),
+    )

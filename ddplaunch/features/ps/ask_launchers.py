@@ -26,7 +26,7 @@ from ddplaunch.protocol.control import (
     Request,
     RequestRefused,
 )
-from ddplaunch.system import process_activity, unix_socket
+from ddplaunch.system import procfs, unix_socket
 from ddplaunch.system.files import run_folder
 
 if TYPE_CHECKING:
@@ -50,7 +50,7 @@ def serve(query: AskLaunchers, stream: BinaryIO, outbox: Outbox) -> tuple[int, .
 
 def _ask(request: Any, pid: int, run_tag: str) -> LauncherAnswer:
     deadline, problem = time.monotonic() + _TIMEOUT_S, _without_socket(pid)
-    if state := process_activity.suspended(pid):
+    if state := procfs.suspended(pid):
         return LauncherAnswer(pid, problem=f"it is {state}, as by Ctrl-Z: `fg` or `kill -CONT {pid}` continues it")
     for path in _sockets(pid):
         try:

@@ -6,23 +6,31 @@ ends them.
 
 from __future__ import annotations
 
+import contextlib
 import os
-import time
+from collections import Counter
+from functools import partial
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import PROCESSES_LEFT, LaunchError, UsageError
-from ddplaunch.features.ps import ps_page as page
-from ddplaunch.features.ps.queries import ENDING_EXTRA_S, EndRun
-from ddplaunch.features.ps.run_queries import agents, find_runs, parts_of_run, raise_failures, with_launcher
+from ddplaunch.cluster.hostlist import fold
+from ddplaunch.config import RemoteConfig
+from ddplaunch.errors import NODE_NOT_READY, PROCESSES_LEFT, LaunchError, UsageError
+from ddplaunch.features.ps.queries import ENDING_EXTRA_S, PROCESS_KINDS, EndRun, ListRuns, RunsFound
+from ddplaunch.launcher import setup
 from ddplaunch.protocol import environment
+from ddplaunch.protocol.launcher_agent import AgentEnded
 from ddplaunch.system import run_tags
+from ddplaunch.system.files import run_folders
+from ddplaunch.text import KEEPER_ID, elapsed, plural, table
+from ddplaunch.transport.failures import failures_table
+from ddplaunch.transport.queries import Queries
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-    from ddplaunch.features.ps.run_queries import QueriedHost
+    from ddplaunch.cluster.hosts import Host
+    from ddplaunch.features.ps.queries import ProcessKind, RunOnHost
     from ddplaunch.launcher.request import Request
-    from ddplaunch.transport.queries import Queries
 
 
 _END_S = 30.0
@@ -30,6 +38,11 @@ _END_S = 30.0
 
 MAX_GRACE_S = 600.0
 """Limits --shutdown-timeout, which may be days for a run."""
+
+_UNKILLABLE_HINT = (
+    "A process that SIGKILL does not end waits in the kernel, for a disk or a GPU; `ps -o stat,wchan PID`."
+)
+_HEAD = ("run", "state", "script", "hosts", "processes", "memory")
 
 
 def ps(request: Request) -> None:
@@ -42,12 +55,12 @@ def ps(request: Request) -> None:
     """
     with agents(request.hosts, request.remote) as queries:
         found = find_runs(queries)
-        if page.ids(found.values()):
-            request.show(page.run_table(found))
+        if ids(found.values()):
+            request.show(run_table(found))
         else:
             where = "these hosts" if request.hosts else "this machine"
             request.report(f"no run of yours has a process on {where}")
-        for line in page.hidden(found) if request.is_verbose else ():
+        for line in hidden(found) if request.is_verbose else ():
             request.report(line)
         raise_failures(queries)
 
@@ -75,28 +88,169 @@ def kill(request: Request) -> None:
         )
         _end_run(queries, order, launchers)
         _end_run(queries, order, parts.keys() - launchers)
-        unkillable_pids = {
-            machine.name: machine.unkillable_pids
+        unkillable_pids: dict[str, tuple[int, ...]] = {
+            machine.name: machine.answers[AgentEnded].unkillable_pids
             for machine in queries.nodes
-            if machine.unkillable_pids is not None and not machine.failure
+            if AgentEnded in machine.answers and not machine.failure
         }
-        hidden = page.hidden(found) if request.is_verbose else ()
-        for line in (*page.ended(run_id, found, unkillable_pids), *hidden):
+        for line in (*ended(run_id, found, unkillable_pids), *(hidden(found) if request.is_verbose else ())):
             report(line)
         if any(unkillable_pids.values()):
             raise LaunchError(f"some processes of {run_id} could not be ended", _UNKILLABLE_HINT, PROCESSES_LEFT)
         raise_failures(queries)
 
 
-_UNKILLABLE_HINT = (
-    "A process that SIGKILL does not end waits in the kernel, for a disk or a GPU; `ps -o stat,wchan PID`."
-)
-
-
-def _end_run(queries: Queries[QueriedHost], order: EndRun, names: Collection[str]) -> None:
+def _end_run(queries: Queries, order: EndRun, names: Collection[str]) -> None:
     """Have the machines of these names end a run, and wait for their answers."""
-    machines = [machine for machine in queries.nodes if machine.name in names and not machine.failure]
-    for machine in machines:
-        machine.handle.send(order)
-        machine.deadline = time.monotonic() + order.grace_s + _END_S
-    queries.wait(machines, lambda machine: machine.unkillable_pids is not None)
+    machines = [machine for machine in queries.nodes if machine.name in names]
+    queries.ask(machines, lambda _: order, AgentEnded, order.grace_s + _END_S)
+
+
+# The machines that are asked, each by an agent: named hosts and this one, because the launcher of a run may be here.
+
+
+@contextlib.contextmanager
+def agents(hosts: Sequence[Host], remote: RemoteConfig) -> Iterator[Queries]:
+    """Start an agent on this machine and on each host and request its runs; the agents end with the ``with`` block.
+
+    Raises:
+        LaunchError: this machine cannot start an agent, or allows too few open files for so many hosts.
+    """
+    queries: Queries = Queries()
+    here = setup.query_transport((), RemoteConfig(), queries.post)
+    others = [setup.query_transport(hosts, remote, partial(queries.post, first=1))] if hosts else []
+    with contextlib.ExitStack() as stack:
+        for transport in (here, *others):
+            stack.callback(transport.close)
+        stack.callback(queries.close)
+        for transport in (here, *others):
+            for index, name in enumerate(transport.node_names):
+                queries.add(name, transport.query(index), ListRuns(), is_remote=transport.is_remote)
+        yield queries
+
+
+def find_runs(queries: Queries) -> dict[str, RunsFound]:
+    """The runs on every machine by its name; a machine with two names is listed under the first."""
+    queries.wait(queries.nodes, RunsFound)
+    found: dict[str, RunsFound] = {}
+    for machine in queries.nodes:
+        runs: RunsFound | None = machine.answers.get(RunsFound)
+        if runs and runs.machine not in {each.machine for each in found.values()}:
+            found[machine.name] = runs
+    return found
+
+
+def parts_of_run(
+    option: str, run_id: str, queries: Queries, found: Mapping[str, RunsFound]
+) -> dict[str, list[RunOnHost]]:
+    """What each machine has of the run, by the machine's name.
+
+    Raises:
+        LaunchError: a machine could not be queried, and no other has a part of the run.
+        UsageError: there is no such run.
+    """
+    parts = {name: of_run(run_id, runs) for name, runs in found.items()}
+    if any(parts.values()):
+        return parts
+    raise_failures(queries)
+    if run_id == KEEPER_ID:
+        raise UsageError(f"{option} {run_id}: nothing is kept warm on the hosts that were queried", "See --keep-warm.")
+    if (host := run_folders.host_of_launcher(run_id)) and host.split(".")[0] not in found:
+        hint = f"There: ssh {host} ddplaunch {option} {run_id}. From here: --hosts {host}."
+        raise UsageError(f"{option} {run_id}: its launcher is not on this machine but on {host}", hint)
+    known = ids(found.values())
+    hint = f"There are: {', '.join(known)}." if known else "There is no run at all. --hosts adds other hosts."
+    raise UsageError(f"{option} {run_id}: no run of yours has this id on the hosts that were queried", hint)
+
+
+def with_launcher(parts: Mapping[str, Sequence[RunOnHost]]) -> set[str]:
+    """The names of the machines that have a launcher of the run."""
+    return {name for name, runs in parts.items() if any(run.launchers for run in runs)}
+
+
+def raise_failures(queries: Queries) -> None:
+    """Raises LaunchError for machines without an answer."""
+    failures = queries.failures()
+    if failures:
+        raise LaunchError(f"some hosts could not be queried\n{failures_table(failures)}", "", NODE_NOT_READY)
+
+
+# The table of runs, and one line per result.
+
+
+def run_table(found: Mapping[str, RunsFound]) -> str:
+    """One line per run, two if an earlier run of the id left processes; ``found`` is by host."""
+    alive = {run.run_tag for runs in found.values() for run in runs.runs if run.launcher_alive}
+    groups: dict[tuple[str, str], list[tuple[str, RunOnHost]]] = {}
+    for host, runs in found.items():
+        for run in runs.runs:
+            state = "kept" if run.run_tag == KEEPER_ID else "running" if run.run_tag in alive else "left over"
+            groups.setdefault((run.run_id, state), []).append((host, run))
+    return "\n".join(table([_HEAD, *(_row(*key, groups[key]) for key in sorted(groups))]))
+
+
+def _row(run_id: str, state: str, parts: Sequence[tuple[str, RunOnHost]]) -> tuple[str, ...]:
+    return (
+        run_id,
+        f"{state} {elapsed(max(run.age_s for _, run in parts))}",
+        next((run.script for _, run in parts if run.script), "?"),
+        fold(host for host, _ in parts),
+        counted(run for _, run in parts),
+        memory(sum(run.memory_bytes for _, run in parts)),
+    )
+
+
+def ids(found: Iterable[RunsFound]) -> list[str]:
+    """Ids of all runs, sorted."""
+    return sorted({run.run_id for runs in found for run in runs.runs})
+
+
+def of_run(run_id: str, found: RunsFound) -> list[RunOnHost]:
+    """The runs of this id, or the run with this run tag, on one machine."""
+    return [run for run in found.runs if run_id in (run.run_id, *run_tags.ids_of(run.run_tag))]
+
+
+def counted(runs: Iterable[RunOnHost]) -> str:
+    """Number of processes of each kind: ``1 agent, 8 workers, 2 others``."""
+    sums: Counter[ProcessKind] = Counter()
+    for run in runs:
+        sums.update(dict(run.counts))
+    return ", ".join(plural(count, kind) for kind in PROCESS_KINDS if (count := sums[kind]))
+
+
+def ended(run_id: str, before: Mapping[str, RunsFound], unkillable: Mapping[str, tuple[int, ...]]) -> list[str]:
+    """One line per result, with all hosts that have it.
+
+    ``before`` holds what was found, ``unkillable`` the pids that could not be ended, both by host.
+    """
+    hosts: dict[str, list[str]] = {}
+    for host, pids in unkillable.items():
+        runs = of_run(run_id, before[host])
+        text = f"ended {counted(runs)}" if runs else ""
+        if pids:
+            text = f"had {counted(runs)}; pids {_listed(pids)} could not be ended"
+        hosts.setdefault(text, []).append(host)
+    return [f"{fold(names)}: {text}" for text, names in hosts.items() if text]
+
+
+def hidden(found: Mapping[str, RunsFound]) -> list[str]:
+    """Processes that could not be inspected: one line per number of them, with pids where it is one host."""
+    hosts: dict[int, list[str]] = {}
+    for host, runs in found.items():
+        hosts.setdefault(len(runs.hidden_pids), []).append(host)
+    return [
+        f"{fold(names)}: {'a process' if count == 1 else f'{count} processes'} of yours could not be inspected"
+        + (f" (pid {_listed(found[names[0]].hidden_pids)})" if len(names) == 1 else "")
+        for count, names in hosts.items()
+        if count
+    ]
+
+
+def _listed(pids: Sequence[int]) -> str:
+    first = ", ".join(map(str, pids[:8]))
+    return f"{first} and {len(pids) - 8} more" if len(pids) > 8 else first
+
+
+def memory(size: int) -> str:
+    """In MB, from 10 GB on in GB."""
+    return f"{size / 2**20:.0f} MB" if size < 10 * 2**30 else f"{size / 2**30:.0f} GB"

@@ -251,7 +251,7 @@ def _is_helper(candidate: _Inspected, agents: set[int]) -> bool:
 
 def _scripts_of_launcher(pid: int) -> dict[str, str]:
     """By run tag, from the run folders of the launcher."""
-    return {run_json.text(body, "run_tag"): run_json.text(body, "script") for _, body in run_json.of_launcher(pid)}
+    return {started.run_tag: started.script for _, started in run_json.of_launcher(pid)}
 
 
 def _script_of_worker(command: tuple[str, ...]) -> str:

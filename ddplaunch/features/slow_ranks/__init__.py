@@ -3,3 +3,7 @@
 The agents time the collectives of their workers, the launcher compares the nodes. Uses the flight records of
 ``features.hangs``. Must not import torch.
 """
+
+EVENTS = {
+    "slow_rank": "a rank, or a host, for which the others wait",
+}

@@ -8,23 +8,23 @@ Cost: nothing until the launcher asks; then in each worker 60 us of the GIL for 
 
 from __future__ import annotations
 
-import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.features.hangs import examiner, worker_records
-from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives
+from ddplaunch.features.slow_ranks.records import MAX_SENT, CollectivesSampled, RankLoad, SampleCollectives, pack
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.hangs.examiner import Answer, Examiner
+    from ddplaunch.features.hangs.process_activity import ProcessActivity
     from ddplaunch.features.slow_ranks.records import PackedTimes
     from ddplaunch.protocol.results import Round
-    from ddplaunch.system.process_activity import ProcessActivity
 
 _MAX_JOB_CALLS = 1 << 18
 _MIN_SENT = 256
@@ -60,7 +60,7 @@ class SlowRanksPart(Part):
     def _throttled(self, local_rank: int) -> str:
         """Why the GPU of a worker is throttled; empty if it is not, or unknown. Blocks for seconds."""
         names = self._node.placement.devices_of(local_rank)
-        if not names or self._node.placement.fake_gpus:
+        if not names or self._node.spec.dry_run:
             return ""
         from ddplaunch.features.hangs import node_evidence
 
@@ -129,30 +129,19 @@ class CollectiveSampling:
         return None
 
     def _start(self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]) -> None:
-        try:
-            threading.Thread(target=self._read, args=(order, pids, suspects), name="collectives", daemon=True).start()
-        except RuntimeError:  # No room for a thread: as if no worker had answered.
-            self._post(CollectivesRead(CollectivesSampled(order.attempt, order.number, self._group.host)))
+        nothing = CollectivesRead(CollectivesSampled(order.attempt, order.number, self._group.host))
+        post_from_thread("collectives", lambda: self._sampled(order, pids, suspects), self._post, nothing)
 
     # In the thread.
 
-    def _read(self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]) -> None:
-        record = CollectivesSampled(order.attempt, order.number, self._group.host)
-        try:
-            record = self._sampled(order, pids, suspects)
-        finally:
-            self._post(CollectivesRead(record))
-
     def _sampled(
         self, order: SampleCollectives, pids: Mapping[int, int], suspects: Mapping[int, int]
-    ) -> CollectivesSampled:
-        from ddplaunch.features.hangs import sampler
-
+    ) -> CollectivesRead:
         before = self._examiner.ask(pids.values(), worker_records.STATUS)
         answers = self._examiner.ask(pids.values(), worker_records.RECORD)
-        costs = (sampler.cpu_s(answer) - sampler.cpu_s(before[pid]) for pid, answer in answers.items() if pid in before)
+        costs = (answer.cpu_s - before[pid].cpu_s for pid, answer in answers.items() if pid in before)
         throttled = {rank: self._throttled(local_rank) for rank, local_rank in suspects.items()}
-        return CollectivesSampled(
+        record = CollectivesSampled(
             order.attempt,
             order.number,
             self._group.host,
@@ -162,19 +151,19 @@ class CollectiveSampling:
             loads=tuple(self._load_of_each(pids, throttled)),
             cost_s=max([0.0, *costs]),
         )
+        return CollectivesRead(record)
 
     def _times(self, rank: int, answer: Answer) -> Iterator[PackedTimes]:
         from ddplaunch.features.hangs import flight_record
-        from ddplaunch.features.slow_ranks import call_times
 
         try:
             found = flight_record.parse_times(answer.record, rank, self._group.host, self._newest)
         except ValueError:  # Another torch, or a record that is cut: an examination tells why.
             return
-        yield from map(call_times.pack, found)
+        yield from map(pack, found)
 
     def _load_of_each(self, pids: Mapping[int, int], throttled: Mapping[int, str]) -> Iterator[RankLoad]:
-        from ddplaunch.system import process_activity
+        from ddplaunch.features.hangs import process_activity
 
         for rank, pid in pids.items():
             now, earlier = _Load(time.monotonic(), pid, process_activity.read(pid)), self._loads.get(rank)

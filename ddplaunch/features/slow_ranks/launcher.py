@@ -10,28 +10,29 @@ The launcher asks all nodes at the same time, so that the newest calls of their 
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from dataclasses import field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives
+from ddplaunch.features.slow_ranks.records import CollectivesSampled, SampleCollectives, unpack
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.launcher_agent import OrderToNodes, ReportOfNode
+from ddplaunch.launcher.watches import Question, Watch
+from ddplaunch.mailbox import NEVER
+from ddplaunch.text import median, size
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from ddplaunch.config import LaunchConfig
     from ddplaunch.features.slow_ranks.records import RankLoad
     from ddplaunch.features.slow_ranks.slow_ranks import ClockLimits, LatenessCounts, Window  # noqa: TC004 - not looked up.
     from ddplaunch.launcher.watches import RunEnd, RunServices
-    from ddplaunch.protocol.results import RankLateness, RunResult
+    from ddplaunch.protocol.findings import RankLateness
+    from ddplaunch.protocol.launcher_agent import Report
+    from ddplaunch.protocol.results import RunResult
 
-_NEVER = float("inf")
 _FIRST_S, _PERIOD_S = 30.0, 60.0
 _PERIOD_PER_COST = 400.0
 """The next sample follows after so many times what the last has cost in a worker: at most 0.25 % of its time."""
@@ -40,19 +41,23 @@ _ANSWER_S = 15.0
 _MIN_WINDOWS = 2
 """Samples before a judgement: one alone may fall into a few slow seconds."""
 
+_CPU_WAIT, _CPU_USE = 0.05, 0.05
+"""A cause is named if the rank exceeds the middle of the others by this share of the time."""
+
+_IO_PER_S = 1 << 20
+_IO_FACTOR = 2
+"""Reading is named from so many bytes a second on, if that is so much more than the others."""
+
 
 @dataclass
-class _Sample:
-    """One question to all nodes; it counts only if all have answered before ``deadline``.
+class _Sample(Question):
+    """It counts only if all nodes have answered.
 
     Attributes:
         asked_ns: ``time.monotonic_ns()`` before the question.
         clocks: of each host that has looked at its clock since then.
     """
 
-    number: int
-    deadline: float
-    missing: set[int]
     asked_ns: int = field(default_factory=time.monotonic_ns)
     clocks: dict[str, ClockLimits] = field(default_factory=dict)
     answers: list[CollectivesSampled] = field(default_factory=list)
@@ -70,20 +75,13 @@ class SampleJudged:
 class SlowRanksWatch(Watch):
     """Watches one run. Nothing is sampled with ``--hang-report off``, or before the workers have process groups."""
 
-    def __init__(
-        self,
-        config: LaunchConfig,
-        send: Callable[[object], None],
-        show: Callable[[str, int], None],
-        post: Callable[[object], None],
-    ) -> None:
-        """``send`` sends to all nodes of this launcher; ``post`` posts an event to it, from any thread."""
-        self._is_on = config.timeouts.hang_report_s is not None
-        self._send = (lambda order: send(OrderToNodes(order))) if config.rendezvous else send
-        self._show, self._post = show, post
+    def __init__(self, run: RunServices) -> None:
+        self._is_on = run.config.timeouts.hang_report_s is not None
+        self._send, self._post = run.send_to_all, run.post
+        self._show = partial(run.messages.show, kind="slow_rank")
         self._attempt, self._number = -1, 0
         self._participants: Sequence[int] = ()
-        self._due = _NEVER
+        self._due = NEVER
         self._sample: _Sample | None = None
         self._newest: dict[str, int] = {}
         self._loads: list[RankLoad] = []
@@ -91,35 +89,28 @@ class SlowRanksWatch(Watch):
         self._recent: LatenessCounts
         self._recent_hosts: LatenessCounts
         self._suspects: tuple[int, ...] = ()
-        self._warnings: dict[int, str] = {}
-        self._host_warnings: dict[str, str] = {}
+        self._warnings: dict[int | str, str] = {}
+        """By rank or host."""
 
     # Samples.
 
-    def on_event(self, index: int, participants: Sequence[int], event: object) -> None:
-        """An event of node ``index``; ``participants`` are the nodes of this launcher. Other events have no effect."""
-        match event:
-            case CollectivesSampled():
-                self.on_report(index, participants, event)
-            case ReportOfNode(report=CollectivesSampled() as report):
-                self.on_report(event.node_index, event.participants, report)
-
-    def on_report(self, index: int, participants: Sequence[int], report: CollectivesSampled) -> None:
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
         """Node ``index`` has answered, or its workers have a process group; ``participants`` are all nodes."""
+        if not isinstance(report, CollectivesSampled):
+            return
         self._participants = participants
         if report.is_debugged:  # A rank that is debugged is late, and so are those that wait for the debugger.
-            self._is_on, self._due, self._sample = False, _NEVER, None
+            self._is_on, self._due, self._sample = False, NEVER, None
         if self._is_on and not report.number and report.attempt > self._attempt:
             self._start_attempt(report.attempt)
         sample = self._sample
-        if sample and (report.attempt, report.number) == (self._attempt, sample.number) and index in sample.missing:
+        if sample and sample.awaits(index, report.number):
             if report.clock_ns:
                 limits = report.clock_ns - time.monotonic_ns(), report.clock_ns - sample.asked_ns
                 sample.clocks[report.host] = limits
                 return
-            sample.missing.discard(index)
             sample.answers.append(report)
-            if not sample.missing:
+            if sample.on_answer(index, participants):
                 self._evaluate(sample)
 
     def _start_attempt(self, attempt: int) -> None:
@@ -139,26 +130,26 @@ class SlowRanksWatch(Watch):
             self._sample = None
         if now >= self._due:
             self._number += 1
-            self._sample = _Sample(self._number, now + _ANSWER_S, set(self._participants))
+            self._sample = _Sample(self._number, self._attempt, now + _ANSWER_S, set(self._participants))
             self._due = now + _PERIOD_S
             self._send(SampleCollectives(self._attempt, self._number, self._suspects))
-        return min(self._due, self._sample.deadline if self._sample else _NEVER)
+        return min(self._due, self._sample.deadline if self._sample else NEVER)
 
     def _evaluate(self, sample: _Sample) -> None:
         self._sample = None
         cost_s = max(answer.cost_s for answer in sample.answers)
         self._due = max(self._due, time.monotonic() + _PERIOD_PER_COST * cost_s)
         self._loads = [load for answer in sample.answers for load in answer.loads]
-        from ddplaunch.features.slow_ranks import call_times, slow_ranks
+        from ddplaunch.features.slow_ranks import slow_ranks
 
         attempt, newest, post = self._attempt, dict(self._newest), self._post
 
         def run() -> None:
-            times = [call_times.unpack(each, answer.host) for answer in sample.answers for each in answer.times]
+            times = [unpack(each, answer.host) for answer in sample.answers for each in answer.times]
             post(SampleJudged(attempt, sample.number, slow_ranks.window(times, newest, sample.clocks)))
 
         with contextlib.suppress(RuntimeError):  # No room for a thread: the sample does not count, the job goes on.
-            threading.Thread(target=run, name="slow ranks", daemon=True).start()
+            in_thread("slow ranks", run)
 
     # Judgement.
 
@@ -186,41 +177,29 @@ class SlowRanksWatch(Watch):
         if self._recent.windows >= _MIN_WINDOWS and slow_ranks.is_enough(lateness):
             self._forget()
             if slow:
-                self._warn(slow.rank, lateness)
-            elif slow_host:
+                self._warn(slow.rank, slow_ranks.warning(lateness, reason(slow.rank, self._loads)))
+            elif slow_host:  # Its other ranks have the same reason.
                 alike = {each.rank for each in lateness if each.host == slow_host.host} - {slow_host.rank}
-                self._warn_of_host(slow_host, hosts, alike)
+                loads = [load for load in self._loads if load.rank not in alike]
+                why = reason(slow_host.rank, loads)
+                self._warn(slow_host.host, slow_ranks.warning(hosts, why, of_hosts=True))
 
-    def _warn(self, rank: int, lateness: Sequence[RankLateness]) -> None:
-        from ddplaunch.features.slow_ranks.slow_ranks import warning
-        from ddplaunch.features.slow_ranks.slow_reason import reason
-
-        text = warning(lateness, reason(rank, self._loads))
-        if text and rank not in self._warnings:
-            self._warnings[rank] = text
-            self._show(text, Level.NORMAL)
-
-    def _warn_of_host(self, slow: RankLateness, lateness: Sequence[RankLateness], alike: set[int]) -> None:
-        """``alike`` are the other ranks of the host, which have the same reason."""
-        from ddplaunch.features.slow_ranks.slow_ranks import host_warning
-        from ddplaunch.features.slow_ranks.slow_reason import reason
-
-        loads = [load for load in self._loads if load.rank not in alike]
-        text = host_warning(lateness, reason(slow.rank, loads))
-        if text and slow.host not in self._host_warnings:
-            self._host_warnings[slow.host] = text
+    def _warn(self, of: int | str, text: str) -> None:
+        """Warn of a rank or a host, once."""
+        if text and of not in self._warnings:
+            self._warnings[of] = text
             self._show(text, Level.NORMAL)
 
     # The end of the run.
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Add the lateness of all ranks."""
         return replace(result, collectives=self.lateness())
 
     def lateness(self) -> tuple[RankLateness, ...]:
         """The figures of the whole run, the most expensive rank first."""
         return tuple(
-            replace(each, warning=self._warnings.get(each.rank) or self._host_warnings.get(each.host, ""))
+            replace(each, warning=self._warnings.get(each.rank) or self._warnings.get(each.host, ""))
             for each in (self._total.lateness() if self._total else ())
         )
 
@@ -241,7 +220,37 @@ class SlowRanksWatch(Watch):
             self._show(slow_ranks.summary(end.result.collectives), Level.VERBOSE)
 
 
+# Why a rank is slower than the others, as far as the kernel's counters and its GPU tell.
+
+
+def reason(rank: int, loads: Sequence[RankLoad]) -> str:
+    """What distinguishes ``rank`` from the others, as ``it waits for a CPU``; empty if nothing does."""
+    own = next((load for load in loads if load.rank == rank and load.window_s > 0), None)
+    others = [load for load in loads if load.rank != rank and load.window_s > 0]
+    if own is None:
+        return ""
+    if own.throttled:
+        return f"its GPU is throttled: {own.throttled}"
+    if not others:
+        return ""
+    if _excess(own, others, lambda load: load.run_queue_wait_s) > _CPU_WAIT:
+        return "it waits for a CPU"
+    io, usual = _rate(own), median(map(_rate, others))
+    if io > max(_IO_PER_S, _IO_FACTOR * usual):
+        return f"it reads or writes {size(io)}/s, the others {size(usual)}/s"
+    if _excess(own, others, lambda load: load.cpu_s) > _CPU_USE:
+        return "it computes more than the others on the CPU"
+    return ""
+
+
+def _excess(own: RankLoad, others: Sequence[RankLoad], seconds: Callable[[RankLoad], float]) -> float:
+    return seconds(own) / own.window_s - median(seconds(load) / load.window_s for load in others)
+
+
+def _rate(load: RankLoad) -> float:
+    return load.io_bytes / load.window_s
+
+
 def watches(run: RunServices) -> tuple[Watch, ...]:
     """The part of a run in the launcher."""
-    show = partial(run.messages.show, kind="slow_rank")
-    return (SlowRanksWatch(run.config, run.nodes.send, show, run.post),)
+    return (SlowRanksWatch(run),)

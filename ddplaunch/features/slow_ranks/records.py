@@ -1,20 +1,21 @@
 """When workers called collectives, and what else they did meanwhile: ``CollectivesSampled`` and its parts.
 
-Sent by agents to the launcher, once a minute and worker: so they are small. ``call_times`` packs and unpacks the
-times. No behaviour belongs here.
+Sent by agents to the launcher, once a minute and worker: so they are small, and times are packed.
 """
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
-from ddplaunch.features.hangs.records import MAX_GROUPS
+from ddplaunch.features.hangs.records import MAX_GROUPS, CollectiveTimes
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, Limit, Nanoseconds, OneLine, Seconds, Size, at_most
-from ddplaunch.protocol.launcher_agent import Order, Report
-from ddplaunch.protocol.sender import OfRanks
+from ddplaunch.protocol.launcher_agent import OfRanks, Order, Report
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 MAX_SENT = 1000
 """Calls of one worker in a sample, of all its process groups together."""
@@ -42,6 +43,31 @@ class PackedTimes:
     first_number: Count
     first_ns: Nanoseconds
     gaps_us: Gaps
+
+
+def pack(times: CollectiveTimes) -> PackedTimes:
+    """``times`` to the microsecond. It has at least one call, and at most ``MAX_SENT``."""
+    first_ns = next((ns for ns in times.created_ns if ns > 0), 0)
+    return PackedTimes(times.rank, times.group, times.first_number, first_ns, ",".join(_gaps(times, first_ns)))
+
+
+def _gaps(times: CollectiveTimes, last_ns: int) -> Iterator[str]:
+    for ns in times.created_ns:
+        if ns <= 0:
+            yield NO_TIME
+            continue
+        gap_us = max(0, ns - last_ns) // 1000  # Negative where the clock was set back.
+        last_ns += gap_us * 1000  # Not ns: the rounding would add up.
+        yield str(gap_us)
+
+
+def unpack(packed: PackedTimes, host: str) -> CollectiveTimes:
+    """The times that were packed; ``host`` is that of the node that sent them."""
+    created, now = [], packed.first_ns
+    for gap in packed.gaps_us.split(","):
+        now += 0 if gap == NO_TIME else int(gap) * 1000
+        created.append(0 if gap == NO_TIME else now)
+    return CollectiveTimes(packed.rank, host, packed.group, packed.first_number, tuple(created))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,13 +14,12 @@ has the answer.
 from __future__ import annotations
 
 import math
-from collections import defaultdict, deque
+from collections import Counter, defaultdict, deque
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.slow_ranks import slow_hosts
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.results import RankLateness
+from ddplaunch.protocol.findings import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
 if TYPE_CHECKING:
@@ -108,8 +107,8 @@ def window(
         duration_s = max(duration_s, _duration_s(arrivals))
         waiting = _with_waiting(arrivals)
         of_ranks.add(arrivals, waiting)
-        if slow_hosts.are_comparable(groups[group], hosts):
-            of_hosts.add(slow_hosts.by_host(arrivals, hosts), slow_hosts.by_host(waiting, hosts))
+        if _are_comparable(groups[group], hosts):
+            of_hosts.add(_by_host(arrivals, hosts), _by_host(waiting, hosts))
     return Window(of_ranks.counts(hosts), of_hosts.counts(hosts), duration_s, newest)
 
 
@@ -209,19 +208,16 @@ def suspect(lateness: Sequence[RankLateness]) -> RankLateness | None:
     return first if is_slow else None
 
 
-def host_warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
-    """As ``warning``, about a host of which all ranks are late; ``lateness`` is that of hosts."""
+def warning(lateness: Sequence[RankLateness], reason: str = "", *, of_hosts: bool = False) -> str:
+    """One sentence about a rank that slows the job down; empty if there is none. ``reason``: why, in a few words.
+
+    ``of_hosts``: the lateness is that of hosts, and the sentence about one of which all ranks are late.
+    """
     slow = suspect(lateness)
     if slow is None or not is_enough([slow]):
         return ""
-    return f"all ranks on {quote(slow.host)} come after all others in {_costs_text(slow, reason, 'cost')}"
-
-
-def warning(lateness: Sequence[RankLateness], reason: str = "") -> str:
-    """One sentence about a rank that slows the job down; empty if there is none. ``reason``: why, in a few words."""
-    slow = suspect(lateness)
-    if slow is None or not is_enough([slow]):
-        return ""
+    if of_hosts:
+        return f"all ranks on {quote(slow.host)} come after all others in {_costs_text(slow, reason, 'cost')}"
     return f"{ranks([slow.rank])} on {quote(slow.host)} is last in {_costs_text(slow, reason, 'costs')}"
 
 
@@ -375,3 +371,30 @@ def _duration_s(arrivals: list[Arrivals]) -> float:
     rank = min(arrivals[0])
     at = [each[rank] for each in arrivals]
     return max(at) - min(at)
+
+
+def _are_comparable(members: Iterable[int], hosts: Mapping[int, str]) -> bool:
+    """Whether these ranks are on several hosts, and one of these has several of them."""
+    counts = Counter(hosts[rank] for rank in members)
+    return len(counts) > 1 and max(counts.values()) > 1
+
+
+def _by_host(arrivals: Iterable[Mapping[int, float]], hosts: Mapping[int, str]) -> list[dict[int, float]]:
+    """Of each collective the time of each host, under its lowest rank.
+
+    A host of which all ranks come after all others has the time of its first rank, so it is as late as the job waits
+    for the whole host; all others have that of the last rank elsewhere. If there is no such host, all are equal.
+    """
+    return [_host_times(at, hosts) for at in arrivals]
+
+
+def _host_times(at: Mapping[int, float], hosts: Mapping[int, str]) -> dict[int, float]:
+    times: defaultdict[str, list[float]] = defaultdict(list)
+    lowest: dict[str, int] = {}
+    for rank in sorted(at):
+        times[hosts[rank]].append(at[rank])
+        lowest.setdefault(hosts[rank], rank)
+    late = max(times, key=lambda host: min(times[host]))
+    others = max(max(found) for host, found in times.items() if host != late)
+    first = max(others, min(times[late]))
+    return {rank: first if host == late else others for host, rank in lowest.items()}

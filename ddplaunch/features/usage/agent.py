@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
-from ddplaunch.agent.parts import NEVER, NodeServices, Part
+from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.gpus.agent import of_job
+from ddplaunch.mailbox import NEVER
 
 if TYPE_CHECKING:
     from ddplaunch.agent.events import AttemptFailure
@@ -40,7 +42,9 @@ class UsagePart(Part):
 
     def on_started(self) -> None:
         """As ``Part.on_started``."""
-        if self._node.spec.usage != "off" and self._group and not self._group.all_ended:
+        output = self._node.spec.output
+        is_read = output.samples and (output.keeps_files or output.metrics_file)
+        if is_read and self._group and not self._group.all_ended:
             self._began_at = time.monotonic()
             self._due = self._began_at + _FIRST_S
 
@@ -52,7 +56,7 @@ class UsagePart(Part):
         from ddplaunch.features.usage.usage_recorder import UsageRecorder
 
         if self._recorder is None:
-            self._recorder = UsageRecorder(self._node.spec, self._node.outbox, self._node.gpus)
+            self._recorder = UsageRecorder(self._group.spec, self._node.outbox, of_job(self._node))
         if self._recorder.attempt != self._group.attempt:
             self._recorder.begin(self._group, self._began_at)
             self._due = now + _FIRST_S

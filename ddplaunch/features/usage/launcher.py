@@ -11,9 +11,7 @@ from ddplaunch.features.usage import UsageRecord
 from ddplaunch.launcher.watches import Watch
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from ddplaunch.features.usage.usage_watch import UsageWatch
+    from ddplaunch.features.usage.usage_files import UsageWatch
     from ddplaunch.launcher.watches import RunServices
     from ddplaunch.protocol.results import RunResult
 
@@ -25,17 +23,17 @@ class LateUsageWatch(Watch):
         self._run = run
         self._watch: UsageWatch | None = None
 
-    def on_event(self, index: int, _participants: Sequence[int], event: object) -> None:
+    def on_event(self, index: int, event: object) -> None:
         """A record of node ``index``; other events have no effect."""
         if isinstance(event, UsageRecord):
             if self._watch is None:
-                from ddplaunch.features.usage.usage_watch import UsageWatch
+                from ddplaunch.features.usage.usage_files import UsageWatch
 
                 is_local = self._run.config.is_local
                 self._watch = UsageWatch(self._run.nodes, self._run.folder, is_local=is_local)
             self._watch.on_event(index, event)
 
-    def on_agents_ended(self, result: RunResult) -> RunResult:
+    def add_to_result(self, result: RunResult) -> RunResult:
         """Write what has not been written yet."""
         if self._watch:
             self._watch.close()

@@ -10,27 +10,60 @@ import json
 import os
 import sys
 import time
-from typing import TYPE_CHECKING
+from dataclasses import field
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
-from ddplaunch.features.come_back import past_runs
-from ddplaunch.features.usage import live_page as page
-from ddplaunch.features.usage import usage_reading
+from ddplaunch.features.usage.quantities import FOLDER
 from ddplaunch.features.usage.records import PERIOD_S
-from ddplaunch.protocol import run_events
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files, run_json
 from ddplaunch.system.files.run_folders import find
-from ddplaunch.text import elapsed, escape
+from ddplaunch.system.files.run_json import Json, number
+from ddplaunch.text import elapsed, escape, fold_ints, plural, size, table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
+    from collections.abc import Callable, Iterable, Sequence
 
-    from ddplaunch.features.usage.usage_reading import NodeSamples
     from ddplaunch.launcher.request import Request
     from ddplaunch.system.files.run_folders import RunFolder
 
 _MAX_EVENT_BYTES = 32 << 20
+_MAX_BYTES = 64 << 20
+_MAX_ROWS = 1 << 16
 _LEAST_ROWS = 4
+
+STALE_S = 45.0
+"""A node without a sample for so long is not known to run: samples come every 10 s, and are written 10 s later."""
+
+
+class _Column(NamedTuple):
+    """A quantity in the table: its place in a sample, its text, and the value of a node with several ranks."""
+
+    head: str
+    part: str
+    key: str
+    text: Callable[[float], str]
+    of_node: Callable[[Sequence[float]], float] = sum
+
+
+def _percent(value: float) -> str:
+    return f"{value:.0f} %"
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+_COLUMNS = (
+    _Column("last line", "w", "quiet", lambda value: f"{elapsed(value)} ago", max),
+    _Column("CPU", "w", "cpu", _percent),
+    _Column("memory", "w", "rss", size),
+    _Column("GPU", "g", "util", _percent, _mean),
+    _Column("GPU memory", "g", "mem", size),
+    _Column("lines/s", "w", "lines", lambda value: f"{value:.3g}"),
+)
+_HEAD = ("node", "state", *(column.head for column in _COLUMNS))
 
 
 def live(request: Request) -> None:
@@ -54,21 +87,21 @@ class _Table:
     def __init__(self, run: RunFolder) -> None:
         self._run = run
         self._known: dict[Path, NodeSamples] = {}
-        self._started_s = run_json.seconds(run.started, "start") or time.time()
+        self._started_s = run_json.seconds(run.started.start) or time.time()
 
     def lines(self, columns: int | None, rows: int | None) -> list[str]:
         """The table of now, for a terminal of this size; None: all ranks, in lines of any length."""
         now = time.time()
         folders = self._run.of_all_launchers()  # A launcher may have joined.
-        nodes = usage_reading.files(folders, self._known)
-        ranks = page.ranks(nodes, _failed(folders, page.newest_attempt(nodes)), now)
-        title = page.title(self._run.run_id, max(0.0, now - self._started_s), nodes, ranks, now)
-        table = page.rank_table(ranks) if ranks else []
-        if rows is not None and len(table) > rows - 2:
-            table = page.node_table(ranks)
-            hidden = len(table) - max(rows - 3, _LEAST_ROWS)
-            table = [*table[:-hidden], f"... and {hidden} more nodes"] if hidden > 0 else table
-        return [escape(line)[:columns] for line in (title, *table)]
+        nodes = files(folders, self._known)
+        lines = ranks(nodes, _failed(folders, newest_attempt(nodes)), now)
+        shown = rank_table(lines) if lines else []
+        if rows is not None and len(shown) > rows - 2:
+            shown = node_table(lines)
+            hidden = len(shown) - max(rows - 3, _LEAST_ROWS)
+            shown = [*shown[:-hidden], f"... and {hidden} more nodes"] if hidden > 0 else shown
+        head = title(self._run.run_id, max(0.0, now - self._started_s), nodes, lines, now)
+        return [escape(line)[:columns] for line in (head, *shown)]
 
     def follow(self) -> None:
         """Show the table in the same place until the run ends."""
@@ -91,6 +124,8 @@ class _Table:
         if problem := self._run.unknown():
             there = f"ssh -t {self._run.other_host} ddplaunch --ps {self._run.run_id}"
             return f"{self._run.run_id}: {problem}; there: {there}"
+        from ddplaunch.features.come_back import past_runs
+
         found = past_runs.of_launchers(self._run.of_all_launchers())
         took = f" after {elapsed(found.duration_s)}" if found.duration_s is not None else ""
         lines = [f"{self._run.run_id}: ended{took}: {found.result}", *([found.cause] if found.cause else [])]
@@ -103,12 +138,178 @@ def _failed(folders: Iterable[Path], attempt: int | None) -> frozenset[int]:
 
 
 def _failed_ranks(folder: Path, attempt: int | None) -> list[int]:
-    ranks = []
-    with contextlib.suppress(OSError), kept_files.open_regular(folder / run_events.FILE) as file:
-        for line in file.read(_MAX_EVENT_BYTES).splitlines():
-            if b'"worker_failed"' in line:
-                with contextlib.suppress(ValueError, RecursionError, AttributeError):
-                    event = json.loads(line)
-                    if event.get("attempt") == attempt and type(event.get("rank")) is int:
-                        ranks.append(event["rank"])
-    return ranks
+    events = run_json.lines(folder / run_json.EVENTS, b'"worker_failed"', _MAX_EVENT_BYTES)
+    return [event["rank"] for event in events if event and event.get("attempt") == attempt and _has_rank(event)]
+
+
+def _has_rank(event: Json) -> bool:
+    return type(event.get("rank")) is int
+
+
+# The table.
+
+
+class RankLine(NamedTuple):
+    """One rank; ``values`` are in the order of ``_COLUMNS``, None if not known."""
+
+    rank: int
+    host: str
+    state: str
+    values: tuple[float | None, ...]
+
+
+def ranks(nodes: Sequence[NodeSamples], failed: frozenset[int], now: float) -> list[RankLine]:
+    """All ranks of the newest attempt, in order. ``failed`` are those that have failed in it."""
+    attempt = newest_attempt(nodes)
+    found = [rank for node in nodes if node.start.get("attempt") == attempt for rank in _of_node(node, failed, now)]
+    return sorted(found, key=lambda line: line.rank)
+
+
+def newest_attempt(nodes: Sequence[NodeSamples]) -> int | None:
+    """The number of the newest attempt that has a sample file's line; None if there is none."""
+    known = [attempt for node in nodes if isinstance(attempt := node.start.get("attempt"), int)]
+    return max(known, default=None)
+
+
+def _of_node(node: NodeSamples, failed: frozenset[int], now: float) -> list[RankLine]:
+    rank_list, rows = node.start.get("ranks"), node.start.get("gpu")
+    host, sample = str(node.head.get("host", "?")), node.newest
+    age_s = now - (number(sample, "t") or number(node.start, "t") or 0.0)
+    found = [(column.part, numbers(sample, column.part, column.key)) for column in _COLUMNS]
+    memory = numbers(sample, "w", "rss")
+    lines = []
+    for at, rank in enumerate(rank_list if isinstance(rank_list, list) else ()):
+        if type(rank) is not int:
+            continue
+        row = rows[at] if isinstance(rows, list) and at < len(rows) else None
+        has_ended = bool(of(sample, "w")) and _at(memory, at) is None
+        state = "failed" if rank in failed else "ended" if has_ended else "no sample" if age_s > STALE_S else "running"
+        values = tuple(_at(column, row if part == "g" else at) for part, column in found)
+        lines.append(RankLine(rank, host, state, values))
+    return lines
+
+
+def _at(values: Sequence[float | None], row: object) -> float | None:
+    return values[row] if type(row) is int and 0 <= row < len(values) else None
+
+
+def rank_table(lines: Sequence[RankLine]) -> list[str]:
+    """A line for each rank, below a head."""
+    return table([("rank", *_HEAD), *(_row(str(line.rank), line) for line in lines)])
+
+
+def node_table(lines: Sequence[RankLine]) -> list[str]:
+    """A line for each node: sums of memory and lines, the mean of GPUs, the longest silence."""
+    by_host: dict[str, list[RankLine]] = {}
+    for line in lines:
+        by_host.setdefault(line.host, []).append(line)
+    rows = [_row(fold_ints(line.rank for line in group), _summed(group)) for group in by_host.values()]
+    return table([("ranks", *_HEAD), *rows])
+
+
+def _summed(group: Sequence[RankLine]) -> RankLine:
+    states = {line.state: sum(each.state == line.state for each in group) for line in group}
+    state = ", ".join(f"{count} {name}" for name, count in states.items()) if len(states) > 1 else next(iter(states))
+    columns = zip(*(line.values for line in group), strict=True)
+    known = [[value for value in values if value is not None] for values in columns]
+    values = tuple(column.of_node(found) if found else None for column, found in zip(_COLUMNS, known, strict=True))
+    return RankLine(group[0].rank, group[0].host, state, values)
+
+
+def _row(name: str, line: RankLine) -> tuple[str, ...]:
+    pairs = zip(_COLUMNS, line.values, strict=True)
+    values = ["-" if value is None else column.text(value) for column, value in pairs]
+    return name, line.host, line.state, *values
+
+
+def title(run_id: str, running_s: float, nodes: Sequence[NodeSamples], lines: Sequence[RankLine], now: float) -> str:
+    """What the table is about."""
+    text = f"{run_id}: running for {elapsed(running_s)}"
+    attempt = newest_attempt(nodes)
+    if attempt is None:
+        return f"{text}; no usage sample yet"
+    hosts = len({line.host for line in lines})
+    times = [t for node in nodes if (t := number(node.newest, "t")) is not None]
+    text += f", attempt {attempt}, {plural(len(lines), 'rank')} on {plural(hosts, 'node')}"
+    return f"{text}; as of {elapsed(now - max(times))} ago" if times else f"{text}; no usage sample yet"
+
+
+# The newest usage sample of each node, from the files that the launchers write. A file may be cut off anywhere,
+# damaged, or of another version: what is no number is unknown, and a line that is not whole is passed over.
+
+
+@dataclass
+class NodeSamples:
+    """The file of one node, as far as it has been read.
+
+    Attributes:
+        head: its first line; empty until there is one.
+        start: the line of the newest attempt; empty until there is one.
+        newest: the newest sample of that attempt; empty until there is one.
+    """
+
+    path: Path
+    head: Json = field(default_factory=dict)
+    start: Json = field(default_factory=dict)
+    newest: Json = field(default_factory=dict)
+    _inode: int = 0
+    _offset: int = 0
+
+    def refresh(self) -> None:
+        """Read what has been written since the last call: all, if the file was written anew. Does not raise."""
+        with contextlib.suppress(OSError), kept_files.open_regular(self.path) as file:
+            status = os.fstat(file.fileno())
+            if status.st_ino != self._inode or status.st_size < self._offset:
+                self._inode, self._offset = status.st_ino, 0
+            file.seek(self._offset)
+            data = file.read(_MAX_BYTES)
+            whole = data.rfind(b"\n") + 1
+            self._offset += whole
+            self._take(data[:whole].splitlines())
+
+    def _take(self, lines: Iterable[bytes]) -> None:
+        """Only lines that matter are parsed: the file of a day has hundreds."""
+        last = b""
+        for line in lines:
+            if line.startswith(b'{"schema"'):
+                self.head = _object(line) or self.head
+            elif line.startswith(b'{"attempt"'):
+                start = _object(line)
+                if start.get("attempt") != self.start.get("attempt"):
+                    self.newest, last = {}, b""
+                self.start = start or self.start
+            else:
+                last = line
+        if last:
+            self.newest = _object(last) or self.newest
+
+
+def _object(line: bytes) -> Json:
+    with contextlib.suppress(ValueError, RecursionError):
+        body = json.loads(line)
+        return body if isinstance(body, dict) else {}
+    return {}
+
+
+def files(launcher_folders: Iterable[Path], known: dict[Path, NodeSamples]) -> list[NodeSamples]:
+    """The files of all nodes, read up to now; those that are ``known`` go on where they were."""
+    for folder in launcher_folders:
+        with contextlib.suppress(OSError):
+            for path in sorted((folder / FOLDER).iterdir()):
+                if path.suffix == ".jsonl" and path not in known:
+                    known[path] = NodeSamples(path)
+    for samples in known.values():
+        samples.refresh()
+    return list(known.values())
+
+
+def numbers(body: Json, part: str, key: str) -> list[float | None]:
+    """The values of ``key`` in ``part`` of a sample, in their order; empty if there are none."""
+    values = of(body, part).get(key)
+    return [run_json.finite(value) for value in values[:_MAX_ROWS]] if isinstance(values, list) else []
+
+
+def of(body: Json, part: str) -> Json:
+    """A part of a sample; empty if there is none."""
+    found = body.get(part)
+    return found if isinstance(found, dict) else {}

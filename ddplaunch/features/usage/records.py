@@ -10,10 +10,11 @@ from dataclasses import fields
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
+from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.features.usage import UsageRecord
+from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Quantity, Seconds, Size, at_most, between
-from ddplaunch.protocol.gpus import MAX_GPUS, Gpu
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -135,8 +136,7 @@ class UsageSampled(UsageRecord):
 
 FROM_AGENT = (UsageStarted, UsageSampled)
 
-_LARGEST = frozenset({"mem", "disk", "rss", "quiet", "temp"})
-"""Of these, several samples have their largest value, since their peaks matter; of the others the mean."""
+_LARGEST = frozenset(each.key for each in QUANTITIES if each.peaks)
 
 _Part = TypeVar("_Part", NodeUsage, WorkersUsage, GpusUsage)
 

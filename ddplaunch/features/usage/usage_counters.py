@@ -10,7 +10,7 @@ import contextlib
 import os
 from typing import NamedTuple
 
-from ddplaunch.system import process_activity, procfs
+from ddplaunch.system import procfs
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
@@ -83,12 +83,12 @@ class ProcessFiles:
 
     def tree(self, own: OwnCounters) -> TreeCounters:
         """With the children of its main thread: dearer than ``own``, which is the process's."""
-        io = process_activity.read_and_written(self._io.read())
+        io = procfs.read_and_written(self._io.read())
         cpu_s = own.ended_cpu_s
         for child in self._children.read().split()[:_MAX_CHILDREN]:
             found = _own(procfs.read(f"/proc/{child.decode()}/stat"))
             cpu_s += found.cpu_s + found.ended_cpu_s if found else 0.0
-            of_child = process_activity.read_and_written(procfs.read(f"/proc/{child.decode()}/io"))
+            of_child = procfs.read_and_written(procfs.read(f"/proc/{child.decode()}/io"))
             io = (io[0] + of_child[0], io[1] + of_child[1]) if io and of_child else io
         return TreeCounters(cpu_s, *(io or (None, None)))
 

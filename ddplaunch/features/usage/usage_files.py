@@ -1,8 +1,9 @@
-"""The files samples/node_K.jsonl of the run folder: the usage samples of each node. Older samples are thinned out.
+"""The usage samples of all nodes of this launcher, in the files samples/node_K.jsonl of the run folder.
 
-Runs in the launcher. A thread writes the files, because a slow disk must not delay the loop; it starts with the first
-samples. If a disk is full, samples are missing in a file. The next time that the thread writes the whole file, it has
-all samples that are kept. docs/samples.md has the format.
+``UsageWatch`` receives them in the launcher's main thread, and gives them its own time. A thread of ``UsageFiles``
+writes the files, because a slow disk must not delay the loop; older samples are thinned out. If a disk is full, samples
+are missing in a file. The next time that the thread writes the whole file, it has all samples that are kept.
+docs/samples.md has the format.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import contextlib
 import json
 import os
 import queue
-import threading
 import time
 from dataclasses import field, fields
 from functools import partial
@@ -19,16 +19,29 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ddplaunch.features.usage.records import GpusUsage, NodeUsage, UsageSample, WorkersUsage, mean
+from ddplaunch.features.usage.quantities import FOLDER, QUANTITIES
+from ddplaunch.features.usage.records import (
+    GpusUsage,
+    NodeUsage,
+    UsageSample,
+    UsageSampled,
+    UsageStarted,
+    WorkersUsage,
+    mean,
+)
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.free_space import keep_free
+from ddplaunch.system.files.kept_files import keep_free
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Callable, Iterable, Sequence
 
+    from ddplaunch.features.usage import UsageRecord
+    from ddplaunch.launcher.nodes import Nodes
+
 SCHEMA = 1
-FOLDER = "samples"
 
 LEVELS = ((180.0, 30.0), (3600.0, 600.0), (86400.0, 1800.0))
 """From this age in seconds on, one sample for so many seconds."""
@@ -45,6 +58,12 @@ _MAX_QUEUED = 10_000
 """Records that wait for a disk, of some kB each."""
 
 _MAX_REASON = 80
+_FOUR_DIGITS = frozenset(each.key for each in QUANTITIES if each.unit == "bytes")
+
+_MAX_DRIFT = 1e-3
+"""By which two clocks may differ in their speed."""
+
+_MAX_AGE_S = 86400.0
 
 
 class Row(NamedTuple):
@@ -72,7 +91,7 @@ def _text(name: str, value: Any) -> str:
         return "[" + ",".join(_text(name, each) for each in value) + "]"
     if isinstance(value, str):
         return json.dumps(value[:_MAX_REASON])
-    return "null" if value is None else number(value, 4 if name in ("mem", "rss") else 3)
+    return "null" if value is None else number(value, 4 if name in _FOUR_DIGITS else 3)
 
 
 def number(value: float, digits: int) -> str:
@@ -194,9 +213,7 @@ class UsageFiles:
         """Write rows of the node ``index`` soon; with ``head``, the first line of its file, they start an attempt."""
         with contextlib.suppress(queue.Full, RuntimeError):  # A disk that hangs; the limit of threads.
             if self._thread is None:
-                thread = threading.Thread(target=self._run, name="samples", daemon=True)
-                thread.start()
-                self._thread = thread
+                self._thread = in_thread("samples", self._run)
             self._queue.put_nowait((index, head, rows))
 
     def close(self) -> None:
@@ -234,3 +251,77 @@ class UsageFiles:
         for index in changed if folder else ():
             assert folder
             self._files[index].flush(folder, time.time())
+
+
+# In the main thread.
+
+
+class UsageWatch:
+    """Watches one run."""
+
+    def __init__(self, nodes: Nodes, folder: Callable[[], Path | None], *, is_local: bool) -> None:
+        """``folder`` returns the run's. ``is_local``: the nodes are on this machine."""
+        self._is_local, self._nodes, self._folder = is_local, nodes, folder
+        self._files = UsageFiles(folder)
+        self._clocks: dict[int, Clock] = {}
+        self._started: dict[int, UsageStarted] = {}
+
+    def on_event(self, index: int, event: UsageRecord) -> None:
+        """A record of node ``index``."""
+        match event:
+            case UsageStarted():
+                self._started[index] = event
+                self._on_started(index, event)
+            case UsageSampled(attempt=attempt) if self._is_current(index, event):
+                times = [self._time_s(index, sample.at_s) for sample in event.samples]
+                if self._folder():
+                    rows = [row(attempt, t, sample) for t, sample in zip(times, event.samples, strict=True)]
+                    self._files.put(index, rows)
+
+    def _is_current(self, index: int, event: UsageSampled) -> bool:
+        started = self._started.get(index)
+        return started is not None and started.attempt == event.attempt
+
+    def _on_started(self, index: int, event: UsageStarted) -> None:
+        t = self._time_s(index, event.at_s)
+        if self._folder():
+            start = {"attempt": event.attempt, "t": round(t, 1), "ranks": event.ranks, "gpu": event.gpu_of_worker}
+            line = json.dumps(start, separators=(",", ":"))
+            self._files.put(index, [Row(event.attempt, t, 0.0, line)], _head(index, self._nodes.all[index].host, event))
+
+    def _time_s(self, index: int, at_s: float) -> float:
+        """A time of an agent's ``time.monotonic()`` in seconds since 1970, by this machine's clock."""
+        clock = self._clocks.setdefault(index, Clock(is_ours=self._is_local))
+        now = time.monotonic()
+        return time.time() - min(max(now - clock.ours(at_s, now), 0.0), _MAX_AGE_S)
+
+    def close(self) -> None:
+        """Write what has not been written yet."""
+        self._files.close()
+
+
+def _head(index: int, host: str, event: UsageStarted) -> str:
+    gpus = [{"index": gpu.index, "uuid": gpu.uuid, "name": gpu.name, "memory": gpu.memory_bytes} for gpu in event.gpus]
+    head = {"schema": SCHEMA, "node": index, "host": host, "cpus": event.cpus, "memory": event.memory_bytes}
+    return json.dumps({**head, "gpus": gpus}, separators=(",", ":"))
+
+
+class Clock:
+    """Converts times of another machine's ``time.monotonic()`` into ours, by the record that was fastest.
+
+    Clocks of two machines are not compared: a record cannot arrive before it was sent, so that the smallest difference
+    seen is the best. It may grow slowly, since clocks drift.
+    """
+
+    def __init__(self, *, is_ours: bool) -> None:
+        """``is_ours``: both processes are on this machine."""
+        self._offset_s: float | None = 0.0 if is_ours else None
+        self._is_fixed, self._at = is_ours, 0.0
+
+    def ours(self, theirs: float, now: float) -> float:
+        """Our time at ``theirs``; ``now`` is ours when the record arrived."""
+        if not self._is_fixed:
+            latest = now - theirs
+            drifted = latest if self._offset_s is None else self._offset_s + _MAX_DRIFT * (now - self._at)
+            self._offset_s, self._at = min(latest, drifted), now
+        return theirs + (self._offset_s or 0.0)

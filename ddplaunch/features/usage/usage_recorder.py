@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 import time
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.features.usage.records import (
     MAX_SAMPLES,
     PERIOD_S,
@@ -34,15 +34,17 @@ from ddplaunch.features.usage.usage_counters import (
     TreeCounters,
 )
 from ddplaunch.protocol.field_types import MAX_QUANTITY
-from ddplaunch.protocol.gpus import GpuReading
+from ddplaunch.system.files import kept_files
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
+    import threading
     from collections.abc import Sequence
 
-    from ddplaunch.agent.gpus_of_job import GpusOfJob
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.agent.workers.worker import Worker
     from ddplaunch.agent.workers.worker_group import WorkerGroup
+    from ddplaunch.features.gpus.agent import GpusOfJob
     from ddplaunch.protocol.specs import AgentSpec
 
 _PER_RECORD = round(RECORD_S / PERIOD_S)
@@ -59,7 +61,8 @@ class UsageRecorder:
     """
 
     def __init__(self, spec: AgentSpec, outbox: Outbox, gpus: GpusOfJob | None) -> None:
-        self._sends_means, self._outbox, self._gpus = spec.usage == "mean", outbox, gpus
+        self._outbox, self._gpus = outbox, gpus
+        self._sends_means = bool(spec.run_dir_name)  # From another machine.
         self._disk = DiskUse(spec.node_dir)
         self._sampler: UsageSampler | None = None
         self.attempt = -1
@@ -194,18 +197,13 @@ class DiskUse:
         is_silent = self._thread is not None and self._thread.is_alive()
         if self._folder and now >= self._due and not is_silent:
             self._due = now + _DISK_EVERY_S
-            self._thread = threading.Thread(target=self._ask, args=(self._folder,), name="disk", daemon=True)
             with contextlib.suppress(RuntimeError):  # The limit of threads.
-                self._thread.start()
+                self._thread = in_thread("disk", self._ask)
         return None if is_silent and now >= self._due else self._percent
 
-    def _ask(self, folder: str) -> None:
-        percent = None
-        with contextlib.suppress(OSError):
-            disk = os.statvfs(folder)
-            usable = disk.f_blocks - disk.f_bfree + disk.f_bavail  # As df: without what is reserved for root.
-            percent = round(100 * (1 - disk.f_bavail / usable), 1) if usable else None
-        self._percent = percent
+    def _ask(self) -> None:
+        share = kept_files.used_share(self._folder or "")
+        self._percent = None if share is None else round(100 * share, 1)
 
 
 def _with(workers: WorkersUsage, children_cpu: Sequence[float], read: Amounts, written: Amounts) -> WorkersUsage:

@@ -4,3 +4,22 @@ A process of its own, in its own session, that no run owns: it has no run tag, n
 one thread. Nothing that belongs to a run stays in it: an agent is a fork of it, with all that the new command has set.
 It never imports a module of the user, and ends itself if one is in memory.
 """
+
+
+def rows() -> tuple[object, ...]:
+    """``--keep-warm``."""
+    from ddplaunch.rows import REAL_RUN, Option, parse_seconds
+
+    return (
+        Option(
+            "--keep-warm",
+            "TIME",
+            "Leave torch and --preload imported for the next run, for this time; 0: use nothing that is left.",
+            short="leave torch imported for the next run, like 10m",
+            sets="keep_warm_s",
+            parse=parse_seconds,
+            variable="DDPLAUNCH_KEEP_WARM",
+            only=(REAL_RUN,),
+            after="--preload",
+        ),
+    )

@@ -1,8 +1,39 @@
-"""Leaves a keeper for the next run (``--keep-warm``). Runs in the agent, as its last act."""
+"""Leaves a keeper on this node: a process of its own that imports torch for the next run (``--keep-warm``).
+
+Runs in the agent, as its last act: the keeper inherits what the command has set, but nothing of the run.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+import resource
+import subprocess
+import sys
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
 from ddplaunch.agent.parts import Part
+from ddplaunch.protocol import environment, wire
+from ddplaunch.protocol.agent_entry import IMPORT_PACKAGE, KEEPER_COMMAND, PACKAGE_ROOT
+from ddplaunch.system import procfs
+from ddplaunch.system.files import run_folder
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from ddplaunch.agent.workers.forkserver_client import ForkserverClient
+    from ddplaunch.cluster.schedulers import SchedulerRow
+    from ddplaunch.features.warm.records import KeeperSpec
+    from ddplaunch.system.limits import Limits
+
+KEEPER_MODULE = "ddplaunch.features.warm.keeper"
+"""Started by its name: the agent must not import the package. A test checks that the module exists."""
+
+_START = f"""\
+{IMPORT_PACKAGE}; from {KEEPER_MODULE} import caught, finished, main, script; main(search_path)()
+with finished, caught:
+    script()()"""
 
 
 class WarmPart(Part):
@@ -11,9 +42,75 @@ class WarmPart(Part):
     def on_run_ended(self) -> None:
         """Start a keeper, if the user wants one."""
         if text := self._node.spec.texts.get("warm"):
-            from ddplaunch.features.warm import keeper_start
+            leave(text, self._node.forkserver)
 
-            keeper_start.leave(self._node.spec, text, self._node.forkserver)
+
+def leave(text: str, forkserver: ForkserverClient) -> None:
+    """Start a keeper for the next run, unless this agent comes from one whose imports fit. Does not wait for it.
+
+    ``text`` is the encoded KeeperSpec. Never raises: the run has ended, and its result is known.
+    """
+    from ddplaunch.features.warm.records import KeeperSpec
+
+    spec: KeeperSpec = wire.decode(text.encode(), (KeeperSpec,))
+    if run_folder.base_at_home(os.environ) is None or (_parent_is_keeper() and not forkserver.is_replaced):
+        return
+    jobs = processes_of_jobs(os.environ)
+    if 0 in jobs:  # Its end could not be seen.
+        return
+    spec = replace(spec, watched=(*spec.watched, *jobs))
+    omp = forkserver.env.get("OMP_NUM_THREADS")
+    env = {name: value for name, value in os.environ.items() if name not in (environment.RUN_ID, environment.SECRET)}
+    spec = replace(spec, script=spec.script and os.path.abspath(spec.script))
+    with contextlib.suppress(OSError):
+        _start(spec, {**env, **({"OMP_NUM_THREADS": omp} if omp else {})}, forkserver.open_files)
+
+
+def _start(record: KeeperSpec, env: dict[str, str], open_files: Limits) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-u", "-c", _START, PACKAGE_ROOT],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=env,
+        start_new_session=True,
+    )
+    assert process.stdin
+    resource.prlimit(process.pid, resource.RLIMIT_NOFILE, open_files)  # It reads its limits after its first record.
+    with process.stdin:
+        process.stdin.write(wire.encode(record))
+    process.returncode = 0  # It outlives this process: no warning about a child that has not been waited for.
+
+
+def _parent_is_keeper() -> bool:
+    command = procfs.read(f"/proc/{os.getppid()}/cmdline").split(b"\0")
+    return command[: len(KEEPER_COMMAND)] == [word.encode() for word in KEEPER_COMMAND]
+
+
+def processes_of_jobs(environ: Mapping[str, str]) -> tuple[int, ...]:
+    """For each scheduler's job of which the launcher is a part the process with which it ends; 0: none is seen."""
+    from ddplaunch.cluster import schedulers
+
+    return tuple(_process_of(row, environ) for row in schedulers.jobs(environ))
+
+
+def _process_of(row: SchedulerRow, environ: Mapping[str, str]) -> int:
+    """An ancestor of the launcher, which itself ends with the run."""
+    mark = f"{row.job[0]}={environ[row.job[0]]}".encode()
+    outermost, pid = 0, _parent(os.getppid())
+    while pid > 1:
+        if row.job_processes:
+            if procfs.read(f"/proc/{pid}/comm").decode("utf-8", "replace").strip() in row.job_processes:
+                return pid
+        elif mark in procfs.read(f"/proc/{pid}/environ").split(b"\0"):
+            outermost = pid
+        pid = _parent(pid)
+    return outermost
+
+
+def _parent(pid: int) -> int:
+    fields = procfs.stat(pid)
+    return int(fields[procfs.PARENT]) if fields else 0
 
 
 part = WarmPart

@@ -1,4 +1,7 @@
-"""Offers a run the agent of a keeper in place of a new process. Runs in the launcher, before it loads the rest."""
+"""``--keep-warm`` in the launcher: the agent of a keeper in place of a new process, and what the agents leave.
+
+Loaded before the rest of the launcher, and by each run: it imports what asks a keeper only where there is one.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.features.warm import keeper_files
-from ddplaunch.system.files.run_folder import working_folder
+from ddplaunch.system.files.script_file import working_folder
 from ddplaunch.transport import agent_process
 
 if TYPE_CHECKING:
@@ -29,24 +32,22 @@ def offer(config: LaunchConfig, run_tag: str, stdout_fd: int, meanwhile: Callabl
     from ddplaunch.features.warm import keeper_client
     from ddplaunch.features.warm.records import FIRST_INHERITED
 
-    request = keeper_client.Request(
-        environ=agent_process.environ(config, run_tag),
-        cwd=os.path.abspath(config.chdir) if config.chdir else working_folder(),
-        preload=config.workers.preload,
-        script=config.script if config.entry == "script" and not config.text else "",
-        argv=agent_process.COMMAND,
-        seconds=config.keep_warm_s,
-    )
+    path = keeper_client.found(is_wanted=config.keep_warm_s is not None)
+    if isinstance(path, str):
+        return path and f"{keeper_client.ANEW}: {path}"
+    cwd = os.path.abspath(config.chdir) if config.chdir else working_folder()
+    environ, argv = agent_process.environ(config, run_tag), agent_process.COMMAND
+    request = keeper_client.takeover(environ, cwd, config.workers.preload, _script(config), argv, config.keep_warm_s)
     fds = agent_process.inherited(config, stdout_fd)
     try:
-        outcome = keeper_client.take_over(request, tuple(fds.values()), meanwhile)
+        agent = keeper_client.take_over(path, request, cwd, tuple(fds.values()), meanwhile)
     finally:
         for fd in fds.values():
             os.close(fd)
-    if outcome.agent is None:
-        return outcome.reason and f"{keeper_client.ANEW}: {outcome.reason}"
+    if isinstance(agent, str):
+        return agent and f"{keeper_client.ANEW}: {agent}"
     numbers = {name: FIRST_INHERITED + number for number, name in enumerate(fds)}
-    return agent_process.AgentProcess(outcome.agent, numbers, keeper_client.TAKEN, is_ready=True)
+    return agent_process.AgentProcess(agent, numbers, keeper_client.TAKEN, is_ready=True)
 
 
 def offer_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | None:
@@ -54,3 +55,33 @@ def offer_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | N
     from ddplaunch.features.warm.keeper_client import take_over_here
 
     return take_over_here(start, facts)
+
+
+def _script(config: LaunchConfig) -> str:
+    """Path of the script that the workers run; empty if they run none."""
+    return config.script if config.entry == "script" and not config.text else ""
+
+
+def for_agent(config: LaunchConfig) -> str | None:
+    """What each agent leaves for the next run, a KeeperSpec, encoded; None: nothing.
+
+    Other machines do not see the end of this session, or of a scheduler's job.
+    """
+    from ddplaunch.cluster import schedulers
+    from ddplaunch.features.warm.records import KeeperSpec
+    from ddplaunch.protocol import wire
+    from ddplaunch.transport import transports
+
+    keeps_warm = transports.row(config.transport).keeps_warm and not (config.dry_run or config.task)
+    if not (config.keep_warm_s and keeps_warm) or (schedulers.jobs(os.environ) and not config.is_local):
+        return None
+    leader = os.getsid(0)
+    # Where daemons have made the session, as those of SLURM do, its leader may have ended long ago.
+    is_watched = config.is_local and leader != os.getpid() and os.path.exists(f"/proc/{leader}")
+    record = KeeperSpec(
+        seconds=config.keep_warm_s,
+        watched=(leader,) if is_watched else (),
+        preload=config.workers.preload,
+        script=_script(config),
+    )
+    return wire.encode(record).decode()

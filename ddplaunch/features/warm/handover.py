@@ -22,7 +22,7 @@ from ddplaunch.protocol import environment
 from ddplaunch.protocol.agent_entry import AGENT_MODULE, PACKAGE_ROOT
 from ddplaunch.protocol.specs import ForkserverUnfit
 from ddplaunch.system import linux, procfs
-from ddplaunch.worker import after_fork, forkserver
+from ddplaunch.worker import forkserver
 
 if TYPE_CHECKING:
     from ddplaunch.features.warm.imports import Imports
@@ -93,7 +93,7 @@ def _fork_forkserver(
     theirs.close()
     os.environ.clear()
     os.environ.update(request.env)
-    after_fork.reinitialize()
+    forkserver.reinitialize()
     sys.path[:] = own_path if PACKAGE_ROOT in own_path else [*own_path, PACKAGE_ROOT]
     signal.alarm(request.alarm_s)
     os.write(report, READY.encode())

@@ -6,6 +6,7 @@ noted, since a run with other values must import for itself.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -16,7 +17,7 @@ from dataclasses import field
 from importlib import machinery
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.warm import surroundings, watches
+from ddplaunch.features.warm import surroundings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.agent_entry import PACKAGE_ROOT
 from ddplaunch.system import procfs
@@ -97,15 +98,15 @@ class Imports:
         """Import ``modules``, in order. Returns why this process cannot be a keeper; empty if it can."""
         with (
             preload.without_collection(),
-            watches.reads(self.variables),
-            watches.searches(self.missing),
-            watches.folder_reads(self.folder_readers),
+            _noting_reads(self.variables),
+            _NotingSearches(self.missing),
+            _noting_folder_reads(self.folder_readers),
         ):
             for module in modules:
                 error = preload.try_import(module)
                 if error and module in required:
                     return f"{module} cannot be imported: {type(error).__name__}: {error}"
-        reader = next(iter(sorted(self.folder_readers - watches.HARMLESS_FOLDER_READERS)), "")
+        reader = next(iter(sorted(self.folder_readers - _HARMLESS_FOLDER_READERS)), "")
         return f"{reader} asks for the working directory when it is imported" if reader else ""
 
     def note(self) -> str:
@@ -219,3 +220,71 @@ def _started_s() -> float:
     fields = procfs.stat("self")
     age_s = time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[procfs.STARTED]) / os.sysconf("SC_CLK_TCK")
     return time.time() - age_s
+
+
+# What imports ask for: environment variables, modules that do not exist, the working directory.
+
+_HARMLESS_FOLDER_READERS = frozenset(
+    # The first two are given the right folder later. The others ask for it to resolve a name that is not absolute, and
+    # find none in it; tempfile tries it after all others.
+    ("multiprocessing.process", "torch._dynamo.config", "torch._inductor.config", "inspect", "tempfile")
+)
+
+_RESOLVERS = ("os", "posixpath", "genericpath", "pathlib", "pathlib._local", __name__)
+"""Modules that ask for the working directory for their caller."""
+
+
+@contextlib.contextmanager
+def _noting_reads(names: set[str]) -> Iterator[None]:
+    """Note which variables are read through ``os.environ`` in the block."""
+    plain = type(os.environ)
+
+    class Noted(plain):  # type: ignore[valid-type,misc]
+        def __getitem__(self, name: str) -> str:
+            names.add(name)
+            return str(super().__getitem__(name))
+
+    os.environ.__class__ = Noted
+    try:
+        yield
+    finally:
+        os.environ.__class__ = plain
+
+
+class _NotingSearches:
+    """Note which top-level modules are not found in the block."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+
+    def __enter__(self) -> None:
+        sys.meta_path.append(self)
+
+    def __exit__(self, *_: object) -> None:
+        sys.meta_path.remove(self)
+
+    def find_spec(self, name: str, _path: object, _target: object = None) -> None:
+        self._names.add(name.partition(".")[0])
+
+
+@contextlib.contextmanager
+def _noting_folder_reads(names: set[str]) -> Iterator[None]:
+    """Note which modules ask for the working directory in the block."""
+    plain = os.getcwd
+
+    def noted() -> str:
+        names.add(_caller())
+        return plain()
+
+    os.getcwd = noted
+    try:
+        yield
+    finally:
+        os.getcwd = plain
+
+
+def _caller() -> str:
+    frame = sys._getframe(1)
+    while frame.f_back and frame.f_globals.get("__name__") in _RESOLVERS:
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__"))

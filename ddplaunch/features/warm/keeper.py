@@ -13,7 +13,6 @@ import signal
 import socket
 import sys
 import time
-from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from ddplaunch import features, late_dataclass
@@ -44,6 +43,7 @@ from ddplaunch.worker.bootstrap import caught, finished, script
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from pathlib import Path
 
     from ddplaunch.worker.forkserver import Continuation
 
@@ -52,8 +52,8 @@ __all__ = ["caught", "finished", "main", "script"]
 
 _AGENT_MODULES = (
     AGENT_MODULE,
-    "ddplaunch.agent.node_details",
-    "ddplaunch.agent.rendezvous.choice",
+    "ddplaunch.agent.this_node",
+    "ddplaunch.agent.rendezvous.single_node",
     "ddplaunch.agent.rendezvous.multi_node",
     "ddplaunch.rounds.coordinator",
     *features.paths("agent"),
@@ -68,7 +68,7 @@ _TRANSFER_S = 1.0
 """Time limit of a request that is sent, and of an answer that is read."""
 
 _PREDECESSOR_S = 5.0
-_SESSION_ENDED = "the session or the SLURM job that left it has ended"
+_SESSION_ENDED = "the session or the scheduler's job that left it has ended"
 _OMP = "OMP_NUM_THREADS"
 """Depends on the number of workers, which only the agent knows: the forkserver compares it."""
 
@@ -81,14 +81,14 @@ def main(search_path: list[str]) -> Continuation:
     own_path = sys.path[:]
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:  # Else it is ignored, as in all of a run.
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    received = wire.read_record(sys.stdin.buffer, (KeeperSpec,))
-    if received is None:
+    received, path = wire.read_record(sys.stdin.buffer, (KeeperSpec,)), keeper_files.path(os.environ)
+    if received is None or path is None:
         os._exit(0)
     spec: KeeperSpec = received[0]
     parts = surroundings.read(os.environ, os.getcwd())
     _detach()
     linux.set_command_line([*KEEPER_COMMAND, "importing"])
-    keeper = Keeper(spec, parts, own_path, search_path)
+    keeper = Keeper(path, spec, parts, own_path, search_path)
     keeper.take_place()
     exit.register()
     keeper.learn(_AGENT_MODULES)
@@ -126,10 +126,13 @@ class Keeper:
         imports: what has been imported.
     """
 
-    def __init__(self, spec: KeeperSpec, parts: dict[str, str], own_path: list[str], search_path: list[str]) -> None:
+    def __init__(
+        self, path: Path, spec: KeeperSpec, parts: dict[str, str], own_path: list[str], search_path: list[str]
+    ) -> None:
+        """``path`` is that of the socket; ``parts`` are the surroundings."""
         self.imports = Imports(dict(os.environ))
         self._spec, self._parts, self._own_path, self._search_path = spec, parts, own_path, search_path
-        self._path = keeper_files.in_base(Path(spec.base))
+        self._path = path
         self._pid = os.getpid()
         self._seconds = spec.seconds
         self._deadline = 0.0
@@ -276,14 +279,14 @@ class Keeper:
         client.close()
         return None
 
-    def _answer(self, client: socket.socket, request: Takeover | Inquiry, fds: list[int]) -> Continuation | None:
+    def _answer(self, client: socket.socket, request: Inquiry, fds: list[int]) -> Continuation | None:
         refused = self._refusal(request, fds)
         if isinstance(request, Takeover) and not refused:
             return self._hand_over(client, request, fds)
         fd_records.close(fds)
         with client:
             fd_records.send(client, refused or Fits())
-        if isinstance(request, Inquiry):
+        if not isinstance(request, Takeover):
             if refused and refused.kind == "differs":
                 self.end("another took its place")
             if not refused:
@@ -291,7 +294,7 @@ class Keeper:
                 self.learn(_modules(request.script, ()))
         return None
 
-    def _refusal(self, request: Takeover | Inquiry, fds: list[int]) -> KeeperRefused | None:
+    def _refusal(self, request: Inquiry, fds: list[int]) -> KeeperRefused | None:
         if self._agent:
             return KeeperRefused("used", "another run uses it")
         if isinstance(request, Takeover) and len(fds) < TAKEOVER_FDS:
@@ -299,7 +302,7 @@ class Keeper:
         reason = self._difference(request)
         return KeeperRefused("differs", reason) if reason else None
 
-    def _difference(self, request: Takeover | Inquiry) -> str:
+    def _difference(self, request: Inquiry) -> str:
         if name := surroundings.first_difference(self._parts, request.surroundings):
             return f"{name}: not as when it was left"
         if request.preload != self._spec.preload:
@@ -307,7 +310,7 @@ class Keeper:
         if name := self.imports.difference(request.env, (_OMP,) if isinstance(request, Takeover) else ()):
             return f"the environment variable {name} has changed"
         # For a run the forkserver looks, while the launcher loads its modules.
-        if isinstance(request, Inquiry) and self.imports.changed_file():
+        if not isinstance(request, Takeover) and self.imports.changed_file():
             return "an imported file has changed"
         if path := self.imports.hidden_by(user_folders()):
             return f"{path} would hide a module" if path.isprintable() else "a file would hide a module"

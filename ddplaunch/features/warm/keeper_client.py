@@ -12,50 +12,18 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn
 
 from ddplaunch.features.warm import keeper_files
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import environment
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from ddplaunch.features.warm.records import Takeover
-
-
-@dataclass(frozen=True)
-class Request:
-    """The agent that a run wants.
-
-    Attributes:
-        environ: the agent's environment.
-        cwd: its working directory.
-        preload: modules of ``--preload``.
-        script: path, absolute or in ``cwd``; empty if the workers run no script.
-        argv: the agent's command line, as ``ps`` shows it.
-        seconds: how long the keeper waits for the next run; None if the user has not asked for one.
-        alarm_s: the agent ends after so many seconds without a record of its launcher; 0: never.
-    """
-
-    environ: Mapping[str, str]
-    cwd: str
-    preload: tuple[str, ...]
-    script: str
-    argv: tuple[str, ...]
-    seconds: float | None
-    alarm_s: int = 0
-
-
-@dataclass(frozen=True)
-class KeeperAnswer:
-    """What a keeper has answered: ``agent``, or why there is none. ``reason`` is for ``-v``."""
-
-    agent: KeptAgent | None = None
-    reason: str = ""
 
 
 class KeptAgent:
@@ -135,25 +103,25 @@ TAKEN = "torch was imported by an earlier run (--keep-warm)"
 ANEW = "torch is imported anew"
 
 
-def take_over(request: Request, inherited: Sequence[int], meanwhile: Callable[[], None]) -> KeeperAnswer:
-    """Take over this user's keeper: its agent talks through pipes, and has ``inherited`` as ``keeper.FIRST_INHERITED``.
+def take_over(
+    path: Path, request: Takeover, cwd: str, inherited: Sequence[int], meanwhile: Callable[[], None]
+) -> KeptAgent | str:
+    """Take over the keeper at ``path``: its agent talks through pipes.
 
-    ``meanwhile`` is called when the keeper has been asked: its answer takes some 30 ms.
+    The agent has ``inherited`` from ``FIRST_INHERITED`` on. ``cwd`` is the agent's working directory. ``meanwhile`` is
+    called when the keeper has been asked: its answer takes some 30 ms. Returns the agent, or why there is none.
     """
-    path = _found(is_wanted=request.seconds is not None)
-    if isinstance(path, str):
-        return KeeperAnswer(reason=path)
     child_in, to_agent = os.pipe()
     from_agent, child_out = os.pipe()
     with os.fdopen(to_agent, "wb") as stdin, os.fdopen(from_agent, "rb") as stdout:
         try:
-            outcome = ask(path, request, (child_in, child_out, 2), inherited, meanwhile)
+            agent = ask(path, request, cwd, (child_in, child_out, 2), inherited, meanwhile)
         finally:
             os.close(child_in)
             os.close(child_out)
-        if outcome.agent:
-            outcome.agent.stdin, outcome.agent.stdout = _moved(stdin, "wb"), _moved(stdout, "rb")
-        return outcome
+        if not isinstance(agent, str):
+            agent.stdin, agent.stdout = _moved(stdin, "wb"), _moved(stdout, "rb")
+        return agent
 
 
 def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent | None:
@@ -166,27 +134,21 @@ def take_over_here(start: Mapping[str, Any], facts: dict[str, Any]) -> KeptAgent
         if kept["seconds"] is not None:
             facts["kept"] = f"{ANEW}: {(path and keeper_files.reason(path)) or 'none was left yet'}"
         return None
-    request = Request(
-        environ=os.environ,
-        cwd=os.getcwd(),
-        preload=tuple(kept["preload"]),
-        script=kept["script"],
-        argv=tuple(sys.orig_argv),
-        seconds=kept["seconds"],
-        alarm_s=start["first_record_s"],
-    )
-    outcome = ask(path, request, (0, 1, 2))
-    facts["kept"] = TAKEN if outcome.agent else f"{ANEW}: {outcome.reason}"
-    if outcome.agent:
-        facts["pid"] = outcome.agent.pid
-    return outcome.agent
+    cwd, argv = os.getcwd(), tuple(sys.orig_argv)
+    request = takeover(os.environ, cwd, tuple(kept["preload"]), kept["script"], argv, kept["seconds"])
+    agent = ask(path, replace(request, alarm_s=start["first_record_s"]), cwd, (0, 1, 2))
+    if isinstance(agent, str):
+        facts["kept"] = f"{ANEW}: {agent}"
+        return None
+    facts["kept"], facts["pid"] = TAKEN, agent.pid
+    return agent
 
 
 def _moved(stream: BinaryIO, mode: str) -> BinaryIO:
     return os.fdopen(os.dup(stream.fileno()), mode)  # type: ignore[return-value]
 
 
-def _found(*, is_wanted: bool) -> Path | str:
+def found(*, is_wanted: bool) -> Path | str:
     """The socket of the keeper, or why there is none; that is empty where the user has not asked for one."""
     path = keeper_files.path(os.environ)
     if path is None:
@@ -200,52 +162,62 @@ def _found(*, is_wanted: bool) -> Path | str:
     return keeper_files.reason(path) or "none was left yet"
 
 
-def ask(
-    path: Path,
-    request: Request,
-    streams: tuple[int, int, int],
-    inherited: Sequence[int] = (),
-    meanwhile: Callable[[], None] = lambda: None,
-) -> KeeperAnswer:
-    """Ask the keeper at ``path`` for an agent with these standard streams; other arguments as for ``take_over``."""
-    from ddplaunch.features.warm.records import ANSWER_S
+def takeover(
+    environ: Mapping[str, str],
+    cwd: str,
+    preload: tuple[str, ...],
+    script: str,
+    argv: tuple[str, ...],
+    seconds: float | None,
+) -> Takeover:
+    """What a run wants: an agent with this environment and working directory; see ``Takeover`` for the others.
 
-    client = keeper_files.connected(path, ANSWER_S)
-    if client is None:
-        return KeeperAnswer(reason=keeper_files.reason(path) or "it does not answer")
-    record = _record(request)
-    try:
-        folder = os.open(request.cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError:
-        client.close()
-        return KeeperAnswer(reason=f"{request.cwd} cannot be opened")
-    try:
-        return _answered(client, record, (*streams, folder, *inherited), meanwhile)
-    finally:
-        os.close(folder)
-
-
-def _record(request: Request) -> Takeover:
+    ``script`` is absolute or in ``cwd``.
+    """
     from ddplaunch.features.warm import surroundings
     from ddplaunch.features.warm.records import Takeover
 
     umask = os.umask(0o077)
     os.umask(umask)
     return Takeover(
-        surroundings=surroundings.read(request.environ, request.cwd),
-        env=dict(request.environ),
+        surroundings=surroundings.read(environ, cwd),
+        env=dict(environ),
         umask=umask,
-        preload=request.preload,
-        script=request.script and os.path.join(request.cwd, request.script),
-        argv=request.argv,
-        seconds=request.seconds,
-        alarm_s=request.alarm_s,
+        preload=preload,
+        script=script and os.path.join(cwd, script),
+        argv=argv,
+        seconds=seconds,
     )
+
+
+def ask(
+    path: Path,
+    request: Takeover,
+    cwd: str,
+    streams: tuple[int, int, int],
+    inherited: Sequence[int] = (),
+    meanwhile: Callable[[], None] = lambda: None,
+) -> KeptAgent | str:
+    """Ask the keeper at ``path`` for an agent with these standard streams; the rest as for ``take_over``."""
+    from ddplaunch.features.warm.records import ANSWER_S
+
+    client = keeper_files.connected(path, ANSWER_S)
+    if client is None:
+        return keeper_files.reason(path) or "it does not answer"
+    try:
+        folder = os.open(cwd, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        client.close()
+        return f"{cwd} cannot be opened"
+    try:
+        return _answered(client, request, (*streams, folder, *inherited), meanwhile)
+    finally:
+        os.close(folder)
 
 
 def _answered(
     client: socket.socket, record: Takeover, fds: Sequence[int], meanwhile: Callable[[], None]
-) -> KeeperAnswer:
+) -> KeptAgent | str:
     from ddplaunch.features.warm.records import CONSENT, FROM_KEEPER, TakenOver
     from ddplaunch.protocol import fd_records, wire
 
@@ -257,10 +229,10 @@ def _answered(
             client.sendall(CONSENT)
     except (OSError, wire.ProtocolError) as error:
         client.close()
-        return KeeperAnswer(reason=f"it does not answer: {error}")
+        return f"it does not answer: {error}"
     if received and isinstance(received[0], TakenOver) and received[1]:
-        return KeeperAnswer(KeptAgent(received[0].pid, received[1][0], client, None, None))
+        return KeptAgent(received[0].pid, received[1][0], client, None, None)
     if received:
         fd_records.close(received[1])
     client.close()
-    return KeeperAnswer(reason=getattr(received[0], "reason", "") if received else "it has ended")
+    return str(getattr(received[0], "reason", "")) if received else "it has ended"

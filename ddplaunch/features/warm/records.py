@@ -24,64 +24,61 @@ CONSENT = b"1"
 """What a run sends to its new agent, over the same connection, in answer to TakenOver: only then the agent begins."""
 
 
-@dataclass(frozen=True)
-class KeepWarm:
-    """Launcher to agent: leave a keeper for the next run.
-
-    Attributes:
-        seconds: how long it waits for a run.
-        session_leader: the process with whose end the user's session ends; 0 if none is watched.
-    """
-
-    seconds: KeptSeconds
-    session_leader: Pid = 0
-
-
 @dataclass(frozen=True, kw_only=True)
 class KeeperSpec:
-    """Agent to a new keeper, on its stdin.
+    """What a run leaves: the launcher to each agent, and that to a new keeper, on its stdin.
 
     Attributes:
-        seconds: how long it waits for a run.
-        watched: processes with whose end the keeper ends: the leader of the session, and the SLURM job's.
+        seconds: how long the keeper waits for a run.
+        watched: processes with whose end it ends: the leader of the session, and those of schedulers' jobs, which
+            the agent adds.
         preload: the modules of --preload.
         script: path of the script whose needs of torch are imported too; empty for none.
-        base: folder of the socket.
     """
 
     seconds: KeptSeconds
-    watched: tuple[Pid, ...]
-    preload: tuple[str, ...]
-    script: str
-    base: str
+    watched: tuple[Pid, ...] = ()
+    preload: tuple[str, ...] = ()
+    script: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Takeover:
+class Inquiry:
+    """What a run wants to find; sent by a new keeper to the one that has the socket: would such a run take it over?
+
+    Answered by Fits, if so, or by KeeperRefused; a keeper that no run uses then ends.
+
+    Attributes:
+        surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
+        env: the environment of the agent.
+        preload: the modules of --preload.
+        script: path of the run's script; empty if it runs none.
+        seconds: how long the keeper waits for the next run; None: until the time that it had before.
+    """
+
+    surroundings: dict[str, str]
+    env: dict[str, str]
+    preload: tuple[str, ...]
+    script: str
+    seconds: KeptSeconds | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Takeover(Inquiry):
     """A run to a keeper: fork an agent with a forkserver. Answered by TakenOver or KeeperRefused.
 
     The record carries descriptors: the agent's stdin, stdout and stderr, its working directory, and those that it
     inherits, which get the numbers from ``FIRST_INHERITED`` on.
 
     Attributes:
-        surroundings: what the agent would inherit, by name, as ``features.warm.surroundings`` reads it.
-        env: the environment of the agent.
         umask: of the agent.
-        preload: the modules of --preload.
-        script: path of the run's script; empty if it runs none.
         argv: the agent's command line in ps.
         alarm_s: seconds until SIGALRM ends an agent that has received no record; 0: no limit.
-        seconds: how long the keeper waits for the next run after this one; None: until the time that it had before.
     """
 
-    surroundings: dict[str, str]
-    env: dict[str, str]
     umask: Annotated[int, between(0, 0o777)]
-    preload: tuple[str, ...]
-    script: str
     argv: tuple[str, ...]
     alarm_s: Annotated[int, between(0, 86400)] = 0
-    seconds: KeptSeconds | None = None
 
 
 FIRST_INHERITED = 3
@@ -91,20 +88,6 @@ TAKEOVER_FDS = 4
 """Descriptors of a Takeover before the inherited ones."""
 
 MAX_INHERITED = 3
-
-
-@dataclass(frozen=True, kw_only=True)
-class Inquiry:
-    """A new keeper to the one that has the socket: would a run with these settings take it over?
-
-    Answered by Fits, if so, or by KeeperRefused; a keeper that no run uses then ends.
-    """
-
-    surroundings: dict[str, str]
-    env: dict[str, str]
-    preload: tuple[str, ...]
-    seconds: KeptSeconds
-    script: str
 
 
 @dataclass(frozen=True)

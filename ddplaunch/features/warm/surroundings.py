@@ -15,8 +15,9 @@ import site
 import sys
 from typing import TYPE_CHECKING
 
+from ddplaunch import version
+from ddplaunch.cluster import schedulers
 from ddplaunch.system import procfs
-from ddplaunch.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -83,7 +84,8 @@ def _inherited(environ: Mapping[str, str]) -> dict[str, str]:
     parts["cgroup"] = _cgroup()
     parts["namespaces"] = " ".join(f"{name}={_link(f'/proc/self/ns/{name}')}" for name in _sorted("/proc/self/ns"))
     parts["root folder"] = _identity("/")
-    parts["SLURM job"] = " ".join(environ.get(name, "") for name in ("SLURM_JOB_ID", "SLURM_STEP_ID"))
+    names = [name for row in schedulers.jobs(environ) for name in row.job]
+    parts["scheduler's job"] = " ".join(f"{name}={environ.get(name, '')}" for name in names)
     return parts
 
 
@@ -153,7 +155,7 @@ def _python(environ: Mapping[str, str], cwd: str) -> dict[str, str]:
         "interpreter": " ".join((*prefix, stamp(executable))),
         "folders of PYTHONPATH": " ".join(os.path.realpath(f"{cwd}/{folder}") for folder in folders if folder),
         "packages": _digest(line for folder in package_folders() for line in _metadata(folder)),
-        "ddplaunch": f"{__version__} {_digest(_own_files())}",
+        "ddplaunch": f"{version.__version__} {_digest(_own_files())}",
     }
 
 
@@ -173,7 +175,7 @@ def _metadata(folder: str) -> Iterator[str]:
 
 
 def _own_files() -> Iterator[str]:
-    root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    root = os.path.dirname(os.path.abspath(version.__file__))
     for folder, folders, files in os.walk(root):
         folders[:] = sorted(name for name in folders if name != "__pycache__")
         yield from (f"{folder}/{name} {stamp(f'{folder}/{name}')}" for name in sorted(files) if name.endswith(".py"))

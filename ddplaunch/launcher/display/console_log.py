@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.display.stream_writer import StreamWriter
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.free_space import keep_free
+from ddplaunch.system.files.kept_files import keep_free
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,6 @@ Runs in the launcher, at the end of a run. Pure. Text of workers is escaped: it 
 
 from __future__ import annotations
 
-import os
 import re
 from typing import TYPE_CHECKING
 
@@ -24,17 +23,23 @@ _WIDTH = 80
 _MAX_LINES = 60
 _SHOWN_TAIL = 20
 _MAX_COLUMNS = 1000
-_MAX_LOCATIONS = 12
-_LOCATION_COLUMNS = 200
 _REASON_COLUMNS = 160
 
 _EARLY_EXIT_HINT = "All ranks must make the same collective calls: look for an early exit or return, or uneven data."
 
 
-def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False, has_report: bool = True) -> str:
+def page(
+    result: RunResult,
+    more: Sequence[str] = (),
+    *,
+    is_remote: bool = False,
+    is_dry_run: bool = False,
+    has_report: bool = True,
+) -> str:
     """The failure page of ``result``.
 
-    ``is_remote``: the logs are on the hosts, not on this machine. ``has_report``: report.json has been written.
+    ``more`` are lines of features (``Watch.page_lines``); they stand below why the job has failed. ``is_remote``: the
+    logs are on the hosts, not on this machine. ``has_report``: report.json has been written.
     """
     attempt = result.attempts[-1] if result.attempts else None
     first = result.first_failure
@@ -44,8 +49,9 @@ def page(result: RunResult, *, is_remote: bool = False, is_dry_run: bool = False
         parts += [*_headline(first), *_before(early, first), *_collectives(attempt), *_cause(first)]
     if attempt and (reasons := _reasons(attempt)):
         parts += [*([""] if first else []), *reasons, *([] if first else _before(early, first))]
+    parts += more
     if attempt:
-        parts += [*_stuck_ranks(attempt, result.run_dir, is_remote=is_remote), "", *_others(attempt, first)]
+        parts += ["", *_others(attempt, first)]
     parts += [*_attempts(result.attempts), *_files(result, first, is_remote, has_report)]
     hint = _EARLY_EXIT_HINT if early else hints.hint(first, is_dry_run) if first else ""
     parts += [f"hint:     {hint}"] if hint else []
@@ -119,14 +125,18 @@ def _duration(duration_s: float) -> str:
 
 def failure_line(exit_: WorkerExit) -> str:
     """A worker's failure in one line: ``rank 1 on node1 failed: KeyError: 'lr' (train.py:4)``."""
-    who = f"rank {exit_.rank} on {exit_.host}"
+    return f"rank {exit_.rank} on {exit_.host} {failure(exit_)}"
+
+
+def failure(exit_: WorkerExit) -> str:
+    """What a worker did, and why: ``failed: KeyError: 'lr' (train.py:4)``."""
     if exit_.hardware:
-        return f"{who} failed: {quote(exit_.hardware, _MAX_COLUMNS)}"
+        return f"failed: {quote(exit_.hardware, _MAX_COLUMNS)}"
     if exit_.give_up:
-        return f"{who} gave up: {quote(exit_.give_up, _MAX_COLUMNS)}"
+        return f"gave up: {quote(exit_.give_up, _MAX_COLUMNS)}"
     if exit_.avoid_node:
-        return f"{who} asked to avoid its node: {quote(exit_.avoid_node, _MAX_COLUMNS)}"
-    return f"{who} failed: {_reason(exit_)}"
+        return f"asked to avoid its node: {quote(exit_.avoid_node, _MAX_COLUMNS)}"
+    return f"failed: {_reason(exit_)}"
 
 
 def _reason(exit_: WorkerExit) -> str:
@@ -203,32 +213,6 @@ def _group_line(group: list[WorkerExit], first: WorkerExit | None) -> str:
         return f"{ranks(exit_.rank for exit_ in group)} failed in the same way"
     also = [exit_.rank for exit_ in group[1:]]
     return failure_line(group[0]) + (f"; {ranks(also)}: the same" if also else "")
-
-
-def _stuck_ranks(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> list[str]:
-    """For a job that hung: the ranks by location; the smallest group first, since it is the likely cause."""
-    by_location: dict[str, list[int]] = {}
-    for exit_ in attempt.exits:
-        by_location.setdefault(exit_.whereabouts or "unknown", []).append(exit_.rank)
-    if not attempt.hung or set(by_location) <= {"unknown"}:
-        return []
-    found = sorted(by_location.items(), key=lambda item: (len(item[1]), item[1]))
-    lines = [f"  {ranks(group)}: {quote(location, _LOCATION_COLUMNS)}" for location, group in found[:_MAX_LOCATIONS]]
-    if len(found) > _MAX_LOCATIONS:
-        lines.append(f"  {len(found) - _MAX_LOCATIONS} more locations")
-    files = _stacks_files(attempt, run_dir, is_remote=is_remote)
-    return ["", "Where the ranks were" + (f"; full stacks in {files}:" if files else ":"), *lines]
-
-
-def _stacks_files(attempt: AttemptResult, run_dir: str | None, *, is_remote: bool) -> str:
-    """Shell pattern for the files with the stacks, which are on this machine; empty if no files are kept."""
-    folders = {os.path.dirname(os.path.dirname(exit_.log_file)) for exit_ in attempt.exits if exit_.log_file}
-    if not run_dir or not folders:
-        return ""
-    if is_remote:
-        return f"{run_dir}/failed/rank_*/{stack_dump.FILE}"
-    folder = folders.pop() if len(folders) == 1 else f"{run_dir}/*/attempt_{attempt.attempt}"
-    return f"{folder}/*/{stack_dump.FILE}"
 
 
 def attempt_line(attempt: AttemptResult) -> str:

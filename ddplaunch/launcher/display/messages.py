@@ -9,7 +9,7 @@ import os
 from typing import TYPE_CHECKING
 
 from ddplaunch.errors import Level
-from ddplaunch.launcher.display import event_log, failure_page, report_files
+from ddplaunch.launcher.display import failure_page, report_files
 from ddplaunch.launcher.display.progress import Progress
 from ddplaunch.protocol import first_failure
 from ddplaunch.system.files import kept_files, run_json
@@ -43,7 +43,7 @@ class UserMessages:
         run_id: the run's, as events show it.
         progress: shows the progress of long activities.
         console: where all is shown.
-        record: gets every message with its level and its kind of ``run_events``, also those that are not shown.
+        note: gets every message as an event, also those that are not shown; as ``Watches.note``.
     """
 
     def __init__(self, config: LaunchConfig, run_id: str, folder: Path | None, console: Console) -> None:
@@ -53,7 +53,7 @@ class UserMessages:
         self._folder = folder
         self.console = console
         console.logs = where_logs(config, folder)
-        self.record: Callable[[str, int, str], None] = lambda _text, _level, _kind: None
+        self.note: Callable[..., None] = lambda _kind, _text, **_facts: None
         self._count = 0
         self._position: tuple[int, int, int] | None = None
         self.progress = Progress(console, is_quiet=config.output.verbosity < 0)
@@ -70,7 +70,7 @@ class UserMessages:
 
     def show(self, text: str, level: int, kind: str = "message") -> None:
         """Show a message of this ``Level``, which is about an event of this ``kind``."""
-        self.record(text, level, kind)
+        self.note(kind, text, **({"level": level} if kind == "message" else {}))
         if level <= self._config.output.verbosity:
             self.console.show(f"ddplaunch: {text}")
 
@@ -82,8 +82,6 @@ class UserMessages:
             self.show(dry_run_banner(self._config), Level.NORMAL)
         if self._is_remote:
             self._show_hosts()
-        elif self._config.output.collect_logs:
-            self.show("--collect-logs has no effect: all logs are written on this machine", Level.VERBOSE)
 
     def _show_hosts(self) -> None:
         from ddplaunch.cluster.hostlist import fold
@@ -121,7 +119,7 @@ class UserMessages:
     def _show_position(self, started: AttemptStarted) -> None:
         """Where each node has a launcher: show this node's place among those that have met, if it is new."""
         position = (started.node_rank, started.nnodes, started.world_size)
-        if self._config.rendezvous is None or self._config.task is not None or position == self._position:
+        if not self._config.each_node_has_launcher or self._config.task is not None or position == self._position:
             return
         self._position = position
         here = ranks(range(started.first_rank, started.first_rank + len(started.pids)))
@@ -158,29 +156,32 @@ class UserMessages:
         self.console.wait_shown(_SUSPEND_S)
         self.console.leave_terminal()
 
-    def attempt_ended(self, result: AttemptResult, *, is_shutting_down: bool) -> None:
-        """An attempt has ended. In a shutdown no attempt follows, even where the nodes have reported one."""
+    def attempt_ended(self, result: AttemptResult, *, is_last: bool) -> None:
+        """An attempt has ended. In a shutdown it ``is_last``, even where the nodes have reported that one follows."""
         self.console.flush()
-        if self._config.output.events == "console":
-            for line in event_log.worker_events(self.run_id, self._config.workers.role, result):
-                self.console.show(line)
-        if is_shutting_down:
+        if is_last:
             return
         if result.restart_follows:
             line, decision = failure_page.attempt_line(result), quote(result.decision, 1000)
             self.show(f"{line}{_late_ranks(result)}; {decision}", Level.NORMAL, "restart")
         elif result.attempt_follows and result.node_leaves:
             # Where each node has a launcher, only the coordinator has decided, and nothing was shown yet.
-            effect = result.node_leaves if self._config.rendezvous else "starting the workers again"
+            effect = result.node_leaves if self._config.each_node_has_launcher else "starting the workers again"
             self.show(f"{failure_page.attempt_line(result)}; {quote(effect, 1000)}", Level.NORMAL, "restart")
         elif result.attempt_follows:
             self.show(f"{quote(result.reason, 1000)}; starting the workers again", Level.NORMAL, "restart")
 
-    def run_ended(self, result: RunResult, error: LaunchError | None, more_lines: Sequence[str] = ()) -> None:
+    def run_ended(
+        self,
+        result: RunResult,
+        error: LaunchError | None,
+        page_lines: Sequence[str] = (),
+        report_lines: Sequence[str] = (),
+    ) -> None:
         """Write the report, and show the failure page or how the run ended.
 
-        ``error`` says why the run ended; the command shows it at last, so there is no failure page. ``more_lines``
-        follow the page in report.txt.
+        ``error`` says why the run ended; the command shows it at last, so there is no failure page. Of
+        what features add, ``page_lines`` are for that page, and ``report_lines`` follow it in report.txt.
         """
         if self._folder and _is_deleted(self._folder):
             lost = "its logs are lost, and there is no report"
@@ -195,11 +196,13 @@ class UserMessages:
         text = ""
         if result.outcome == "failed" and not error:
             is_dry_run = self._config.dry_run
-            text = failure_page.page(result, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report)
+            text = failure_page.page(
+                result, page_lines, is_remote=self._is_remote, is_dry_run=is_dry_run, has_report=has_report
+            )
         if self._folder and text:
-            report_files.write_page("\n".join([text, *map(escape, more_lines)]), self._folder)
+            report_files.write_page("\n".join([text, *map(escape, report_lines)]), self._folder)
         report_files.write_error_file(result.first_failure, os.environ.get("TORCHELASTIC_ERROR_FILE", ""))
-        if text and self._config.rendezvous and failure_page.is_shown_elsewhere(result):
+        if text and self._config.each_node_has_launcher and failure_page.is_shown_elsewhere(result):
             self.show(failure_page.summary(result), Level.ALWAYS)
         elif text:
             self.console.show_page(text)

@@ -17,8 +17,9 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.display.line_prefix import prefixed
-from ddplaunch.protocol.output_lines import count_lines
+from ddplaunch.protocol.launcher_agent import count_lines
 from ddplaunch.text import quote
+from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
     from ddplaunch.launcher.display.line_prefix import Style
@@ -83,7 +84,7 @@ class StreamWriter:
         self._shown_progress = ""
         self.is_tty = os.isatty(fd)
         self.is_terminal = self.is_tty and os.environ.get("TERM", "dumb") != "dumb"
-        threading.Thread(target=self._write_all, name=f"console[{fd}]", daemon=True).start()
+        in_thread(f"console[{fd}]", self._write_all)
 
     def output(self, header: Output, data: bytes) -> None:
         """Queue lines. Above ``_QUEUE_BYTES`` drop and count them, until half of the queue is written."""

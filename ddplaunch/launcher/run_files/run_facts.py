@@ -16,10 +16,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.config import LINE_PREFIX
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import NodeOfRun, Versions
 from ddplaunch.system.files import kept_files, run_json
+from ddplaunch.system.files.run_json import RunFacts
 from ddplaunch.text import iso_time
 from ddplaunch.version import __version__
 
@@ -33,33 +33,6 @@ if TYPE_CHECKING:
 
 SCHEMA = 1
 """Version of the keys of run.json."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class RunFacts:
-    """The start of a run.
-
-    Attributes:
-        script: path of the script, name of the module, or program.
-        command: the command line of this process, as it was typed.
-        cwd: working directory of this process; empty if it was deleted.
-        start: time of the start, by this machine's clock: ISO 8601 with zone.
-        host: name of this machine.
-        pid: of this process.
-        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
-        on_terminal: streams of a lone worker that are only on this process's terminal, and in no file.
-    """
-
-    run_id: str
-    run_tag: str
-    script: str
-    command: tuple[str, ...]
-    cwd: str
-    start: str
-    host: str
-    pid: int
-    line_prefix: str = ""
-    on_terminal: tuple[str, ...] = ()
 
 
 def of_this_process(run_id: str, run_tag: str, config: LaunchConfig) -> RunFacts:

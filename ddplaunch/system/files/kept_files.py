@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from typing import BinaryIO
 
+
 _MAX_NOTES = 1000
 _MAX_NAMES = 3
 
@@ -39,6 +40,19 @@ def open_regular(path: str | Path, flags: int = 0) -> Iterator[BinaryIO]:
     """The file, open for reading; a failure of its close is ignored. ``flags`` are further ones of ``os.open``.
 
     Raises:
+        NotRegular, OSError: as ``regular_fd``.
+    """
+    fd = regular_fd(path, flags)
+    try:
+        yield os.fdopen(fd, "rb", closefd=False)
+    finally:
+        close(fd)
+
+
+def regular_fd(path: str | Path, flags: int = 0) -> int:
+    """The descriptor of a file that is read; for files that stay open.
+
+    Raises:
         NotRegular: it is no regular file.
         OSError: it cannot be read.
     """
@@ -47,9 +61,10 @@ def open_regular(path: str | Path, flags: int = 0) -> Iterator[BinaryIO]:
     try:
         if not stat.S_ISREG(os.fstat(fd).st_mode):
             raise NotRegular(errno.EINVAL, "is not a regular file")
-        yield os.fdopen(fd, "rb", closefd=False)
-    finally:
+    except OSError:
         close(fd)
+        raise
+    return fd
 
 
 def write_whole(
@@ -153,3 +168,39 @@ def not_written(folder: Path) -> str:
 def _listed(names: list[str]) -> str:
     more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
     return ", ".join(names[:_MAX_NAMES]) + more
+
+
+# Room on a disk: a little is kept free for the run's report, which is written last.
+
+
+_KEPT_FREE_BYTES = 1 << 20
+
+
+def keep_free(where: int | Path, nbytes: int) -> None:
+    """Raise OSError (ENOSPC) if ``nbytes`` more would leave too little space on a disk.
+
+    ``where``: the descriptor of an open file on it, or a folder.
+    """
+    if _is_less(os.statvfs(where), nbytes + _KEPT_FREE_BYTES):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def is_low(path: str | Path) -> bool:
+    """Whether ``keep_free`` refuses what is to be written on the disk of ``path``. Does not raise."""
+    with contextlib.suppress(OSError):
+        return _is_less(os.statvfs(path), _KEPT_FREE_BYTES)
+    return False
+
+
+def _is_less(disk: os.statvfs_result, nbytes: int) -> bool:
+    return disk.f_bavail * disk.f_frsize < nbytes
+
+
+def used_share(folder: str) -> float | None:
+    """The share of the disk of a folder that is used, from 0 to 1, as ``df`` shows it; None: not known. May block."""
+    with contextlib.suppress(OSError):
+        disk = os.statvfs(folder)
+        used = disk.f_blocks - disk.f_bfree
+        if used + disk.f_bavail:  # Without what is reserved for root.
+            return used / (used + disk.f_bavail)
+    return None

@@ -1,7 +1,7 @@
 """The run folder with logs, report.txt and report.json: created, and locked while the run goes on.
 
-Used by the launcher and, for a node's logs, by the agent. Folders are private to the user. Old ones are deleted by
-``run_retention``.
+Used by the launcher and, for a node's logs, by the agent. Folders are private to the user. The feature ``keep_runs``
+deletes old ones.
 
 Where every node, or every worker, has a launcher, each of them creates a folder. Once the nodes have met, the folders
 are moved into one folder of the run, which has the marker ``NODES``.
@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ddplaunch.errors import NODE_NOT_READY, LaunchError, UsageError
+from ddplaunch.errors import UsageError
 from ddplaunch.system.files import kept_files
 
 if TYPE_CHECKING:
@@ -243,16 +243,3 @@ def released(folder: Path | None) -> Iterator[None]:
     finally:
         if folder in _held:
             kept_files.close(_held.pop(folder))
-
-
-def working_folder() -> str:
-    """Path of the current working directory.
-
-    Raises:
-        LaunchError: the directory has been deleted.
-    """
-    try:
-        return os.getcwd()
-    except OSError as error:
-        hint = "The directory was deleted, and perhaps created again: `cd` into it once more."
-        raise LaunchError(f"the working directory: {error.strerror}", hint, NODE_NOT_READY) from None

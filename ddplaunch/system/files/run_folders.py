@@ -11,7 +11,7 @@ import os
 import re
 import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ddplaunch.config import NO_LOGS
 from ddplaunch.errors import NO_REPORT, NODE_NOT_READY, LaunchError, UsageError
@@ -19,6 +19,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system import procfs, run_tags
 from ddplaunch.system.files import run_folder, run_json
 from ddplaunch.system.files.run_folder import LOCK
+from ddplaunch.system.files.run_json import RunFacts
 from ddplaunch.text import quote
 
 if TYPE_CHECKING:
@@ -40,26 +41,25 @@ class RunFolder:
     Attributes:
         path: leads to the folder also after it was moved, as long as this process lives.
         name: path of the folder when it was found, for messages.
-        started: run.json; empty if it cannot be read.
+        started: run.json.
         launchers: the run's launchers with a folder on this machine.
     """
 
     run_id: str
     path: Path
     name: Path
-    started: dict[str, Any]
+    started: RunFacts
     launchers: int = 1
 
     @property
     def launcher_pid(self) -> int:
         """Of the launcher, if it is on this machine; otherwise 0."""
-        pid = self.started.get("pid")
-        return pid if type(pid) is int and pid > 0 and self.started.get("host") == socket.gethostname() else 0
+        return self.started.pid if self.started.host == socket.gethostname() else 0
 
     @property
     def other_host(self) -> str:
         """The host of the launcher, if that is not this machine but one that shares the folder; otherwise empty."""
-        host = quote(run_json.text(self.started, "host"))
+        host = quote(self.started.host)
         return "" if host == socket.gethostname() else host
 
     def is_running(self) -> bool:
@@ -83,9 +83,8 @@ class RunFolder:
         Raises:
             LaunchError: the launcher has left no report.
         """
-        report = run_json.read(self.path / run_json.REPORT)
-        code = report.get("exit_code") if report else None
-        if type(code) is int and 0 <= code <= 255:
+        code = run_json.integer(run_json.read(self.path / run_json.REPORT) or {}, "exit_code")
+        if code is not None and 0 <= code <= 255:
             return code
         if problem := self.unknown():
             hint = f"There: ssh {self.other_host} ddplaunch --wait {self.run_id}."
@@ -97,7 +96,7 @@ class RunFolder:
         raise LaunchError(f"{self.run_id}: the exit code is not known: {problem}", hint, NO_REPORT)
 
 
-def is_running(folder: Path, started: dict[str, Any]) -> bool:
+def is_running(folder: Path, started: RunFacts) -> bool:
     """Whether the launcher of the run folder is alive; ``started`` is its run.json."""
     return run_folder.is_locked(folder) or _has_launcher(started)
 
@@ -140,7 +139,7 @@ def host_of_launcher(run_id: str) -> str:
     """
     with contextlib.suppress(LaunchError):
         run = find("", run_id, None)
-        if run_id in (run.run_id, run_json.text(run.started, "run_tag")) and (run.is_running() or run.unknown()):
+        if run_id in (run.run_id, run.started.run_tag) and (run.is_running() or run.unknown()):
             return run.other_host
     return ""
 
@@ -176,7 +175,7 @@ def _named(word: str, folders: Iterable[Path]) -> list[Path]:
     """The folders of all runs with this run id or run tag, the newest first."""
     run_id = run_tags.run_id_of(word)
     found = [folder for folder in folders if folder.name in (word, run_id) or _is_again(folder.name, run_id)]
-    return _newest_first(folder for folder in found if word in (_id_of(folder), _tag_of(folder)))
+    return _newest_first(folder for folder in found if word in (_id_of(folder), _started(folder).run_tag))
 
 
 def _beginning(option: str, word: str, folders: Iterable[Path]) -> list[Path]:
@@ -200,17 +199,13 @@ def _is_again(name: str, run_id: str) -> bool:
     return name.startswith(run_id) and bool(_AGAIN.fullmatch(name, len(run_id)))
 
 
-def _started(folder: Path) -> dict[str, Any]:
+def _started(folder: Path) -> RunFacts:
     launchers = run_folder.of_launchers(folder)
-    return (run_json.read(launchers[0] / run_json.RUN) if launchers else None) or {}
+    return run_json.facts(launchers[0]) if launchers else RunFacts()
 
 
 def _id_of(folder: Path) -> str:
-    return run_json.text(_started(folder), "run_id") or folder.name
-
-
-def _tag_of(folder: Path) -> str:
-    return run_json.text(_started(folder), "run_tag")
+    return _started(folder).run_id or folder.name
 
 
 def _made_s(folder: Path) -> float:
@@ -255,8 +250,8 @@ def _opened(folder: Path) -> RunFolder:
     except OSError as error:
         raise UsageError(f"{folder}: {error.strerror}") from None
     path = Path(f"/proc/self/fd/{fd}")
-    started = run_json.read(path / run_json.RUN) or {}
-    return RunFolder(run_json.text(started, "run_id") or folder.name, path, folder, started)
+    started = run_json.facts(path)
+    return RunFolder(started.run_id or folder.name, path, folder, started)
 
 
 # Live runs.
@@ -266,7 +261,7 @@ def _live() -> Iterator[tuple[str, str, Path | None]]:
     """Run tag, run id and folder of every live launcher of this user; the folder is None if it keeps no files."""
     for pid in procfs.pids():
         if (tags := run_tags.launcher_memfds(pid)) and _is_own(pid):
-            folders = {run_json.text(body, "run_tag"): folder for folder, body in run_json.of_launcher(pid)}
+            folders = {started.run_tag: folder for folder, started in run_json.of_launcher(pid)}
             for tag, run_id in tags.items():
                 yield tag, run_id, folders.get(tag)
 
@@ -277,7 +272,6 @@ def _is_own(pid: int) -> bool:
     return False
 
 
-def _has_launcher(started: dict[str, Any]) -> bool:
-    pid = started.get("pid")
-    is_here = started.get("host") == socket.gethostname() and type(pid) is int and pid > 0
-    return is_here and run_json.text(started, "run_tag") in run_tags.launcher_memfds(int(pid or 0))
+def _has_launcher(started: RunFacts) -> bool:
+    is_here = started.host == socket.gethostname() and started.pid > 0
+    return is_here and started.run_tag in run_tags.launcher_memfds(started.pid)

@@ -1,7 +1,7 @@
 """Reads the JSON files of run folders, which may be damaged, cut, or of another version: the objects and their values.
 
 Used by all that read run folders: commands, the page, the agent of ``--ps``. Must not block, and must not raise for any
-content of a file.
+content of a file. ``past_reports`` reads report.json as a whole.
 """
 
 from __future__ import annotations
@@ -14,17 +14,80 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import LOCK
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-RUN, REPORT = "run.json", "report.json"
+RUN, REPORT, EVENTS = "run.json", "report.json", "events.jsonl"
 
 Json = dict[str, Any]
 _MAX_BYTES = 256 << 20
 """A report of ten thousand workers, each with its last lines, has some tens of MB."""
+
+_MAX_LINE_BYTES = 16 << 20
+_MAX_PID = 1 << 22
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """The start of a run, as its launcher writes it to run.json. What could not be read is empty.
+
+    Attributes:
+        script: path of the script, name of the module, or program.
+        command: the command line of the launcher's process, as it was typed.
+        cwd: working directory of that process; empty if it was deleted.
+        start: time of the start, by that machine's clock: ISO 8601 with zone.
+        host: name of that machine.
+        pid: of that process.
+        line_prefix: the template of the prefix of the workers' lines on the console and in console.log.
+        on_terminal: streams of a lone worker that are only on that process's terminal, and in no file.
+    """
+
+    run_id: str = ""
+    run_tag: str = ""
+    script: str = ""
+    command: tuple[str, ...] = ()
+    cwd: str = ""
+    start: str = ""
+    host: str = ""
+    pid: int = 0
+    line_prefix: str = ""
+    on_terminal: tuple[str, ...] = ()
+
+
+def facts(folder: Path) -> RunFacts:
+    """What run.json in ``folder`` says."""
+    body = read(folder / RUN) or {}
+    pid = body.get("pid")
+    return RunFacts(
+        run_id=text(body, "run_id"),
+        run_tag=text(body, "run_tag"),
+        script=text(body, "script"),
+        command=tuple(words(body, "command")),
+        cwd=text(body, "cwd"),
+        start=text(body, "start"),
+        host=text(body, "host"),
+        pid=pid if type(pid) is int and 0 < pid <= _MAX_PID else 0,
+        line_prefix=text(body, "line_prefix"),
+        on_terminal=tuple(words(body, "on_terminal")),
+    )
+
+
+def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:
+    """Folder and run.json of every run whose lock process ``pid`` holds; none if its descriptors may not be read."""
+    folder = f"/proc/{pid}/fd"
+    with contextlib.suppress(OSError):
+        for fd in os.listdir(folder):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"{folder}/{fd}")
+                if target.endswith(f"/{LOCK}") and os.path.isfile(Path(target).with_name(RUN)):
+                    yield Path(target).parent, facts(Path(target).parent)
+
+
+# Files.
 
 
 def read(path: Path) -> dict[str, Any] | None:
@@ -34,6 +97,21 @@ def read(path: Path) -> dict[str, Any] | None:
             body = json.loads(file.read(_MAX_BYTES))
             return body if isinstance(body, dict) else None
     return None
+
+
+def lines(path: Path, having: bytes = b"", max_bytes: int = _MAX_BYTES) -> Iterator[Json | None]:
+    """The object of each line with ``having`` in it, in the first ``max_bytes`` of a file; None for a damaged line."""
+    with contextlib.suppress(OSError, MemoryError), kept_files.open_regular(path) as file:
+        while file.tell() < max_bytes and (line := file.readline(_MAX_LINE_BYTES)):
+            if having in line and line.strip():
+                try:
+                    body = json.loads(line)
+                except (ValueError, RecursionError):
+                    body = None
+                yield body if isinstance(body, dict) else None
+
+
+# Values.
 
 
 def text(body: Json, key: str) -> str:
@@ -56,10 +134,10 @@ def number(body: Json, key: str) -> float | None:
     return value if value is not None and abs(value) < 1e15 else None
 
 
-def seconds(body: Json, key: str) -> float | None:
-    """The time at ``key``, an ISO 8601 text, in seconds since 1970; None for anything else."""
+def seconds(iso_time: str) -> float | None:
+    """An ISO 8601 time in seconds since 1970; None for any other text."""
     with contextlib.suppress(ValueError, OverflowError, OSError):
-        return datetime.fromisoformat(text(body, key)).timestamp()
+        return datetime.fromisoformat(iso_time).timestamp()
     return None
 
 
@@ -86,14 +164,3 @@ def integers(body: Json, key: str) -> list[int]:
     value = body.get(key)
     items = value if isinstance(value, list) else []
     return [item for item in items if isinstance(item, int) and not isinstance(item, bool)]
-
-
-def of_launcher(pid: int) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """Folder and run.json of every run whose lock process ``pid`` holds; none if its descriptors may not be read."""
-    folder = f"/proc/{pid}/fd"
-    with contextlib.suppress(OSError):
-        for fd in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"{folder}/{fd}")
-                if target.endswith(f"/{LOCK}") and (body := read(Path(target).with_name(RUN))):
-                    yield Path(target).parent, body

@@ -1,13 +1,12 @@
-"""What kind of file a script is, and whether it can be run."""
+"""What kind of file a script is, and whether it can be run in the working directory."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
-from ddplaunch.errors import LaunchError
+from ddplaunch.errors import NODE_NOT_READY, LaunchError
 from ddplaunch.system.files import kept_files
-from ddplaunch.system.files.run_folder import working_folder
 
 
 def is_plain(path: str) -> bool:
@@ -42,3 +41,16 @@ def check_readable(path: str, host: str) -> None:
         ) from None
     except OSError as error:
         raise LaunchError(f"{path}: {error.strerror} on {host}", "Check the file's permissions.") from None
+
+
+def working_folder() -> str:
+    """Path of the current working directory.
+
+    Raises:
+        LaunchError: the directory has been deleted.
+    """
+    try:
+        return os.getcwd()
+    except OSError as error:
+        hint = "The directory was deleted, and perhaps created again: `cd` into it once more."
+        raise LaunchError(f"the working directory: {error.strerror}", hint, NODE_NOT_READY) from None

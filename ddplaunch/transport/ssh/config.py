@@ -1,5 +1,7 @@
 """The user's SSH configuration of a host: from ``ssh -G``, or from paramiko's parser where there is no ssh command.
 
+``choose_algorithms`` applies what it says about algorithms to a connection.
+
 Runs in the launcher, in the thread of the host's handle. Makes no connection.
 """
 
@@ -11,16 +13,19 @@ import re
 import shutil
 import socket
 import subprocess
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.errors import UsageError
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.transport.ssh.algorithms import OPTIONS as ALGORITHM_OPTIONS
+from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping, Sequence
+
+    import paramiko
 
     from ddplaunch.config import RemoteConfig
 
@@ -32,6 +37,13 @@ _USER_HOSTS = "~/.ssh/known_hosts ~/.ssh/known_hosts2"
 _GLOBAL_HOSTS = "/etc/ssh/ssh_known_hosts /etc/ssh/ssh_known_hosts2"
 
 _NO_CHECK = ("no", "off", "false")
+
+_ALGORITHM_OPTIONS = {"Ciphers": "ciphers", "MACs": "digests", "KexAlgorithms": "kex", "HostKeyAlgorithms": "key_types"}
+"""Options of ssh_config(5), and paramiko's names of what they choose."""
+
+ALGORITHMS_HINT = f"{', '.join(_ALGORITHM_OPTIONS)} in ssh's configuration limit the choice; `ssh -G HOST` shows them."
+
+_RSA_SIGNATURES = ("rsa-sha2-512", "rsa-sha2-256")
 
 
 class ConfigError(Exception):
@@ -194,7 +206,7 @@ def _host_config(name: str, values: dict[str, list[str]], accept_new: bool) -> H
         known_hosts=tuple(Path(_path(file, tokens)) for file in known.split()),
         revoked_host_keys=Path(_path(revoked, tokens)) if revoked else None,
         hash_known_hosts=first("hashknownhosts", "no").lower() in ("yes", "true"),
-        algorithms=tuple((option, first(option.lower())) for option in ALGORITHM_OPTIONS),
+        algorithms=tuple((option, first(option.lower())) for option in _ALGORITHM_OPTIONS),
         accept_new=accept_new or checking == "accept-new" or checking in _NO_CHECK,
     )
 
@@ -244,3 +256,39 @@ def _path(text: str, tokens: dict[str, str]) -> str:
 def _ssh_agent_socket(text: str, tokens: dict[str, str]) -> str:
     variable = "SSH_AUTH_SOCK" if text == "SSH_AUTH_SOCK" else text[1:] if re.fullmatch(r"\$\w+", text) else ""
     return os.environ.get(variable, "") if variable else _path(text, tokens)
+
+
+def choose_algorithms(transport: paramiko.Transport, allowed: Mapping[str, str], known_types: Sequence[str]) -> None:
+    """Allow what ``allowed`` has, by option; prefer the key types known for the host, and the fastest cipher.
+
+    Raises:
+        ConnectFailed: paramiko has none of the algorithms that an option allows.
+    """
+    options = transport.get_security_options()
+    for option, name in _ALGORITHM_OPTIONS.items():
+        chosen = selected_algorithms(allowed.get(option, ""), getattr(options, name))
+        if not chosen:
+            raise ConnectFailed(
+                "protocol", f"{option} in ssh's configuration: paramiko has none of these", ALGORITHMS_HINT
+            )
+        setattr(options, name, chosen)
+    supported = options.key_types
+    wanted = [name for key_type in known_types for name in (_RSA_SIGNATURES if key_type == "ssh-rsa" else (key_type,))]
+    options.key_types = tuple(dict.fromkeys([*(name for name in wanted if name in supported), *supported]))
+    # Half the CPU time of CTR with a MAC, on both ends.
+    options.ciphers = tuple(sorted(options.ciphers, key=lambda cipher: "gcm" not in cipher))
+
+
+def selected_algorithms(text: str, supported: Sequence[str]) -> tuple[str, ...]:
+    """Those of ``supported`` that an option's value allows, in its order; all for an empty value.
+
+    ``ssh -G`` prints a list of names. In the files it may begin with ``+``, ``-`` or ``^``: add, remove, prefer.
+    """
+    prefix = text[:1] if text[:1] in ("+", "-", "^") else ""
+    patterns = text[len(prefix) :].split(",")
+    named = dict.fromkeys(name for pattern in patterns for name in supported if fnmatchcase(name, pattern))
+    if prefix == "-":
+        return tuple(name for name in supported if name not in named)
+    return (
+        tuple(named) if text and not prefix else tuple(dict.fromkeys([*(named if prefix == "^" else ()), *supported]))
+    )

@@ -17,20 +17,83 @@ from ddplaunch.protocol.launcher_agent import Notice
 from ddplaunch.system import limits
 from ddplaunch.system.limits import NO_ROOM_HINT
 from ddplaunch.text import plural
+from ddplaunch.threads import in_thread
 from ddplaunch.transport import remote_start
 from ddplaunch.transport.failures import ConnectFailed, HostFailure
 from ddplaunch.transport.handle import AgentConnected, AgentHandle, ChannelClosed, Transport
 from ddplaunch.transport.ssh.connections import Connections
 from ddplaunch.transport.ssh.session import close_now, transport_deadline
-from ddplaunch.transport.ssh.stream import BUFFER_BYTES, AgentStream, send_all
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     import paramiko
 
     from ddplaunch.cluster.hosts import Host
     from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Post, WriteOutput
     from ddplaunch.transport.remote_start import Purpose, RemoteStart
+
+BUFFER_BYTES = 1 << 16
+
+_POLL_S = 1.0
+"""Seconds between the checks for stderr, in the thread that reads stdout."""
+
+_MAX_STDERR_LINE_BYTES = 4096
+
+
+class AgentStream(io.RawIOBase):
+    """An agent's stdout as a readable stream; the reading thread passes each line of stderr to ``on_stderr_line``."""
+
+    def __init__(self, channel: paramiko.Channel, on_stderr_line: Callable[[str], object]) -> None:
+        channel.settimeout(_POLL_S)
+        self.on_stderr_line = on_stderr_line
+        self._channel = channel
+        self._half_line = b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: bytearray | memoryview) -> int:  # type: ignore[override]
+        while True:
+            try:
+                data = self._channel.recv(len(buffer))
+            except TimeoutError:
+                self.read_stderr()
+                continue
+            self.read_stderr()
+            buffer[: len(data)] = data
+            return len(data)
+
+    def read_stderr(self) -> None:
+        """Read what has arrived of stderr. Unread output would block the agent: both streams share one window."""
+        while self._channel.recv_stderr_ready() and (data := self._channel.recv_stderr(BUFFER_BYTES)):
+            *lines, rest = (self._half_line + data).split(b"\n")
+            for line in lines:
+                self.on_stderr_line(line.decode("utf-8", "replace").rstrip())
+            self._half_line = rest[-_MAX_STDERR_LINE_BYTES:]
+
+    def exit_code(self, timeout_s: float) -> int | None:
+        """Wait for the exit code, which arrives after the end of stdout; None after a signal."""
+        self._channel.status_event.wait(max(0.0, timeout_s))
+        self.read_stderr()
+        code = self._channel.recv_exit_status() if self._channel.exit_status_ready() else -1
+        return code if code >= 0 else None
+
+
+def send_all(channel: paramiko.Channel, data: bytes) -> None:
+    """Send to the remote process's stdin; blocks while the process does not read.
+
+    Raises:
+        OSError: the channel is closed.
+    """
+    while data:
+        with contextlib.suppress(TimeoutError):  # The timeout set for reading does not apply to writing.
+            sent = channel.send(data[:BUFFER_BYTES])
+            if not sent:
+                raise OSError("the channel is closed")
+            data = data[sent:]
+
 
 _KEPT_LINES = 20
 _SIGNAL_TIMEOUT_S = 3.0
@@ -65,7 +128,7 @@ class SshHandle(AgentHandle):
         self._is_connected = False
         self._is_closed = False
         self._ended = threading.Event()
-        threading.Thread(target=self._run, name=f"to {host}", daemon=True).start()
+        in_thread(f"to {host}", self._run)
 
     def wake(self) -> None:
         """Continue an agent that was stopped by a signal, over a second session."""
@@ -98,7 +161,7 @@ class SshHandle(AgentHandle):
             if self._is_closed:
                 raise ConnectFailed("start", "cancelled")
             channel, reader = self._start_agent(self._transport)
-            threading.Thread(target=self._receive, args=(reader,), name=f"from {self.host}", daemon=True).start()
+            in_thread(f"from {self.host}", lambda: self._receive(reader))
         except ConnectFailed as error:
             self._fail(error)
         except RuntimeError as error:
@@ -200,7 +263,7 @@ class SshHandle(AgentHandle):
             if closes:
                 self._close_now()
 
-        threading.Thread(target=signal, name=f"signal {self.host}", daemon=True).start()
+        in_thread(f"signal {self.host}", signal)
 
 
 def _start_failure(error: Exception, stream: AgentStream | None) -> str:

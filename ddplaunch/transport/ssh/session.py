@@ -14,7 +14,7 @@ import time
 from typing import TYPE_CHECKING
 
 from ddplaunch.transport.failures import ConnectFailed
-from ddplaunch.transport.ssh import algorithms
+from ddplaunch.transport.ssh.config import ALGORITHMS_HINT, choose_algorithms
 from ddplaunch.transport.ssh.keys import KeyRing, LoginRefused, log_in
 from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.transport.ssh.sockets import close_stream
@@ -60,7 +60,7 @@ def connect(
     try:
         with transport_deadline(transport, deadline) as is_late:
             names = host_names(config.hostname, config.port, config.host_key_alias)
-            algorithms.choose(transport, dict(config.algorithms), known.key_types(names))
+            choose_algorithms(transport, dict(config.algorithms), known.key_types(names))
             _handshake(transport, config)
             _check_key(transport, config, known, names)
             log_in(transport, config, ring)
@@ -131,7 +131,7 @@ def _as_unreachable(error: BaseException) -> BaseException:
         return ConnectFailed("authentication", str(error), error.hint)
     if isinstance(error, IncompatiblePeer):
         return ConnectFailed(
-            "protocol", f"no algorithm is known to both its sshd and paramiko: {error}", algorithms.HINT
+            "protocol", f"no algorithm is known to both its sshd and paramiko: {error}", ALGORITHMS_HINT
         )
     if any(text in str(error) for text in _NO_SSHD):
         return ConnectFailed("protocol", "the server on this port is not sshd", "Is it the right port?")

@@ -9,10 +9,10 @@ import contextlib
 import os
 import socket
 import subprocess
-import threading
 import time
 from typing import TYPE_CHECKING
 
+from ddplaunch.threads import in_thread
 from ddplaunch.transport.failures import ConnectFailed
 
 if TYPE_CHECKING:
@@ -73,9 +73,7 @@ def _look_up(config: HostConfig, deadline: float) -> list[tuple[int, tuple[objec
         except (OSError, UnicodeError) as error:
             failed.append(error)
 
-    thread = threading.Thread(target=look_up, name="look up", daemon=True)
-    thread.start()
-    thread.join(max(0.0, deadline - time.monotonic()))
+    in_thread("look up", look_up).join(max(0.0, deadline - time.monotonic()))
     if found:
         return list(dict.fromkeys(found))
     hint = "Check the spelling; ~/.ssh/config can give it an address (HostName)."

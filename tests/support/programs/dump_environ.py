@@ -17,8 +17,7 @@ def listeners(port: int) -> list[str]:
     return [address for address, _, hexadecimal in local if int(hexadecimal, 16) == port]
 
 
-if __name__ == "__main__":
-    folder = Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--local-rank")))
+def dump(folder: Path) -> None:
     seen = {
         "environ": dict(os.environ),
         "argv": sys.argv[1:],
@@ -26,6 +25,10 @@ if __name__ == "__main__":
         "cpus": len(os.sched_getaffinity(0)),
     }
     (folder / f"{os.environ['RANK']}.json").write_text(json.dumps(seen))
+
+
+if __name__ == "__main__":
+    dump(Path(next(argument for argument in sys.argv[1:] if not argument.startswith("--local-rank"))))
     print(f"ready (pid: {os.getpid()})", flush=True)
     if "wait" in sys.argv:
         signal.pause()

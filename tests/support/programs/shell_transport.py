@@ -7,22 +7,22 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, WorkerConfig
 from ddplaunch.features.plan.page import page
 from ddplaunch.features.plan.plan import plan
-from ddplaunch.features.ps.run_queries import agents, find_runs, raise_failures
+from ddplaunch.features.ps.ps import agents, find_runs, raise_failures
 from ddplaunch.transport import remote_start, transports
 from ddplaunch.transport.command_handle import CommandTransport
 
 
 class ShellTransport(CommandTransport):
-    def command(self, index: int) -> tuple[str, ...]:
-        assert self.node_names[index] in ("one", "two")
+    @staticmethod
+    def command(host: str) -> tuple[str, ...]:
+        assert host in ("one", "two")
         return "sh", "-c", remote_start.COMMAND
 
 
 transports.TABLE.append(
     transports.TransportRow(
         name="shell",
-        transport="__main__:ShellTransport",
-        command="ddplaunch.transport.remote_start:command",
+        code="__main__:ShellTransport",
         way="through a shell",
         keeps_warm=False,
     )

@@ -1,4 +1,6 @@
-"""Trains a small model over gloo from a fixed seed; rank 0 writes the loss of every step to its argument.
+"""Dumps its environment as dump_environ.py, and trains a small model over gloo from a fixed seed: ``FOLDER``.
+
+Rank 0 writes the loss of every step to FOLDER/losses.
 
 What DDP and an optimizer would do is done by hand: to import them takes as long as to import torch.
 """
@@ -6,9 +8,13 @@ What DDP and an optimizer would do is done by hand: to import them takes as long
 import sys
 from pathlib import Path
 
+import dump_environ
 import torch
 import torch.distributed as dist
 
+folder = Path(sys.argv[1])
+dump_environ.dump(folder)
+torch.set_num_threads(1)
 torch.manual_seed(7)
 dist.init_process_group("gloo")
 model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Dropout(0.3), torch.nn.ReLU(), torch.nn.Linear(16, 1))
@@ -26,5 +32,5 @@ for _ in range(8):
     dist.all_reduce(loss.detach_())
     losses.append(loss.item().hex())
 if dist.get_rank() == 0:
-    Path(sys.argv[1]).write_text("\n".join(losses))
+    (folder / "losses").write_text("\n".join(losses))
 dist.destroy_process_group()

@@ -23,12 +23,9 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     from ddplaunch.features.dry_run.fake_cuda import (
         attention,
         cuda,
-        forks,
         kernels,
         patching,
         process_groups,
-        profiling,
-        sharded_random,
         tensors,
         training,
         unsupported,
@@ -40,11 +37,8 @@ def install(gpus: int, compile_on_cpu: bool = False) -> None:
     tensors.install(devices, compile_on_cpu)
     cuda.install(devices)
     process_groups.install(devices)
-    forks.install()
     training.install(compile_on_cpu)
     attention.install()
-    sharded_random.install()
-    profiling.install()
     kernels.install()
     patching.replace_imported_names()
     _install_in_children(gpus, compile_on_cpu)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import _resolve_process_group
 
 from ddplaunch.features.dry_run.fake_cuda.patching import wrap
 
@@ -241,3 +242,66 @@ _METHODS: dict[Callable[..., Any], tuple[str, ...]] = {
     _end_coalescing: ("_end_coalescing",),
 }
 """Replacement -> the methods that it replaces, by all their names: torch 2.13 has new ones, and keeps the old ones."""
+
+
+# Functional collectives.
+
+_library: list[torch.library.Library] = []
+"""Kernels are registered as long as their library exists."""
+
+
+def install_functional() -> None:
+    """Functional collectives, for example those of DTensor, go through the patched ``ProcessGroup``.
+
+    Torch's own kernels call gloo from C++. These return when the operation has ended.
+    """
+    library = torch.library.Library("_c10d_functional", "IMPL")  # type: ignore[no-untyped-call]
+    kernels = (all_reduce, all_gather_into_tensor, reduce_scatter_tensor, all_to_all_single, broadcast)
+    for kernel in kernels:
+        library.impl(kernel.__name__, kernel, "CPU")  # type: ignore[no-untyped-call]
+    _library.append(library)
+
+
+def all_reduce(input: torch.Tensor, reduce_op: str, group_name: Any) -> torch.Tensor:
+    output, options = input.clone(memory_format=torch.contiguous_format), dist.AllreduceOptions()
+    options.reduceOp = _operation(reduce_op)
+    _group(group_name).allreduce([output], options).wait()
+    return output
+
+
+def all_gather_into_tensor(input: torch.Tensor, group_size: int, group_name: Any) -> torch.Tensor:
+    rows, *others = input.shape or (1,)
+    output = input.new_empty((rows * group_size, *others))
+    _group(group_name)._allgather_base(output, input.contiguous()).wait()
+    return output
+
+
+def reduce_scatter_tensor(input: torch.Tensor, reduce_op: str, group_size: int, group_name: Any) -> torch.Tensor:
+    options = dist.ReduceScatterOptions()
+    options.reduceOp = _operation(reduce_op)
+    output = input.new_empty((input.shape[0] // group_size, *input.shape[1:]))
+    _group(group_name)._reduce_scatter_base(output, input.contiguous(), options).wait()
+    return output
+
+
+def all_to_all_single(
+    input: torch.Tensor, output_split_sizes: Sequence[int], input_split_sizes: Sequence[int], group_name: Any
+) -> torch.Tensor:
+    output = input.new_empty((sum(output_split_sizes), *input.shape[1:]))
+    sizes = (list(output_split_sizes), list(input_split_sizes))
+    _group(group_name).alltoall_base(output, input.contiguous(), *sizes).wait()
+    return output
+
+
+def broadcast(input: torch.Tensor, src: int, group_name: Any) -> torch.Tensor:
+    output = input.clone(memory_format=torch.contiguous_format)
+    _group(group_name).broadcast(output, src).wait()
+    return output
+
+
+def _group(name: Any) -> Any:
+    return name if isinstance(name, dist.ProcessGroup) else _resolve_process_group(name)
+
+
+def _operation(name: str) -> Any:
+    return getattr(dist.ReduceOp, name.upper())

@@ -5,10 +5,13 @@ Runs in a worker of a dry run. Checks device arguments as CUDA would, then drops
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import itertools
 import os
+import sys
+import time
 import weakref
 from datetime import timedelta
 from types import SimpleNamespace
@@ -19,7 +22,7 @@ import torch.distributed as dist
 import torch.distributed.device_mesh
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ddplaunch.features.dry_run.fake_cuda import collectives, functional_collectives
+from ddplaunch.features.dry_run.fake_cuda import collectives
 from ddplaunch.features.dry_run.fake_cuda.patching import (
     called_by_script,
     replace,
@@ -72,10 +75,11 @@ class NcclOptions(SimpleNamespace):
 
 
 def install(devices: FakeDevices) -> None:
+    _install_forks()
     _install_groups(devices)
     _install_wrappers(devices)
     collectives.install(lambda group: group in _requested_backends)
-    functional_collectives.install()
+    collectives.install_functional()
     replace("torch.distributed.distributed_c10d.split_group", unsupported_function("torch.distributed.split_group"))
     nccl = unsupported_class("torch.distributed.ProcessGroupNCCL")
     nccl.Options, nccl.NCCLConfig = NcclOptions, NcclConfig  # type: ignore[attr-defined]
@@ -243,3 +247,44 @@ def _sync_batch_norm(self: Any, input: torch.Tensor) -> torch.Tensor:
     if self.affine:
         output = output * self.weight.view(shape) + self.bias.view(shape)
     return output.to(input.dtype)
+
+
+# Forks.
+
+_THREAD = b"pt_gloo_runloop"
+_LIMIT_S = 1.0
+_PAUSE_S = 0.0005
+
+
+def _install_forks() -> None:
+    """Make every fork of this process wait for ``wait_for_rest``: up to Python 3.11 the child could hang for ever.
+
+    After a collective, a thread of gloo takes the GIL to release Python objects, and creates a thread state for that. A
+    lock guards CPython's list of thread states. A child that is forked while another thread holds the lock inherits it
+    locked, and waits for it before it runs any Python code (CPython issue 112275; 3.12 and the last releases of 3.10
+    and 3.11 reset the lock first). With NCCL these threads of gloo do not exist: a script whose ``DataLoader`` forks
+    would hang in its dry run only.
+    """
+    if sys.version_info < (3, 12):
+        os.register_at_fork(before=wait_for_rest)
+
+
+def wait_for_rest() -> None:
+    """Return when no thread of gloo runs, or after 1 s: a collective that is in flight may go on for longer.
+
+    A thread that sleeps waits for work or for the GIL, and this thread keeps the GIL until the child exists.
+    """
+    deadline = time.monotonic() + _LIMIT_S
+    while _runs() and time.monotonic() < deadline:
+        time.sleep(_PAUSE_S)  # Gives the GIL to gloo's thread.
+
+
+def _runs() -> bool:
+    return any(map(_is_running, os.listdir("/proc/self/task")))
+
+
+def _is_running(thread_id: str) -> bool:
+    with contextlib.suppress(OSError), open(f"/proc/self/task/{thread_id}/stat", "rb") as file:
+        name, _, state = file.read().partition(b"(")[2].rpartition(b") ")
+        return name == _THREAD and not state.startswith(b"S")
+    return False

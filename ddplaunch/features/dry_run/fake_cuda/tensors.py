@@ -6,9 +6,11 @@ last tensor, which is right for scripts that use one GPU. Torch's own code sees 
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING, Any
 
 import torch
+import torch.distributed as dist
 import torch.nested
 from torch.overrides import _get_current_function_mode_stack
 from torch.utils import _device as torch_device
@@ -18,11 +20,12 @@ from ddplaunch.features.dry_run.fake_cuda.patching import (
     called_by_script,
     replace,
     replace_class,
+    when_imported,
     wrap,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _Device = type(torch.device("cpu"))
 _PINNED, _CPU = -1, -2  # Fake locations besides the numbers of GPUs.
@@ -34,6 +37,7 @@ def install(devices: FakeDevices, compile_on_cpu: bool) -> None:
     _install_device_queries(devices)
     _install_device_names(devices, compile_on_cpu)
     _install_loading(devices)
+    when_imported(_RANDOM, _install_sharded_random)
 
 
 def _install_factories(devices: FakeDevices) -> None:
@@ -217,3 +221,52 @@ def _storage(tensor: torch.Tensor) -> Any:
         return tensor.untyped_storage()
     except (AttributeError, NotImplementedError, RuntimeError, ValueError):
         return None  # A sparse tensor, a wrapper of another tensor, or a lazy module's parameter.
+
+
+# Random numbers of sharded tensors.
+
+_RANDOM = "torch.distributed.tensor._random"
+
+
+def _install_sharded_random() -> None:
+    """Random numbers of sharded tensors: shards differ, and replicas are equal, as on GPUs.
+
+    On a GPU every rank uses its part of one sequence of numbers, by an offset into it. The CPU's generator has no
+    offset: a seed is drawn from it, and each shard has its own sequence.
+    """
+    replace(f"{_RANDOM}.is_rng_supported_mesh", lambda device_mesh: True)
+    replace(f"{_RANDOM}.OffsetBasedRNGTracker.__init__", _init_tracker)
+    replace(f"{_RANDOM}.OffsetBasedRNGTracker._distribute_region", _distribute_region)
+
+
+def _init_tracker(self: Any, device_mesh: Any, run_state_sync: bool = True) -> None:
+    self._device, self._device_handle, self._use_distribute_region = torch.device("cpu"), torch.cuda, True
+    if run_state_sync:
+        state = torch.get_rng_state()
+        dist.broadcast(state, 0)
+        torch.set_rng_state(state)
+
+
+@contextlib.contextmanager
+def _distribute_region(self: Any, spec: Any, generator: torch.Generator | None = None) -> Iterator[None]:
+    """Let the block draw numbers for one shard. Afterwards the generator's state is equal on all ranks."""
+    used = generator or torch.default_generator
+    if not self._use_distribute_region:
+        yield
+        return
+    seed = int(torch.randint(1 << 62, (), generator=used))
+    state = used.get_state()
+    used.manual_seed(seed + _shard(spec))
+    try:
+        yield
+    finally:
+        used.set_state(state)
+
+
+def _shard(spec: Any) -> int:
+    """Number of this rank's shard: equal on ranks with the same part of the tensor."""
+    coordinate, number = spec.mesh.get_coordinate() or (), 0
+    for index, placement, size in zip(coordinate, spec.placements, spec.mesh.shape, strict=False):
+        if not (placement.is_replicate() or placement.is_partial()):
+            number = number * size + index
+    return number

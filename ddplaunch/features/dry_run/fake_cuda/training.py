@@ -1,6 +1,7 @@
-"""Mixed precision, optimizers and compiler: settings for CUDA also apply to the CPU.
+"""Mixed precision, optimizers, compiler and profilers: settings for CUDA also apply to the CPU.
 
-Runs in a worker of a dry run. ``torch.compile`` returns functions unchanged, except with ``compile_on_cpu``.
+Runs in a worker of a dry run. ``torch.compile`` returns functions unchanged, except with ``compile_on_cpu``. GPU
+profilers record nothing.
 """
 
 from __future__ import annotations
@@ -9,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ddplaunch.features.dry_run.fake_cuda.patching import wrap
+from ddplaunch.features.dry_run.fake_cuda.patching import replace, wrap
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 
 def install(compile_on_cpu: bool) -> None:
+    _install_profilers()
     for name in ("set_autocast_enabled", "set_autocast_dtype"):
         wrap(f"torch.{name}", _set_for_cuda_and_cpu)
     wrap("torch.set_autocast_gpu_dtype", lambda _original, dtype: torch.set_autocast_dtype("cuda", dtype))
@@ -51,3 +53,25 @@ def _run_eagerly(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any
     # `mode` and `options` make the default backend prepare for GPUs before anything is compiled.
     given = {name: value for name, value in kwargs.items() if name not in ("mode", "options")}
     return original(*args, **{**given, "backend": "eager"})
+
+
+class _FakeNvtx:
+    """Replaces the NVTX library: every call succeeds and has no effect."""
+
+    def __getattr__(self, name: str) -> Any:
+        return lambda *_args: 0
+
+
+def _install_profilers() -> None:
+    """NVTX calls and switches have no effect, torch's profiler records the CPU."""
+    replace("torch.cuda.nvtx._nvtx", _FakeNvtx(), everywhere=False)
+    wrap("torch.autograd.profiler.profile.__init__", _without_gpu)
+    wrap("torch.autograd.profiler.emit_nvtx.__init__", lambda original, self, **_kwargs: original(self, enabled=False))
+    for name in ("_record_memory_history", "_dump_snapshot"):
+        wrap(f"torch.cuda.memory.{name}", lambda _original, *_args, **_kwargs: None)
+    wrap("torch.cuda.memory._snapshot", lambda _original, *_args, **_kwargs: {"segments": [], "device_traces": []})
+
+
+def _without_gpu(original: Callable[..., None], self: Any, *args: Any, **kwargs: Any) -> None:
+    given = {name: value for name, value in kwargs.items() if name != "use_cuda"}
+    original(self, *args, **{**given, "use_device": None})

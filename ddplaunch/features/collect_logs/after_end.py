@@ -1,0 +1,150 @@
+"""Sends a node's log files to the launcher after the last attempt, as fast as the launcher grants bytes.
+
+Runs in the agent: a thread reads the files and waits for grants, while the main thread answers pings. Must not send a
+file whose name is not ``records.is_safe``, or follow a symbolic link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import stat
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.events import LauncherLost
+from ddplaunch.features.collect_logs.records import (
+    CHUNK_BYTES,
+    MAX_FILES,
+    WINDOW_BYTES,
+    GrantLogBytes,
+    LogChunk,
+    LogsFound,
+    LogsSent,
+    cost,
+    is_safe,
+)
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.protocol.launcher_agent import Ping, Pong
+from ddplaunch.system.files import kept_files
+from ddplaunch.system.signals import SignalReceived
+from ddplaunch.threads import post_from_thread
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from ddplaunch.agent.launcher_channel import Outbox
+    from ddplaunch.mailbox import Mailbox
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+@dataclass(frozen=True)
+class _ReaderEnded:
+    """The launcher has received all files, or no more can be sent."""
+
+
+def act(spec: AgentSpec, text: str, outbox: Outbox, mailbox: Mailbox[object], launcher_lost: threading.Event) -> None:
+    """Send the files of this node, if it has a folder and a launcher. ``text``: as ``wanted.for_agent``."""
+    if spec.node_dir and not launcher_lost.is_set():
+        LogSender(outbox, mailbox).send(Path(spec.node_dir), text)
+
+
+class LogSender:
+    """Sends the log files. Main thread only."""
+
+    def __init__(self, outbox: Outbox, mailbox: Mailbox[object]) -> None:
+        self._outbox = outbox
+        self._mailbox = mailbox
+        self._granted = _GrantedBytes()
+
+    def send(self, folder: Path, only: str = "") -> None:
+        """Send all files of ``folder``, or those with the name ``only``.
+
+        Returns once the launcher has received them, grants no more bytes, or is lost.
+        """
+        post_from_thread("logs", lambda: self._send_all(folder, only), self._mailbox.post, _ReaderEnded())
+        while True:
+            match self._mailbox.get():
+                case Ping():
+                    self._outbox.send(Pong())
+                case GrantLogBytes(nbytes=nbytes) if nbytes > 0:
+                    self._granted.add(nbytes)
+                case SignalReceived(signum=signal.SIGUSR1 | signal.SIGUSR2):
+                    pass  # For the workers, which have ended.
+                case GrantLogBytes() | _ReaderEnded() | LauncherLost() | SignalReceived():
+                    return
+
+    # The thread that reads files.
+
+    def _send_all(self, folder: Path, only: str) -> _ReaderEnded:
+        files, skipped_files = find_logs(folder, only)
+        self._outbox.send(LogsFound(sum(files.values())))
+        for path in files:
+            skipped_files += not self._send_file(folder, path)
+        self._granted.take(WINDOW_BYTES)  # The whole window is granted: nothing is in transit.
+        self._outbox.send(LogsSent(skipped_files))
+        return _ReaderEnded()
+
+    def _send_file(self, folder: Path, path: str) -> bool:
+        """Send one file; False if it cannot be read: the launcher then discards the part that has arrived."""
+        try:
+            with kept_files.open_regular(folder / path, os.O_NOFOLLOW) as file:
+                for chunk, data in _chunks(file.fileno(), path):
+                    self._granted.take(cost(chunk))
+                    self._outbox.send_file(chunk, data)
+        except OSError:
+            return False
+        return True
+
+
+class _GrantedBytes:
+    """Granted bytes that are not used yet. The main thread adds grants, the reading thread takes them."""
+
+    def __init__(self) -> None:
+        self._nbytes = 0
+        self._changed = threading.Condition()
+
+    def add(self, nbytes: int) -> None:
+        with self._changed:
+            self._nbytes += nbytes
+            self._changed.notify()
+
+    def take(self, nbytes: int) -> None:
+        """Wait until ``nbytes`` are granted."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._nbytes >= nbytes)
+            self._nbytes -= nbytes
+
+
+def find_logs(folder: Path, only: str = "") -> tuple[dict[str, int], int]:
+    """Size of each log file of a node, by path below ``folder``; and the number of skipped files.
+
+    ``only`` is the name of the files to find; empty: all.
+    """
+    found: dict[str, int] = {}
+    skipped_files = 0
+    for parent, folders, names in os.walk(folder):
+        folders.sort()
+        for name in sorted(names if not only else {only} & {*names}):
+            path = os.path.relpath(os.path.join(parent, name), folder)
+            with contextlib.suppress(OSError):
+                status = os.lstat(os.path.join(parent, name))
+                if len(found) < MAX_FILES and stat.S_ISREG(status.st_mode) and is_safe(path):
+                    found[path] = status.st_size
+                else:
+                    skipped_files += 1
+    return found, skipped_files
+
+
+def _chunks(fd: int, path: str) -> Iterator[tuple[LogChunk, bytes]]:
+    """What a file holds now; it may still grow."""
+    remaining = os.fstat(fd).st_size
+    while True:
+        data = os.read(fd, min(remaining, CHUNK_BYTES))
+        remaining -= len(data)
+        is_last = remaining <= 0 or not data
+        yield LogChunk(path, len(data), is_last), data
+        if is_last:
+            return

@@ -1,0 +1,159 @@
+"""The GPUs that the workers of this node may use: as they were read last, what they do now, and who uses them.
+
+Runs in the agent, in its main thread. They are read by ``GpuReader``, whose thread posts its answers as events: a
+GpusRead or GpuEvent, which other parts of the agent get after ``GpusPart``. Nothing here blocks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from ddplaunch.agent.parts import NodeServices, Part
+from ddplaunch.features.gpus.records import GpusRead
+from ddplaunch.system import devices
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ddplaunch.agent.workers.start_plan import Placement
+    from ddplaunch.features.gpus.reader import Answer
+    from ddplaunch.features.gpus.records import Gpu, GpuReading, Question
+    from ddplaunch.protocol.specs import AgentSpec
+
+
+def begin(spec: AgentSpec, post: Callable[[object], None]) -> GpusOfJob | None:
+    """Start to read the GPUs. None if there are none, if the user wants none read, and in a dry run."""
+    if spec.health == "off" or spec.dry_run or not (devices.has_nvml() or devices.is_amd()):
+        return None
+    return GpusOfJob(spec, post)
+
+
+def of_job(node: NodeServices) -> GpusOfJob | None:
+    """The GPUs that the workers of this node may use; None where ``begin`` reads none."""
+    gpus: GpusOfJob | None = node.begun.get("gpus")
+    return gpus
+
+
+class GpusPart(Part):
+    """Gives them their events, before other parts get these."""
+
+    def __init__(self, node: NodeServices) -> None:
+        super().__init__(node)
+        self._gpus = of_job(node)
+        if self._gpus:
+            self._gpus.placement = node.placement
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """The process that reads them."""
+        return self._gpus.pids if self._gpus else ()
+
+    def on_event(self, event: object) -> bool:
+        """An answer of the reader is also for other parts."""
+        if self._gpus:
+            self._gpus.on_event(event)
+        return False
+
+    def close(self) -> None:
+        """End the reader."""
+        if self._gpus:
+            self._gpus.close()
+
+
+class GpusOfJob:
+    """The GPUs that the workers of one node may use.
+
+    Attributes:
+        placement: says which GPUs those are; to be set before the first event is handled.
+        is_read: the first answer has come.
+        missing: why GPUs cannot be read; empty if they can.
+    """
+
+    def __init__(self, spec: AgentSpec, post: Callable[[object], None]) -> None:
+        """Start to read the GPUs. ``post`` appends an event to the agent's mailbox; any thread may call it."""
+        self._task, self._post = spec.task, post
+        self._usage: dict[int, GpuReading] = {}
+        self._is_usage_asked = False
+        self._gpus: dict[int, GpuReading] = {}
+        self.placement: Placement | None = None
+        self.is_read = False
+        self.missing = ""
+        from ddplaunch.features.gpus.reader import GpuReader  # A machine without GPUs does not load it.
+
+        self._reader = GpuReader.start(self._on_answer_in_thread)
+        self.ask("health")
+
+    def ask(self, question: Question) -> bool:
+        """An event follows: a GpusRead. False if there is nobody to ask."""
+        if self._reader:
+            self._reader.ask(question)
+        return self._reader is not None
+
+    def _on_answer_in_thread(self, answer: Answer) -> None:
+        """Also called in the thread of the reader. Usage is only kept: it must not wake the main thread."""
+        if isinstance(answer, GpusRead) and answer.question == "usage":
+            self._usage, self._is_usage_asked = {gpu.index: gpu for gpu in answer.gpus}, False
+        else:
+            self._post(answer)
+
+    def on_event(self, event: object) -> None:
+        """Take what identifies the GPUs, and their health, from an answer of the reader; others have no effect."""
+        if not isinstance(event, GpusRead) or event.question != "health":
+            return
+        known = (_identified(gpu, self._gpus.get(gpu.index)) for gpu in event.gpus)
+        self._gpus = {gpu.index: gpu for gpu in known if self.local_ranks(gpu)} or self._gpus
+        self.is_read, self.missing = True, event.missing
+
+    @property
+    def gpus(self) -> tuple[GpuReading, ...]:
+        """As they were read last."""
+        return tuple(self._gpus.values())
+
+    def local_ranks(self, gpu: Gpu) -> tuple[int, ...]:
+        """Local ranks of the workers that use the GPU."""
+        placement, task = self.placement, self._task
+        if placement is None:
+            return ()
+        users = (
+            rank for rank in range(placement.local_world_size) if any(map(gpu.is_named, placement.devices_of(rank)))
+        )
+        return tuple(task.local_rank if task else rank for rank in users)
+
+    def row_of_worker(self, local_rank: int) -> int | None:
+        """Position in ``gpus`` of the GPU that a worker probably uses; of several, the first."""
+        if self.placement is None:
+            return None
+        of_each = [self.placement.devices_of(rank) for rank in range(self.placement.local_world_size)]
+        names = of_each[local_rank]
+        if len(of_each) > 1 and len(set(of_each)) == 1:  # All workers see all GPUs.
+            names = names[local_rank : local_rank + 1]
+        found = (row for row, gpu in enumerate(self.gpus) if names and gpu.is_named(names[0]))
+        return next(found, None)
+
+    def next_usage(self) -> dict[int, GpuReading]:
+        """What the GPUs did at the last call, by index, and ask again. Empty while the driver does not answer."""
+        if self._is_usage_asked:  # The last question still waits.
+            return {}
+        self._is_usage_asked = self.ask("usage")
+        return self._usage
+
+    @property
+    def pids(self) -> tuple[int, ...]:
+        """Processes of the reader, which a sweep of this agent's descendants must leave alone."""
+        return (self._reader.pid,) if self._reader else ()
+
+    def close(self) -> None:
+        """End the reader's process."""
+        if self._reader:
+            self._reader.close()
+
+
+def _identified(gpu: GpuReading, before: GpuReading | None) -> GpuReading:
+    """``gpu``, with what identifies it as in an earlier reading: of a GPU that is lost, NVML tells only the index."""
+    if before is None or gpu.uuid:
+        return gpu
+    return replace(gpu, uuid=before.uuid, name=before.name, pci_address=before.pci_address)
+
+
+part = GpusPart

@@ -1,0 +1,325 @@
+"""Examinations of all nodes: the answers, what they say, its files for people and programs, and ``--stacks``.
+
+Runs in the launcher. What takes seconds for hundreds of ranks, to explain and to write, is done in a thread.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections import defaultdict
+from dataclasses import field
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.hangs.rank_state import JobState, RankState, is_busy, rank_state
+from ddplaunch.features.hangs.records import (
+    MAX_LINES,
+    ExamineRun,
+    ExamineWorkers,
+    NodeEvidence,
+    RankEvidence,
+    RunExamined,
+    WorkersExamined,
+)
+from ddplaunch.late_dataclass import dataclass
+from ddplaunch.launcher.watches import Question, Watch
+from ddplaunch.mailbox import NEVER
+from ddplaunch.protocol import wire
+from ddplaunch.protocol.control import RequestRefused
+from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.system.files import kept_files
+from ddplaunch.text import duration, escape, plural, quote, ranks
+from ddplaunch.threads import post_from_thread
+from ddplaunch.transport.handle import ChannelClosed
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from ddplaunch.features.hangs.explanation import Explanation
+    from ddplaunch.launcher.control_socket import ControlRequest
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.launcher_agent import Report
+
+EXAMINATION_S = 20.0
+"""Seconds for a node's answer to ExamineWorkers: with a suspended worker and without NCCL's answer it takes 8 s."""
+
+
+@dataclass
+class Examination(Question):
+    """What the nodes answer to an ExamineWorkers; number 0: nobody has asked, they answer before a stop.
+
+    Attributes:
+        all_nodes_at: as in WorkersExamined.
+        quiet_s, still_s, waiting_s: for how long the job had been quiet and still, and ranks had waited, when a limit
+            was reached.
+    """
+
+    ranks: list[RankEvidence] = field(default_factory=list)
+    nodes: list[NodeEvidence] = field(default_factory=list)
+    all_nodes_at: str = ""
+    quiet_s: float = 0.0
+    still_s: float = 0.0
+    waiting_s: float = 0.0
+
+    def take(self, index: int, participants: Sequence[int], answer: WorkersExamined) -> bool:
+        """Take the answer of node ``index``, one of ``participants``. Returns whether all have answered with it."""
+        if not self.awaits(index, answer.number):
+            return False
+        self.ranks.extend(answer.ranks)
+        self.nodes.extend([answer.node] if answer.node else [])
+        self.all_nodes_at = answer.all_nodes_at
+        return self.on_answer(index, participants)
+
+    def explained(self, *, output_counts: bool = True) -> Explanation:
+        """What the answers say; without ``output_counts`` also of ranks that write output."""
+        from ddplaunch.features.hangs.explanation import explain, explain_waiting, with_gpus
+
+        return with_gpus((explain if output_counts else explain_waiting)(self.ranks), self.nodes)
+
+    def write(self, folder: Path | None, found: Explanation) -> Path | None:
+        """Write hang.txt and hang.json to the run's ``folder``. Returns the path of the text; None if there is none."""
+        return write(folder, self.attempt, self.ranks, self.nodes, found) if folder and self.ranks else None
+
+
+def load() -> None:
+    """Import what explains."""
+    from ddplaunch.features.hangs import explanation  # noqa: F401
+
+
+# The files.
+
+SCHEMA = 1
+"""Version of the fields of hang.json."""
+
+_MAX_FILES = 100
+_writing = threading.Lock()
+"""Two threads must not choose the same names."""
+
+
+def write(
+    folder: Path, attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation
+) -> Path | None:
+    """Write both files to the run's ``folder``; a later hang gets hang_2.txt, and so on.
+
+    Returns the path of the text; None if the disk did not take it, or if there are ``_MAX_FILES`` already.
+    """
+    with _writing:
+        return _written(folder, attempt, evidences, nodes, found)
+
+
+def _written(
+    folder: Path, attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation
+) -> Path | None:
+    names = ("hang", *(f"hang_{number}" for number in range(2, _MAX_FILES + 1)))
+    stem = next((name for name in names if not os.path.lexists(folder / f"{name}.txt")), None)
+    if stem is None:
+        return None
+    facts = {
+        "schema": SCHEMA,
+        "time": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+        "attempt": attempt,
+        **wire.to_json(found),
+    }
+    text = folder / f"{stem}.txt"
+    with kept_files.noting(text):
+        kept_files.write_whole(text.with_suffix(".json"), _json(facts, evidences, nodes))
+        kept_files.write_whole(text, page(attempt, evidences, nodes, found))
+        return text
+    return None
+
+
+def _json(facts: dict[str, object], evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence]) -> str:
+    """A line for each fact, rank and node. ``indent`` takes five times as long: minutes for thousands of ranks."""
+    lines = [f"{json.dumps(name)}: {json.dumps(fact)}" for name, fact in facts.items()]
+    for name, records in (("ranks", evidences), ("nodes", nodes)):
+        each = [json.dumps(wire.to_json(record)) for record in records]
+        lines.append(f'"{name}": [\n' + ",\n".join(each) + "\n]")
+    return "{\n" + ",\n".join(lines) + "\n}\n"
+
+
+def page(attempt: int, evidences: Sequence[RankEvidence], nodes: Sequence[NodeEvidence], found: Explanation) -> str:
+    """The text of hang.txt: the explanation, each rank with its counters and Python stacks, GPUs and NCCL's RAS."""
+    parts = [f"attempt {attempt}, {time.strftime('%Y-%m-%d %H:%M:%S %z')}: {found.job_state.value}", ""]
+    parts += [escape(sentence) for sentence in found.sentences]
+    for evidence in sorted(evidences, key=lambda each: each.rank):
+        parts += ["", *_rank(evidence)]
+    for node in nodes:
+        parts += ["", *_node(node)]
+    return "\n".join(parts) + "\n"
+
+
+def _rank(evidence: RankEvidence) -> list[str]:
+    head = f"rank {evidence.rank} on {evidence.host}, pid {evidence.pid}"
+    if not evidence.is_running:
+        return [f"{head}: has ended"]
+    little = "" if is_busy(evidence) else " (too little to count)"
+    facts = [
+        f"no output for {evidence.silent_s:.0f} s",
+        f"in the last {evidence.window_s:.1f} s {evidence.cpu_s:.2f} s of CPU time and {evidence.io_bytes} bytes read "
+        f"and written{little}, {evidence.run_queue_wait_s:.2f} s waiting for a CPU",
+    ]
+    facts += [evidence.blocked_state] if evidence.blocked_state else []
+    facts += [f"busiest child: {evidence.busy_child}"] if evidence.busy_child else []
+    facts += ["reads standard input"] if evidence.waits_for_input else []
+    lines = [f"{head}: {'; '.join(facts)}", *(f"  not known: {missing}" for missing in evidence.missing_sources)]
+    calls = evidence.flight_record.calls[-5:] if evidence.flight_record else ()
+    for call in calls:
+        done = "done" if call.is_done else "not done"
+        lines.append(f"  {call.operation} #{call.number} of group {call.group}, sizes {call.input_sizes}: {done}")
+    return [escape(line) for line in (*lines, *evidence.stacks.splitlines())]
+
+
+def _node(node: NodeEvidence) -> list[str]:
+    lines = [f"GPUs of {node.host}: {node.gpus_missing}" if node.gpus_missing else f"GPUs of {node.host}:"]
+    for gpu in node.gpus:
+        lines.append(
+            f"  {gpu.index} {gpu.name} {gpu.uuid}: {gpu.utilization} % busy, memory {gpu.memory_utilization} %, "
+            f"{gpu.power_w} of {gpu.power_limit_w} W {gpu.error}"
+        )
+    lines += [f"NCCL's RAS: {node.ras_missing}"] if node.ras_missing else []
+    return [escape(line) for line in (*lines, *node.ras.splitlines())]
+
+
+# Those that the user asks for.
+
+_FIRST_NUMBER = 1 << 20
+"""Those of ``HangWatch`` are smaller: it must not take these answers for its own."""
+
+_MAX_SENTENCE, _MAX_WHERE, _MAX_PATH = 1000, 200, 4096
+
+
+class RequestedExaminations(Watch):
+    """Those that the user has asked for (``--stacks``), whatever the limits say, of one run.
+
+    Requests that come during an examination share the next one. The answer is what the job does in sentences, and a
+    line for the ranks that do the same. Decides nothing about the job: ``HangWatch`` does.
+    """
+
+    def __init__(self, run: RunServices) -> None:
+        self._folder, self._send, self._number = run.folder, run.send_to_all, _FIRST_NUMBER
+        self._nodes_have_launchers = run.config.each_node_has_launcher
+        self._attempt = -1
+        self._attempts: dict[int, int] = {}
+        """By node: the attempt of its running workers. One may be in the next before the end of another's is read."""
+        self._waiting: list[ControlRequest] = []
+        self._asking: list[ControlRequest] = []
+        """Those that wait for the next examination, and for the present one."""
+        self._examination: Examination | None = None
+
+    # Events.
+
+    def on_request(self, request: ControlRequest) -> bool:
+        """A client asks; ``run_due`` begins the examination."""
+        if not isinstance(request.request, ExamineRun):
+            return False
+        if not self._running:
+            when = "have ended" if self._attempt >= 0 else "have not started"
+            request.answer(RunExamined(sentences=(f"nothing to examine: the workers {when}",)))
+        else:
+            self._waiting.append(request)
+        return True
+
+    def on_event(self, index: int, event: object) -> None:
+        """The workers of node ``index`` have started or ended. Other events have no effect."""
+        match event:
+            case AttemptStarted(attempt=attempt):
+                self._attempts[index], self._attempt = attempt, max(attempt, self._attempt)
+            case AttemptEnded() | ChannelClosed():
+                self._attempts.pop(index, None)
+
+    def on_report(self, index: int, participants: Sequence[int], report: Report) -> None:
+        """A node has examined its workers."""
+        examination = self._examination
+        if examination and isinstance(report, WorkersExamined) and examination.take(index, participants, report):
+            self._conclude(examination)
+
+    @property
+    def _running(self) -> set[int]:
+        """The nodes whose workers run in the newest attempt."""
+        return {index for index, attempt in self._attempts.items() if attempt == self._attempt}
+
+    def run_due(self, now: float) -> float:
+        """Begin or end an examination. Returns when to call again."""
+        if self._examination and now >= self._examination.deadline:
+            self._conclude(self._examination)
+        if self._waiting and not self._examination:
+            self._begin(now)
+        return self._examination.deadline if self._examination else NEVER
+
+    # Examinations.
+
+    def _begin(self, now: float) -> None:
+        # Where each node has its own launcher, the first answer says which nodes there are.
+        expected = set() if self._nodes_have_launchers else set(self._running)
+        self._number += 1
+        self._asking, self._waiting = self._waiting, []
+        self._examination = Examination(self._number, self._attempt, now + EXAMINATION_S, expected)
+        self._send(ExamineWorkers(self._attempt, self._number, is_requested=True))
+
+    def _conclude(self, examination: Examination) -> None:
+        requests, self._asking, self._examination = self._asking, [], None
+        folder = self._folder()
+
+        def reply(answer: object) -> None:
+            for request in requests:
+                request.answer(answer)
+
+        refused: object = RequestRefused("what the workers do could not be explained")
+        post_from_thread("stacks", lambda: _answer(examination, folder), reply, refused)
+
+
+def _answer(examination: Examination, folder: Path | None) -> object:
+    found = examination.explained()
+    path = examination.write(folder, found)
+    return RunExamined(
+        sentences=(*_sentences(examination.ranks, found), *_missing(examination)),
+        lines=_lines(examination.ranks),
+        path=quote(str(path), _MAX_PATH) if path else "",
+        all_nodes_at=examination.all_nodes_at,
+    )
+
+
+def _missing(examination: Examination) -> list[str]:
+    count = len(examination.missing)
+    if not count and examination.answered:
+        return []
+    have = "has" if count == 1 else "have"
+    return [f"{plural(count, 'node') if count else 'the nodes'} {have} not answered within {EXAMINATION_S:.0f} s"]
+
+
+def _sentences(evidences: Sequence[RankEvidence], found: Explanation) -> tuple[str, ...]:
+    """Whether the job moves; if not, ``found``'s explanation."""
+    running = [each for each in evidences if each.is_running]
+    if not running:
+        return ("nothing to examine: the workers have ended",)
+    window = f"in the last {max(each.window_s for each in running):.1f} s"
+    if found.job_state is JobState.MOVING:
+        moving = [each.rank for each in running if rank_state(each) is RankState.MOVING]
+        return (f"the job moves: {ranks(moving)} wrote output, or called or finished a collective, {window}",)
+    silent = f"no output for {duration(min(each.silent_s for each in running))}"
+    first = {
+        JobState.STUCK: f"nothing moved {window}; {silent}",
+        JobState.BUSY: f"some ranks wait for others, and some are busy {window}; {silent}",
+        JobState.QUIET: f"no rank waits for another; some are busy {window}; {silent}",
+    }[found.job_state]
+    return (first, *(quote(sentence, _MAX_SENTENCE) for sentence in found.sentences))
+
+
+def _lines(evidences: Sequence[RankEvidence]) -> tuple[str, ...]:
+    """``ranks 0, 2-3: waiting, at train.py:6 in step``; ordered by the lowest rank."""
+    alike: defaultdict[str, list[int]] = defaultdict(list)
+    for evidence in evidences:
+        alike[_line(evidence)].append(evidence.rank)
+    groups = sorted(alike.items(), key=lambda item: min(item[1]))
+    shown = [f"{ranks(members)}: {text}" for text, members in groups[: MAX_LINES - 1]]
+    others = sum(len(members) for _, members in groups[MAX_LINES - 1 :])
+    return tuple([*shown, f"{plural(others, 'more rank')} elsewhere"] if others else shown)
+
+
+def _line(evidence: RankEvidence) -> str:
+    state = rank_state(evidence).value
+    parts = [state, f"at {quote(evidence.where, _MAX_WHERE)}" if evidence.where else "", evidence.blocked_state]
+    return ", ".join(quote(part, _MAX_WHERE) for part in parts if part)

@@ -1,0 +1,142 @@
+"""What happened in a run, and when: writes events.jsonl. See ``kinds``.
+
+Runs in the launcher: the main thread notes events, and reading threads the first output. All times are by this
+machine's clock; what another host reports gets the moment of its arrival.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from ddplaunch.features.run_events.event_file import EventFile
+from ddplaunch.features.run_events.kinds import SCHEMA
+from ddplaunch.launcher.display.failure_page import failure_line
+from ddplaunch.launcher.watches import Watch
+from ddplaunch.protocol import first_failure
+from ddplaunch.protocol.launcher_agent import AgentEnded, AgentReady, AttemptEnded, AttemptStarted
+from ddplaunch.transport.handle import AgentConnected
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from pathlib import Path
+
+    from ddplaunch.launcher.watches import RunServices
+    from ddplaunch.protocol.launcher_agent import Output, Report
+    from ddplaunch.protocol.results import AttemptResult, RunResult
+    from ddplaunch.transport.handle import WriteOutput
+
+_MAX_FAILURES = 20
+
+
+class RunEvents(Watch):
+    """The events of one run."""
+
+    def __init__(self, folder: Path | None, run_id: str, host_of: Callable[[int], str]) -> None:
+        """``folder``: the run's; None: no file. ``host_of`` returns the host of a node, by its index."""
+        self._file, self._host_of = EventFile(folder), host_of
+        self._started_s: dict[tuple[int, int], float] = {}
+        self._has_started = False
+        self._heard: set[tuple[int, str]] = set()
+        self._file.add({"schema": SCHEMA, "t": round(time.time(), 3), "event": "run_started", "text": run_id})
+
+    def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
+        """Write an event. Any thread; never blocks."""
+        where = {} if node is None else {"node": node, "host": self._host_of(node)}
+        moment = round(time.time() if t is None else t, 3)
+        self._file.add({"t": moment, "event": event, **where, **facts, **({"text": text} if text else {})})
+
+    def _add(
+        self, event: str, text: str = "", t: float | None = None, node: int | None = None, **facts: object
+    ) -> None:
+        self.on_note(event, text, t, node, facts)
+
+    def on_output(self, write: WriteOutput) -> WriteOutput:
+        """Note the first output of each node in an attempt."""
+
+        def noting_first(header: Output, data: bytes) -> None:
+            if (header.attempt, header.host) not in self._heard:
+                self._heard.add((header.attempt, header.host))
+                self._add("first_output", attempt=header.attempt, host=header.host, rank=header.rank)
+            write(header, data)
+
+        return noting_first
+
+    # Events of nodes.
+
+    def on_event(self, index: int, event: object) -> None:
+        """An event of node ``index``. Other events have no effect."""
+        match event:
+            case AgentConnected():
+                self._add("agent_connected", node=index)
+            case AgentReady(local_world_size=workers):
+                kind = "node_joined" if self._has_started else "agent_ready"
+                self._add(kind, node=index, workers=workers)
+            case AttemptStarted():
+                self._on_started(index, event)
+            case AttemptEnded(result=result):
+                self._on_ended(index, result)
+            case AgentEnded():
+                self._add("node_left", node=index)
+
+    def _on_started(self, index: int, event: AttemptStarted) -> None:
+        self._has_started, self._started_s[index, event.attempt] = True, time.time()
+        self._add(
+            "attempt_started",
+            node=index,
+            attempt=event.attempt,
+            workers=len(event.pids),
+            first_rank=event.first_rank,
+            world_size=event.world_size,
+            import_s=round(event.import_s, 3),
+        )
+
+    def _on_ended(self, index: int, result: AttemptResult) -> None:
+        # The agent reports exits at the end of the attempt: when they happened follows from how long the workers ran.
+        started_s = self._started_s.pop((index, result.attempt), None)
+        if started_s is None and result.exits:  # A worker has failed before all of them ran.
+            self._on_half_started(index, result)
+        for exit_ in first_failure.failures(result.exits)[:_MAX_FAILURES]:
+            ended_s = None if started_s is None else min(time.time(), started_s + exit_.duration_s)
+            facts = {"attempt": result.attempt, "rank": exit_.rank}
+            self.on_note("worker_failed", failure_line(exit_), ended_s, index, facts)
+        reason = result.reason or result.node_leaves
+        self._add("attempt_ended", reason, node=index, attempt=result.attempt, outcome=result.outcome)
+
+    def _on_half_started(self, index: int, result: AttemptResult) -> None:
+        first_rank, started_s = min(exit_.rank for exit_ in result.exits), time.time() - result.duration_s
+        facts = {"attempt": result.attempt, "workers": len(result.exits), "first_rank": first_rank}
+        self.on_note("attempt_started", "", started_s, index, facts)
+
+    # The end.
+
+    def add_to_result(self, result: RunResult) -> RunResult:
+        """The run has ended. Writes all events; later ones are ignored."""
+        last = result.attempts[-1].reason if result.attempts else ""
+        text = result.reason or (failure_line(result.first_failure) if result.first_failure else last)
+        self._add("run_ended", text, outcome=result.outcome, exit_code=result.exit_code)
+        self._file.close()
+        return result
+
+
+class WorkerEvents(Watch):
+    """``--event-log-handler console``: shows torchelastic's events of an attempt that has ended."""
+
+    def __init__(self, run: RunServices) -> None:
+        self._run = run
+
+    def explain(self, result: AttemptResult, evidence: Sequence[Report]) -> AttemptResult:
+        """All nodes have reported the end of the attempt."""
+        from ddplaunch.features.run_events.worker_events import worker_events
+
+        messages = self._run.messages
+        messages.console.flush()
+        for line in worker_events(messages.run_id, self._run.config.workers.role, result):
+            messages.console.show(line)
+        return result
+
+
+def watches(run: RunServices) -> tuple[Watch, ...]:
+    """The parts of a run in the launcher."""
+    events = RunEvents(run.folder(), run.messages.run_id, lambda index: run.nodes.all[index].host)
+    return (events, WorkerEvents(run)) if run.config.output.events == "console" else (events,)

@@ -1,0 +1,19 @@
+"""A run in a SLURM job: nodes that SLURM drains or loses are left, and the job is requeued when its time is up.
+
+The launcher asks ``scontrol``, and loads nothing of it in a run outside of SLURM. Must not import torch.
+"""
+
+
+def rows() -> tuple[object, ...]:
+    """``--requeue-on``."""
+    from ddplaunch.rows import Option
+
+    return (
+        Option(
+            "--requeue-on",
+            "USR1,TERM",
+            "In a SLURM job these signals also stop the run, and SLURM then requeues the job. Default: none.",
+            "",
+            heading="Restarts and stopping",
+        ),
+    )

@@ -1,0 +1,57 @@
+"""A feature is a folder, a line, and a field of the configuration: one that is added reaches all that a run shows."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from pathlib import Path
+
+from tests.process.test_removed_features import PACKAGE, run_copy
+from tests.support.runs import ROOT
+
+TEMPLATE = ROOT / "tests" / "support" / "checkpoint_age"
+ROW = 'Feature("checkpoint_age", ("launcher", "agent", "records"), before_run=("setting", "checkpoint"))'
+WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
+import pathlib, sys, time
+logs = pathlib.Path(sys.argv[1])
+while "".join(file.read_text() for file in logs.glob("*/events.jsonl")).count("old_checkpoint") < 2:
+    time.sleep(0.02)
+sys.exit(3)
+"""
+
+
+def add_line(file: Path, before: str, line: str) -> None:
+    text = file.read_text()
+    assert text.count(before) == 1
+    file.unlink()  # A link to the original.
+    file.write_text(text.replace(before, line + before))
+
+
+def with_template(folder: Path) -> Path:
+    """The package and the feature of the template, in ``folder``."""
+    package = shutil.copytree(PACKAGE, folder / "ddplaunch", copy_function=os.link)
+    shutil.copytree(TEMPLATE, package / "features" / "checkpoint_age")
+    add_line(package / "features" / "__init__.py", '    Feature("run_events"', f"    {ROW},\n")
+    add_line(package / "config.py", "    on_exit: str | None = None\n", "    checkpoint: str | None = None\n")
+    return folder
+
+
+def test_an_added_feature_has_its_option_its_reports_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
+    folder = with_template(tmp_path)
+    script, checkpoint, logs = tmp_path / "train.py", tmp_path / "model.pt", tmp_path / "logs"
+    script.write_text(WAITS_UNTIL_BOTH_NODES_ARE_NOTED)
+    checkpoint.touch()
+    os.utime(checkpoint, (0, 1_000_000_000))
+    options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
+    done = run_copy(folder, *options, script, logs)
+    assert done.returncode == 3, done.stderr
+    page = done.stderr.partition("the job failed")[2]
+    assert re.findall(r"^the checkpoint on (\S+) is .+ old$", page, re.MULTILINE) == ["node0", "node1"]
+    (written,) = logs.glob("*/events.jsonl")
+    events = [json.loads(line) for line in written.read_text().splitlines()]
+    assert {event["node"] for event in events if event["event"] == "old_checkpoint"} == {0, 1}
+    known = run_copy(folder, code="from ddplaunch.features.run_events.kinds import keys; print(*keys())")
+    assert {key for event in events for key in event} <= {*known.stdout.split()}, known.stderr
+    assert "--checkpoint FILE" in run_copy(folder, "--help").stdout

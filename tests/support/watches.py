@@ -1,0 +1,27 @@
+"""What a run offers its watches, as far as a test of one watch needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from ddplaunch.config import LaunchConfig
+from ddplaunch.launcher.watches import RunServices
+
+
+def ignore(*_: object, **__: object) -> None:
+    """Takes everything and does nothing."""
+
+
+def run_services(
+    config: LaunchConfig,
+    send: Callable[[object], None] = ignore,
+    folder: Path | None = None,
+    show: Callable[..., None] = ignore,
+    post: Callable[[object], None] = ignore,
+) -> RunServices:
+    """``send`` gets what goes to all nodes of the launcher, ``show`` the messages, ``post`` the events of threads."""
+    parts: Any = SimpleNamespace(send=send, show=show, note=ignore)
+    return RunServices(config, "job7", parts, parts, parts, parts, parts, ignore, lambda: folder, post)

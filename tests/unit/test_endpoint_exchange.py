@@ -1,0 +1,109 @@
+"""What a process manager may answer to the tasks of an mpirun; tests/ssh/test_mpi.py has real ones."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from collections.abc import Sequence
+
+import pytest
+
+from ddplaunch.cluster import endpoint_exchange
+from ddplaunch.cluster.endpoint_exchange import Exchanged, exchange
+from ddplaunch.cluster.scheduler_readers import SchedulerInfo, candidate_ports, with_exchanged
+
+ANSWERS = (
+    "cmd=response_to_init pmi_version=1 pmi_subversion=1 rc=0",
+    "cmd=my_kvsname kvsname=kvs_7",
+    "cmd=put_result rc=0 msg=success",
+    "cmd=barrier_out",
+    "cmd=get_result rc=0 msg=success value=10.0.0.1,fd00::1",
+    "cmd=finalize_ack",
+)
+
+
+def ask(
+    answers: Sequence[str], addresses: tuple[str, ...] | None = ("10.0.0.1", "fd00::1")
+) -> tuple[object, list[str]]:
+    """The result of an exchange with a process manager that gives ``answers`` and hangs up, and what it was asked."""
+    own, other = socket.socketpair()
+    asked: list[str] = []
+
+    def serve() -> None:
+        with other, contextlib.suppress(OSError), other.makefile("rwb", buffering=0) as stream:
+            for answer in answers:
+                asked.append(stream.readline().decode().rstrip("\n"))
+                stream.write(answer.encode() + b"\n")
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        return exchange({"PMI_FD": str(own.detach())}, addresses), asked
+    except OSError as error:
+        return str(error), asked
+    finally:
+        thread.join()
+
+
+def test_rank_0_tells_its_addresses():
+    result, asked = ask(ANSWERS)
+    assert result == Exchanged("kvs_7", ("10.0.0.1", "fd00::1"))
+    assert asked == [
+        "cmd=init pmi_version=1 pmi_subversion=1",
+        "cmd=get_my_kvsname",
+        "cmd=put kvsname=kvs_7 key=ddplaunch value=10.0.0.1,fd00::1",
+        "cmd=barrier_in",
+        "cmd=get kvsname=kvs_7 key=ddplaunch",
+        "cmd=finalize",
+    ]
+
+
+def test_the_other_ranks_only_ask():
+    result, asked = ask([answer for answer in ANSWERS if "put" not in answer], None)
+    assert result == Exchanged("kvs_7", ("10.0.0.1", "fd00::1"))
+    assert not [line for line in asked if "put" in line]
+
+
+@pytest.mark.parametrize(
+    ("number", "answer", "error"),
+    [
+        (0, "cmd=response_to_init rc=-1", "PMI: init failed"),
+        (4, "cmd=get_result rc=-1 msg=unknown_key", "PMI: get failed"),
+        (4, "cmd=get_result rc=0 value=evil.example;rm", "rank 0 gave no addresses"),
+        (4, "\xff" * 9000, "rank 0 gave no addresses"),
+    ],
+)
+def test_a_strange_answer_is_an_error(number: int, answer: str, error: str):
+    assert ask([*ANSWERS[:number], answer, *ANSWERS[number + 1 :]])[0] == error
+
+
+def test_a_manager_that_hangs_up_is_an_error():
+    error, asked = ask(ANSWERS[:3])  # By an end of the stream, a broken pipe or a reset connection.
+    assert isinstance(error, str)
+    assert len(asked) == 3
+
+
+def test_tasks_that_do_not_come_are_not_waited_for_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(endpoint_exchange, "LIMIT_S", 0.1)
+    own, other = socket.socketpair()
+    with other, pytest.raises(OSError, match=r"not all tasks have started ddplaunch within 0.1 s"):
+        exchange({"PMI_FD": str(own.detach())}, None)
+
+
+@pytest.mark.parametrize(
+    "environ", [{}, {"PMI_FD": "-1"}, {"PMI_FD": "x"}, {"PMI_FD": "0"}, {"PMI_FD": "9999"}, {"PMI_PORT": "vm:1"}]
+)
+def test_without_a_process_manager_there_is_no_exchange(environ: dict[str, str]):
+    assert exchange(environ, None) is None
+
+
+def test_what_the_environment_names_counts_more_than_what_is_exchanged():
+    named = SchedulerInfo(
+        name="MPI", kind="node", description="", is_server=False, first_host="gpu1", ports=(4,), token="t"
+    )
+    assert with_exchanged(named, "run", ("10.0.0.1",)) == named
+    bare = SchedulerInfo(name="MPI", kind="node", description="", is_server=False)
+    found = with_exchanged(bare, "run", ("10.0.0.1", "10.0.0.2"))
+    assert (found.first_host, found.other_addresses, found.token) == ("10.0.0.1", ("10.0.0.2",), "mpi-run")
+    assert found.ports == candidate_ports("mpi-run")
