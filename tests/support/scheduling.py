@@ -34,6 +34,26 @@ class Scheduling(LoadScopeScheduling):  # type: ignore[misc]
         super().__init__(config, log)
         config.option.loadscopereorder = False
 
+    def remove_node(self, node: Any) -> str | None:
+        """Of a process that died, hand out what it had not begun, and nothing else.
+
+        pytest-xdist 3.8 puts all that the process ever had into the queue again, and the test that ended it, too. A
+        process that is given tests that have all been run asks for no others, and the run never ends.
+        """
+        units = self.assigned_work.pop(node)
+        left = [(scope, name) for scope, tests in units.items() for name, is_done in tests.items() if not is_done]
+        for scope, name in left[1:]:
+            self.workqueue.setdefault(scope, {})[name] = False
+        for other in self.assigned_work:
+            self._reschedule(other)
+        return left[0][1] if left else None
+
+    def _reschedule(self, node: Any) -> None:
+        """A process runs a test once it has the next: one that replaces another must be given two."""
+        super()._reschedule(node)
+        while self.workqueue and not node.shutting_down and self._pending_of(self.assigned_work[node]) < 2:
+            super()._reschedule(node)
+
     def _split_scope(self, nodeid: str) -> str:
         if nodeid.startswith(_TOGETHER):
             return nodeid.partition("::")[0]
