@@ -16,7 +16,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.launcher import control_socket, outcome, setup
+from ddplaunch.launcher import control_socket, outcome, run_facts, setup
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.display.messages import UserMessages
 from ddplaunch.launcher.given_up import GivenUp
@@ -25,7 +25,6 @@ from ddplaunch.launcher.node_progress import ConnectionProgress, SweepNotice
 from ddplaunch.launcher.nodes import Node, Nodes, NodeState
 from ddplaunch.launcher.participants import Participants
 from ddplaunch.launcher.pings import Pings
-from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.launcher.shutdown import AGENT_OVERTIME_S, Shutdown
 from ddplaunch.launcher.timers import Timed, Timers
 from ddplaunch.launcher.watches import RunEnd, RunServices, Watches

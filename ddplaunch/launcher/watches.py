@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ddplaunch import features
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.control import RequestRefused, RunStops, StopRun
+from ddplaunch.protocol.control import RequestGranted, RequestRefused, StopRun
 from ddplaunch.protocol.launcher_agent import OrderToNodes, Report, ReportOfNode
 
 if TYPE_CHECKING:
@@ -239,7 +239,7 @@ class Watches:
         if request.request.run_tag != self._run.run_tag:
             request.answer(RequestRefused("another run of this process"))
         elif isinstance(request.request, StopRun):
-            request.answer(RunStops())
+            request.answer(RequestGranted())
             self._run.shutdown.on_stop_request()
         elif not any(watch.on_request(request) for watch in self.all):
             request.answer(RequestRefused("not a request that this version knows"))

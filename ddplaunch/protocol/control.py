@@ -35,26 +35,21 @@ class Answer(wire.Nested):
 
 @dataclass(frozen=True)
 class StopRun(Request):
-    """Client to launcher: stop the run, as SIGTERM does; answered by RunStops or RequestRefused."""
+    """Client to launcher: stop the run, as SIGTERM does; answered by RequestGranted or RequestRefused."""
 
     run_tag: OneLine
-
-
-@dataclass(frozen=True)
-class RunStops:
-    """Launcher to client, in answer to StopRun: the workers are being stopped."""
 
 
 @dataclass(frozen=True)
 class LeaveTerminal(Request):
-    """Client to launcher: use the terminal no more; answered by TerminalLeft or RequestRefused."""
+    """Client to launcher: use the terminal no more; answered by RequestGranted or RequestRefused."""
 
     run_tag: OneLine
 
 
 @dataclass(frozen=True)
-class TerminalLeft:
-    """Launcher to client, in answer to LeaveTerminal: the terminal can be closed."""
+class RequestGranted:
+    """Launcher to client: the workers are being stopped, or the terminal can be closed."""
 
 
 @dataclass(frozen=True)
@@ -65,5 +60,5 @@ class RequestRefused:
 
 
 TO_LAUNCHER = (StopRun, LeaveTerminal)
-FROM_LAUNCHER = (RunStops, TerminalLeft, RequestRefused)
+FROM_LAUNCHER = (RequestGranted, RequestRefused)
 """Besides those of features, ``features.records("TO_LAUNCHER")`` and ``features.records("FROM_LAUNCHER")``."""

@@ -25,7 +25,7 @@ from ddplaunch.features.check.queries import (
 from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.protocol.specs import Program
 from ddplaunch.system import devices
 from tests.support import golden

@@ -16,7 +16,7 @@ from ddplaunch.features.check.page import CheckedNode
 from ddplaunch.features.check.queries import GpuRates, NodeGpuRates
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.protocol import wire
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 from tests.support import golden
 from tests.support.asked import asked
 from tests.unit.test_check_page import LOOK

@@ -21,7 +21,7 @@ from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol import results
 from ddplaunch.protocol.env_forwarding import RULES
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 from tests.support import docs
 from tests.support.docs import PAGES
 from tests.support.runs import ROOT

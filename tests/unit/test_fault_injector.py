@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from ddplaunch.features.faults.fault_spec import parse
 from ddplaunch.features.faults.injector import Fault, LineSeen, describe_effect, with_line_search
-from ddplaunch.protocol.findings import Injected
 from ddplaunch.protocol.launcher_agent import Output
-from ddplaunch.protocol.results import AttemptResult, Outcome, RunResult
+from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
 from tests.support import golden
 
 

@@ -22,7 +22,6 @@ from ddplaunch.features.health.records import HardwareOfNode, NodeHardware
 from ddplaunch.features.slow_ranks.records import CollectivesSampled
 from ddplaunch.protocol import results, script_request, start_method, wire
 from ddplaunch.protocol.field_types import Limit
-from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import (
     FROM_AGENT,
     FROM_OWN_AGENT,
@@ -34,7 +33,7 @@ from ddplaunch.protocol.launcher_agent import (
     RunIdAgreed,
     of_host,
 )
-from ddplaunch.protocol.results import AttemptResult, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, HealthFinding, WorkerExit
 from ddplaunch.transport.command_handle import CommandHandle
 from ddplaunch.transport.handle import AgentHandle
 from ddplaunch.transport.local import LocalHandle

@@ -14,9 +14,8 @@ from ddplaunch.features.gpus.agent import GpusOfJob
 from ddplaunch.features.gpus.records import GpuEvent, GpuReading, GpusRead, IbPort
 from ddplaunch.features.health import gpu_faults
 from ddplaunch.features.health.gpu_faults import GpuFaults, await_free_memory
-from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import Notice
-from ddplaunch.protocol.results import WorkerExit
+from ddplaunch.protocol.results import HealthFinding, WorkerExit
 from tests.support.configs import agent_spec
 
 GPUS = tuple(

@@ -11,8 +11,7 @@ from ddplaunch.features.health import differences, findings, log_folder
 from ddplaunch.features.health.findings import with_hardware
 from ddplaunch.features.health.log_folder import FolderState
 from ddplaunch.features.health.records import NodeHardware
-from ddplaunch.protocol.findings import HealthFinding
-from ddplaunch.protocol.results import WorkerExit
+from ddplaunch.protocol.results import HealthFinding, WorkerExit
 from tests.support import golden
 
 XID = HealthFinding(

@@ -9,9 +9,8 @@ from types import SimpleNamespace
 from ddplaunch.errors import LaunchError
 from ddplaunch.features.health.launcher import HealthWatch
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
-from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
-from ddplaunch.protocol.results import RunResult
+from ddplaunch.protocol.results import HealthFinding, RunResult
 from tests.support.configs import rendezvous_config
 from tests.support.fake_agents import participants_of
 

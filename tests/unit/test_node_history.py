@@ -9,8 +9,7 @@ import pytest
 
 from ddplaunch.features.health import node_history
 from ddplaunch.features.health.node_history import KEEP_S, MAX_EVENTS, MAX_OF_HOST, NodeEvent
-from ddplaunch.protocol.findings import HealthFinding
-from ddplaunch.protocol.results import AttemptResult, NodeOfRun, RunResult, WorkerError, WorkerExit
+from ddplaunch.protocol.results import AttemptResult, HealthFinding, NodeOfRun, RunResult, WorkerError, WorkerExit
 from tests.support import golden
 
 NOW_S = 1_800_000_000.0

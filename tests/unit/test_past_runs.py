@@ -17,8 +17,8 @@ import pytest
 from ddplaunch import LaunchConfig
 from ddplaunch.features.come_back import past_runs
 from ddplaunch.features.come_back.past_runs import PastRun
+from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import console_log, report_files
-from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import AttemptResult, RunResult, WorkerError, WorkerExit
 from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.text import iso_time

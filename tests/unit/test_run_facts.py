@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddplaunch import LaunchConfig
+from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.nodes import Node
-from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.launcher_agent import NodeDetails
 from ddplaunch.protocol.results import NodeOfRun, RunResult, Versions
 from ddplaunch.system.files import run_json

@@ -14,8 +14,8 @@ from ddplaunch.errors import NO_REPORT
 from ddplaunch.features.come_back import attach, launcher_request, logs
 from ddplaunch.features.ps import ps
 from ddplaunch.features.usage import live
+from ddplaunch.launcher import run_facts
 from ddplaunch.launcher.display import report_files
-from ddplaunch.launcher.run_files import run_facts
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system import run_tags
 from ddplaunch.system.files import kept_files, run_folder, run_folders

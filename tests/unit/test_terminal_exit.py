@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 
 from ddplaunch.features.come_back import launcher
-from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, TerminalLeft
+from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
 from ddplaunch.system import terminal
 
 
@@ -54,7 +54,7 @@ def answer(messages: Messages) -> object:
 
 def test_it_says_so_and_leaves(own: list[str]) -> None:
     messages = Messages()
-    assert answer(messages) == TerminalLeft()
+    assert answer(messages) == RequestGranted()
     assert (own, messages.left) == (["left"], 1)
 
 

@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from ddplaunch.launcher.watches import Watch
-from ddplaunch.protocol.control import LeaveTerminal, RequestRefused, TerminalLeft
+from ddplaunch.protocol.control import LeaveTerminal, RequestGranted, RequestRefused
 from ddplaunch.system import terminal
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class TerminalExit(Watch):
             return True
         return False
 
-    def _leave(self) -> TerminalLeft | RequestRefused:
+    def _leave(self) -> RequestGranted | RequestRefused:
         messages = self._run.messages
         if not terminal.is_own or threading.current_thread() is not threading.main_thread():
             return RequestRefused("it was started by a Python program, which has the terminal")
@@ -41,7 +41,7 @@ class TerminalExit(Watch):
             return RequestRefused("its only worker writes to the terminal itself (not with -t 3)")
         messages.left_terminal()
         terminal.leave()
-        return TerminalLeft()
+        return RequestGranted()
 
 
 def watches(run: RunServices) -> tuple[Watch, ...]:

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.display import console_log
+from ddplaunch.launcher.display import console_log, report_files
 from ddplaunch.launcher.display.failure_page import failure
-from ddplaunch.launcher.run_files import past_reports
 from ddplaunch.system.files import run_folder, run_folders, run_json
 from ddplaunch.system.files.run_folder import LOCK
 from ddplaunch.text import elapsed, quote, table
@@ -112,7 +111,7 @@ def of_launchers(folders: Sequence[Path]) -> PastRun:
 
 
 def _past_run(folder: Path) -> PastRun:
-    started, report = run_json.facts(folder), past_reports.read(folder)
+    started, report = run_json.facts(folder), report_files.read(folder)
     known = report or started
     start_s = run_json.seconds(known.start) or run_json.seconds(started.start) or _made_s(folder)
     result = _result(folder, started, report)

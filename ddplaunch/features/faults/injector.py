@@ -24,8 +24,8 @@ from ddplaunch.launcher.nodes import Node
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.findings import Injected
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
+from ddplaunch.protocol.results import Injected
 from ddplaunch.system import procfs
 from ddplaunch.transport.handle import ChannelClosed, node_tag
 

@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from ddplaunch.agent.events import AttemptFailure
     from ddplaunch.agent.workers.worker_group import WorkerGroup
     from ddplaunch.features.health.gpu_faults import GpuFaults
-    from ddplaunch.protocol.findings import HealthFinding
-    from ddplaunch.protocol.results import Round, WorkerExit
+    from ddplaunch.protocol.results import HealthFinding, Round, WorkerExit
 
 _FIRST_LIMIT_S = 3.0
 """The reader of the GPUs itself gives up after 2 s; this is only for a thread that does not run."""

@@ -17,8 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from ddplaunch.features.gpus.records import GpuReading, IbPort
-    from ddplaunch.protocol.findings import HealthFinding
-    from ddplaunch.protocol.results import WorkerExit
+    from ddplaunch.protocol.results import HealthFinding, WorkerExit
 
 WINDOW_S = 60.0
 """A fault of this many seconds before a failure is its cause."""

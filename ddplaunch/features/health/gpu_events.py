@@ -13,7 +13,7 @@ import time
 from typing import TYPE_CHECKING, Literal
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 
 if TYPE_CHECKING:
     from ddplaunch.features.gpus.records import GpuEvent

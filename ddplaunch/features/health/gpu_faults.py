@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from ddplaunch.features.gpus.agent import GpusOfJob
     from ddplaunch.features.gpus.records import GpuReading, IbPort
     from ddplaunch.features.health.records import NodeHealth
-    from ddplaunch.protocol.findings import HealthFinding
-    from ddplaunch.protocol.results import WorkerExit
+    from ddplaunch.protocol.results import HealthFinding, WorkerExit
     from ddplaunch.protocol.specs import AgentSpec
 
 _FRESH_LIMIT_S = 1.0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.features.gpus import nvml
 from ddplaunch.features.gpus.records import GpuReading
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.findings import HealthFinding, Severity
+from ddplaunch.protocol.results import HealthFinding, Severity
 from ddplaunch.text import fold_ints, size
 
 if TYPE_CHECKING:

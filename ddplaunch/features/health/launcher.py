@@ -16,8 +16,8 @@ from ddplaunch.features.health import differences, findings
 from ddplaunch.features.health.records import HardwareOfNode, NodeHealth
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
-from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import AttemptStarted, Pong
+from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.text import plural
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ import contextlib
 import os
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 from ddplaunch.system.files import kept_files
 from ddplaunch.text import quote
 

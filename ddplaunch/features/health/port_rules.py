@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 
 from ddplaunch.features.gpus.records import IbPort
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.findings import HealthFinding
+from ddplaunch.protocol.results import HealthFinding
 
 _INACTIVE = ("INIT", "ARMED")
 _CABLE = "look at its cable and at the switch"

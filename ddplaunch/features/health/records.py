@@ -11,8 +11,8 @@ from typing import Annotated
 from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.field_types import Count, OneLine, Seconds, Size, at_most
-from ddplaunch.protocol.findings import HealthFinding
 from ddplaunch.protocol.launcher_agent import Report
+from ddplaunch.protocol.results import HealthFinding
 
 MAX_FINDINGS = 256
 MAX_PORTS = 256

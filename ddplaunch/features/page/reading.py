@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ddplaunch.features.run_events.kinds import kinds
 from ddplaunch.features.usage.quantities import FOLDER
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.launcher.run_files import past_reports
+from ddplaunch.launcher.display import report_files
 from ddplaunch.protocol.results import RunResult
 from ddplaunch.system.files import kept_files, run_folder, run_json
 from ddplaunch.system.files.run_json import Json, RunFacts, integer, number
@@ -88,7 +88,7 @@ def _of_one(folder: Path) -> RunFiles:
     started = run_json.facts(folder)
     if not started.host:
         missing.append(_absent(folder / run_json.RUN, "command and start are not known"))
-    report = past_reports.read(folder)
+    report = report_files.read(folder)
     if not report and not (is_live and not os.path.exists(folder / run_json.REPORT)):
         missing.append(_absent(folder / run_json.REPORT, "exit code and failures are not known"))
     events = _events(folder / run_json.EVENTS, missing)

@@ -19,7 +19,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.findings import RankLateness
+from ddplaunch.protocol.results import RankLateness
 from ddplaunch.text import median, quote, ranks, table
 
 if TYPE_CHECKING:

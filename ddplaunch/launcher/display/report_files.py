@@ -1,6 +1,7 @@
 """The files of a run's result: report.json, report.txt, and the error file for a parent that is torchelastic.
 
-Runs in the launcher, at the end of a run. A full disk prevents files, and does not change the run's outcome.
+Written by the launcher, at the end of a run: a full disk prevents files, and does not change the run's outcome. Read by
+all that show earlier runs.
 """
 
 from __future__ import annotations
@@ -10,12 +11,13 @@ import json
 from typing import TYPE_CHECKING
 
 from ddplaunch.protocol import first_failure, stack_dump, wire
+from ddplaunch.protocol.results import RunResult
 from ddplaunch.system.files import kept_files, run_json
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from ddplaunch.protocol.results import RunResult, WorkerExit
+    from ddplaunch.protocol.results import WorkerExit
 
 SCHEMA = 2
 """Version of the fields of report.json; files without ``schema`` are version 1."""
@@ -27,6 +29,11 @@ FAILED = "failed"
 def write_report(result: RunResult, folder: Path) -> None:
     """Write report.json."""
     _write(folder / run_json.REPORT, json.dumps({"schema": SCHEMA, **wire.to_json(result)}, indent=2) + "\n")
+
+
+def read(folder: Path) -> RunResult | None:
+    """The report.json in ``folder``, as far as it can be read; None if there is none. Raises nothing."""
+    return wire.salvage(RunResult, run_json.read(folder / run_json.REPORT))
 
 
 def write_page(text: str, folder: Path) -> None:

@@ -1,7 +1,7 @@
 """Reads the JSON files of run folders, which may be damaged, cut, or of another version: the objects and their values.
 
 Used by all that read run folders: commands, the page, the agent of ``--ps``. Must not block, and must not raise for any
-content of a file. ``past_reports`` reads report.json as a whole.
+content of a file. ``launcher/display/report_files`` reads report.json as a whole.
 """
 
 from __future__ import annotations
