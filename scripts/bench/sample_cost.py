@@ -23,7 +23,7 @@ import psutil
 from common import DDPLAUNCH, PROGRAMS, size
 
 from ddplaunch.agent.workers.worker import Worker
-from ddplaunch.features.usage.records import PERIOD_S, GpusUsage, NodeUsage, UsageSample, WorkersUsage
+from ddplaunch.features.usage.records import PERIOD_S, UsageSample
 from ddplaunch.features.usage.usage_files import NodeFile, row, thinned
 from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
 
@@ -153,19 +153,16 @@ def steps() -> None:
 
 def made_up(at_s: float, span_s: float, chance: random.Random) -> UsageSample:
     """A sample of 8 workers and 8 GPUs."""
+    node = {"n.cpu": 100, "n.mem": 2e12, "n.disk": 100, "n.rx": 1e9, "n.tx": 1e9}
+    workers = {"w.cpu": 800, "w.rss": 1e11, "w.rd": 1e9, "w.wr": 1e8, "w.quiet": 100, "w.lines": 10}
+    gpus = {"g.util": 100, "g.mem": 8e10, "g.power": 700, "g.temp": 90}
 
-    def some(most: float) -> tuple[float, ...]:
-        return tuple(chance.uniform(0, most) for _ in range(WORKERS))
+    def some(most: float, rows: int = WORKERS) -> tuple[float, ...]:
+        return tuple(chance.uniform(0, most) for _ in range(rows))
 
-    return UsageSample(
-        at_s=at_s,
-        span_s=span_s,
-        node=NodeUsage(cpu=some(100)[0], mem=some(2e12)[0], disk=some(100)[0], rx=some(1e9)[0], tx=some(1e9)[0]),
-        workers=WorkersUsage(
-            cpu=some(800), rss=some(1e11), rd=some(1e9), wr=some(1e8), quiet=some(100), lines=some(10)
-        ),
-        gpus=GpusUsage(util=some(100), mem=some(8e10), power=some(700), temp=some(90), throttle=(None,) * WORKERS),
-    )
+    values = {name: some(most, 1) for name, most in node.items()}
+    values |= {name: some(most) for name, most in (workers | gpus).items()}
+    return UsageSample(at_s=at_s, span_s=span_s, values=values, throttle=(None,) * WORKERS)
 
 
 def largest(span_s: int) -> int:

@@ -18,11 +18,8 @@ from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.metrics import metrics
 from ddplaunch.features.metrics.metrics import METRICS, PERIOD_S, MetricsWatch, NodeMetrics, RunMetrics, text
 from ddplaunch.features.usage.records import (
-    GpusUsage,
-    UsageSample,
     UsageSampled,
     UsageStarted,
-    WorkersUsage,
 )
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted
 from ddplaunch.protocol.results import AttemptResult, RunResult
@@ -64,7 +61,8 @@ def parsed(content: str) -> dict[str, list[tuple[dict[str, str], float]]]:
 def test_a_parser_reads_all_values_of_a_run() -> None:
     node = NodeMetrics(1, "gpu1", STARTED)
     node.add([sample(value=50.0, gpus=1), sample(value=50.0, gpus=1)])
-    run = RunMetrics("job7", "0.1", start_s=1000.0, update_s=1010.5, state="running", attempt=2, restarts=1, workers=16)
+    numbers = {"start_time_seconds": 1000.0, "update_time_seconds": 1010.5, "attempt": 2}
+    run = RunMetrics("job7", "0.1", {**numbers, "restarts_total": 1, "nodes": 0, "workers": 16}, "running")
     written = text(run, [node])
     golden.check("metrics", {"a run of one node": written})
     known = {each.name for each in METRICS} - {"ddplaunch_run_exit_code", "ddplaunch_run_end_time_seconds"}
@@ -73,11 +71,9 @@ def test_a_parser_reads_all_values_of_a_run() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     node = NodeMetrics(1, "gpu1", STARTED)
-    known = sample()
-    ended = WorkersUsage(cpu=(1.0, None), rss=(5.0, None), quiet=(None, None))
-    gpus = GpusUsage(util=(None,), throttle=(None,))
-    node.add([UsageSample(at_s=0, span_s=2, node=known.node, workers=ended, gpus=gpus)])
-    found = parsed(text(RunMetrics("job7", "0.1", 0.0), [node]))
+    ended = {"w.cpu": (1.0, None), "w.rss": (5.0, None), "w.quiet": (None, None), "g.util": (None,)}
+    node.add([replace(sample(), values=ended, throttle=(None,))])
+    found = parsed(text(RunMetrics("job7", "0.1", {}), [node]))
     assert found["ddplaunch_worker_running"] == [(RANK_8, 1), (RANK_9, 0)]
     assert found["ddplaunch_worker_resident_memory_bytes"] == [(RANK_8, 5)]
     assert not {name for name in found if "output" in name or "gpu_throttled" in name or "gpu_util" in name}
@@ -86,7 +82,7 @@ def test_what_is_not_known_is_left_out() -> None:
 def test_labels_are_escaped() -> None:
     name = 'a "b"\\n\n c\\'
     node = NodeMetrics(0, name, STARTED)
-    found = parsed(text(RunMetrics(name, "0.1", 0.0), [node]))
+    found = parsed(text(RunMetrics(name, "0.1", {}), [node]))
     ((labels, _),) = found["ddplaunch_node_memory_bytes"]
     assert (labels["run_id"], labels["host"]) == (name, name)
 

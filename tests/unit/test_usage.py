@@ -18,15 +18,7 @@ from ddplaunch.agent.workers.worker import Worker
 from ddplaunch.config import NO_LOGS, OutputConfig
 from ddplaunch.features.usage import agent as usage_sampling
 from ddplaunch.features.usage.agent import UsagePart
-from ddplaunch.features.usage.records import (
-    FROM_AGENT,
-    MAX_SAMPLES,
-    GpusUsage,
-    UsageSampled,
-    UsageStarted,
-    WorkersUsage,
-    mean,
-)
+from ddplaunch.features.usage.records import FROM_AGENT, MAX_SAMPLES, UsageSampled, UsageStarted, mean
 from ddplaunch.features.usage.usage_counters import KeptFile, ProcessFiles, network_bytes, used_memory
 from ddplaunch.features.usage.usage_files import Clock
 from ddplaunch.features.usage.usage_recorder import DiskUse, UsageSampler
@@ -44,26 +36,27 @@ SPEC = agent_spec()
 def test_a_mean_weighs_by_time_and_keeps_peaks() -> None:
     merged = mean([sample(2.0, 2.0, 10.0), sample(8.0, 6.0, 30.0)])
     assert (merged.at_s, merged.span_s) == (8.0, 8.0)
-    assert (merged.node.cpu, merged.workers.cpu) == (25.0, (25.0, 25.0))
-    assert (merged.node.mem, merged.workers.rss, merged.workers.quiet) == (30.0, (30.0, 30.0), (30.0, 30.0))
+    assert (merged.values["n.cpu"], merged.values["w.cpu"]) == ((25.0,), (25.0, 25.0))
+    assert [merged.values[name] for name in ("n.mem", "w.rss", "w.quiet")] == [(30.0,), (30.0, 30.0), (30.0, 30.0)]
 
 
 def test_a_mean_is_of_what_is_known() -> None:
     """A worker that has ended, a GPU that was silent, a list that is shorter."""
-    first = replace(
-        sample(2.0), workers=WorkersUsage(cpu=(4.0, 2.0)), gpus=GpusUsage(util=(50.0,), throttle=("power brake",))
-    )
-    second = replace(
-        sample(4.0), workers=WorkersUsage(cpu=(None,)), gpus=GpusUsage(util=(None, 10.0), throttle=(None,))
-    )
+    first = replace(sample(2.0), values={"w.cpu": (4.0, 2.0), "g.util": (50.0,)}, throttle=("power brake",))
+    second = replace(sample(4.0), values={"w.cpu": (None,), "g.util": (None, 10.0)}, throttle=(None,))
     merged = mean([first, second])
-    assert merged.workers.cpu == (4.0, 2.0)
-    assert merged.gpus == GpusUsage(util=(50.0, 10.0), throttle=("power brake",))
+    assert merged.values == {"w.cpu": (4.0, 2.0), "g.util": (50.0, 10.0)}
+    assert merged.throttle == ("power brake",)
 
 
 @pytest.mark.parametrize(
     ("value", "bad"),
-    [*((b"7.5", bad) for bad in (b"-1", b"NaN", b"1e400", b'"x"', b"true")), (b"2.5", b"-1"), (b"2.5", b"1e300")],
+    [
+        *((b"7.5", bad) for bad in (b"-1", b"NaN", b"1e400", b'"x"', b"true")),
+        (b"2.5", b"-1"),
+        (b"2.5", b"1e300"),
+        (b"w.rss", b"w.x"),
+    ],
 )
 def test_records_are_checked_when_decoded(value: bytes, bad: bytes) -> None:
     samples = (sample(value=7.5, span_s=2.5),)
@@ -99,14 +92,14 @@ def test_a_sample_has_the_worker_and_its_children(worker: Worker) -> None:
     wait_until(is_busy)
     own = sampler.sample(time.monotonic())
     (found,) = sampler.with_children([own])
-    assert own.workers.cpu[0] is not None
-    assert found.workers.cpu[0] > own.workers.cpu[0] + 1
-    assert found.workers.wr[0] > 0
-    assert found.workers.rss[0] > 1 << 20
-    assert found.workers.lines == found.workers.quiet == (None,), "its output is not ours"
-    assert 0 <= found.node.cpu <= 100
-    assert found.node.mem > 1 << 20
-    assert found.gpus is None
+    assert own.values["w.cpu"][0] is not None
+    assert found.values["w.cpu"][0] > own.values["w.cpu"][0] + 1
+    assert found.values["w.wr"][0] > 0
+    assert found.values["w.rss"][0] > 1 << 20
+    assert found.values["w.lines"] == found.values["w.quiet"] == (None,), "its output is not ours"
+    assert 0 <= found.values["n.cpu"][0] <= 100
+    assert found.values["n.mem"][0] > 1 << 20
+    assert not [name for name in found.values if name.startswith("g.")]
     sampler.close()
     files.close()
 
@@ -116,8 +109,8 @@ def test_a_worker_that_has_ended_is_unknown() -> None:
     sampler = UsageSampler([Worker(0, 0, None, pid=process.pid)], None, DiskUse(None))
     process.wait()
     (found,) = sampler.with_children([sampler.sample(time.monotonic())])
-    assert (found.workers.cpu, found.workers.rss, found.workers.rd) == ((None,), (None,), (None,))
-    assert found.node.disk is None
+    assert (found.values["w.cpu"], found.values["w.rss"], found.values["w.rd"]) == ((None,), (None,), (None,))
+    assert found.values["n.disk"] == (None,)
     sampler.close()
 
 
@@ -129,8 +122,8 @@ def test_lines_and_silence_are_counted() -> None:
     sampler = UsageSampler([worker], None, DiskUse(None))
     streams[1].lines = 5
     found = sampler.sample(sampler._at + 2.0)
-    assert found.workers.lines == (2.0,)
-    assert found.workers.quiet[0] == pytest.approx(9.0, abs=0.5)
+    assert found.values["w.lines"] == (2.0,)
+    assert found.values["w.quiet"][0] == pytest.approx(9.0, abs=0.5)
     sampler.close()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import pytest
 
 from ddplaunch.features.gpus.records import Gpu
 from ddplaunch.features.usage import usage_files
-from ddplaunch.features.usage.records import GpusUsage, UsageSampled, UsageStarted
+from ddplaunch.features.usage.records import UsageSampled, UsageStarted
 from ddplaunch.features.usage.usage_files import NodeFile, Row, UsageFiles, UsageWatch, number, row, thinned
 from ddplaunch.system.files import kept_files
 from tests.support import golden
@@ -32,6 +33,13 @@ def test_a_line_has_the_names_of_the_format() -> None:
     assert line["w"].keys() == {"cpu", "rss", "rd", "wr", "quiet", "lines"}
     assert line["g"] == {"util": [1], "mem": [1], "power": [1], "temp": [1], "throttle": [None]}
     assert "g" not in json.loads(row(0, NOW, sample()).line)
+
+
+@pytest.mark.parametrize(("values", "parts"), [({}, {}), ({"n.cpu": (1.0, 2.0), "n.mem": ()}, {"cpu": 1, "mem": None})])
+def test_what_no_agent_of_ours_sends_is_a_line_all_the_same(values: Any, parts: Any) -> None:
+    each = row(0, NOW, replace(sample(), values=values))
+    assert json.loads(each.line).get("n", {}) == parts
+    assert thinned([each, each], NOW + 1e6)
 
 
 def rows(start: float, count: int, step: float = 2.0, attempt: int = 0) -> list[Row]:
@@ -63,7 +71,7 @@ def test_attempts_are_not_mixed() -> None:
 
 def test_a_reason_stays_when_samples_are_merged() -> None:
     throttled = sample(gpus=1)
-    hot = row(0, NOW - 600, throttled.__class__(**{**vars(throttled), "gpus": GpusUsage(throttle=("x" * 500,))}))
+    hot = row(0, NOW - 600, replace(throttled, throttle=("x" * 500,)))
     (merged,) = thinned([hot, row(0, NOW - 599, throttled)], NOW)
     assert json.loads(merged.line)["g"]["throttle"] == ["x" * 80]
 

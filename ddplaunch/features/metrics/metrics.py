@@ -13,7 +13,7 @@ import os
 import time
 from dataclasses import field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from ddplaunch.errors import Level, OptionError
 from ddplaunch.features.usage.quantities import QUANTITIES
@@ -89,7 +89,7 @@ METRICS = (
     Metric("gpu_throttled", "1 while the GPU's clocks are lowered by the hardware, else 0"),
 )
 
-_QUANTITIES = {f"{each.part}.{each.key}": each for each in QUANTITIES}
+_QUANTITIES = {each.name: each for each in QUANTITIES}
 _SAMPLED = [(each, _QUANTITIES[each.quantity]) for each in METRICS if each.quantity]
 """The metrics of samples, each with its quantity."""
 
@@ -110,39 +110,20 @@ class RunMetrics:
     """Of the run.
 
     Attributes:
-        update_s: when the text is written, in seconds since 1970.
-        exit_code: None while the run goes on.
+        numbers: what is known by now, by name after ``ddplaunch_run_``.
     """
 
     run_id: str
     version: str
-    start_s: float
-    update_s: float = 0.0
+    numbers: dict[str, float]
     state: RunState = "starting"
-    attempt: int | None = None
-    restarts: int = 0
-    nodes: int = 0
-    workers: int = 0
-    end_s: float | None = None
-    exit_code: int | None = None
 
     def values(self) -> Iterator[Value]:
         yield "ddplaunch_run_info", {"version": self.version}, 1
         for state in RUN_STATES:
             yield "ddplaunch_run_state", {"state": state}, int(state == self.state)
-        known = {
-            "start_time_seconds": self.start_s,
-            "update_time_seconds": self.update_s,
-            "end_time_seconds": self.end_s,
-            "exit_code": self.exit_code,
-            "attempt": self.attempt,
-            "restarts_total": self.restarts,
-            "nodes": self.nodes,
-            "workers": self.workers,
-        }
-        for name, value in known.items():
-            if value is not None:
-                yield f"ddplaunch_run_{name}", {}, value
+        for name, value in self.numbers.items():
+            yield f"ddplaunch_run_{name}", {}, value
 
 
 @dataclass
@@ -164,7 +145,7 @@ class NodeMetrics:
         for sample in samples:
             self.newest = sample
             for metric, quantity in _SAMPLED:
-                for row, rate in enumerate(_values(sample, quantity) if metric.kind == "counter" else ()):
+                for row, rate in enumerate(sample.values.get(quantity.name, ()) if metric.kind == "counter" else ()):
                     if rate is not None:
                         before = self.totals.get((metric.name, row), 0.0)
                         self.totals[metric.name, row] = before + rate * sample.span_s * _factor(quantity)
@@ -177,7 +158,7 @@ class NodeMetrics:
 
     def _sampled(self, labels: Mapping[str, Sequence[Labels]]) -> Iterator[Value]:
         for metric, quantity in _SAMPLED:
-            now = _values(self.newest, quantity)
+            now = self.newest.values.get(quantity.name, ()) if self.newest else ()
             for row, own in enumerate(labels[quantity.part]):
                 if metric.kind == "counter":
                     value = self.totals.get((metric.name, row))
@@ -204,21 +185,14 @@ class NodeMetrics:
         yield "ddplaunch_node_memory_bytes", {}, self.started.memory_bytes
         sample = self.newest
         for row, own in enumerate(workers):
-            runs = sample is None or _at(sample.workers.rss, row) is not None
+            runs = sample is None or _at(sample.values.get("w.rss", ()), row) is not None
             yield "ddplaunch_worker_running", own, int(runs)
         for row, own in enumerate(gpus):
             if memory := self.started.gpus[row].memory_bytes:
                 yield "ddplaunch_gpu_memory_bytes", own, memory
-            if sample and sample.gpus and _at(sample.gpus.util, row) is not None:
-                reasons = sample.gpus.throttle
+            if sample and _at(sample.values.get("g.util", ()), row) is not None:
+                reasons = sample.throttle
                 yield "ddplaunch_gpu_throttled", own, int(row < len(reasons) and bool(reasons[row]))
-
-
-def _values(sample: UsageSample | None, quantity: Quantity) -> Sequence[float | None]:
-    """The values of a sample by row; empty if there are none."""
-    parts = {"n": sample.node, "w": sample.workers, "g": sample.gpus} if sample else {}
-    found: Any = getattr(parts.get(quantity.part), quantity.key, ())
-    return (found,) if parts and quantity.part == "n" else tuple(found)
 
 
 def _at(values: Sequence[float | None], row: int) -> float | None:
@@ -286,7 +260,7 @@ class MetricsWatch(Watch):
         """``run_id`` returns the run's: nodes may agree on another one."""
         self._path, self._run_id = path, run_id
         self._participants, self._show = participants, show
-        self._run = RunMetrics(run_id(), __version__, time.time())
+        self._run = RunMetrics(run_id(), __version__, {"start_time_seconds": time.time(), "workers": 0})
         self._of_node: dict[int, NodeMetrics] = {}
         self._restarts: set[int] = set()
         self._due = time.monotonic()
@@ -296,9 +270,10 @@ class MetricsWatch(Watch):
 
     def on_event(self, index: int, event: object) -> None:
         """An event of node ``index``; other events have no effect."""
+        numbers = self._run.numbers
         match event:
-            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= (self._run.attempt or 0):
-                self._run.state, self._run.attempt, self._run.workers = "running", attempt, world_size
+            case AttemptStarted(attempt=attempt, world_size=world_size) if attempt >= numbers.get("attempt", 0):
+                self._run.state, numbers["attempt"], numbers["workers"] = "running", attempt, world_size
             case AttemptEnded(result=result) if result.restart_follows:
                 self._restarts.add(result.attempt)
             case UsageStarted():
@@ -322,8 +297,12 @@ class MetricsWatch(Watch):
         return self._due
 
     def _text(self) -> str:
-        self._run.run_id, self._run.update_s = self._run_id(), time.time()
-        self._run.restarts, self._run.nodes = len(self._restarts), len(self._participants.indices)
+        self._run.run_id = self._run_id()
+        self._run.numbers |= {
+            "update_time_seconds": time.time(),
+            "restarts_total": len(self._restarts),
+            "nodes": len(self._participants.indices),
+        }
         known = [self._of_node[index] for index in self._participants.indices if index in self._of_node]
         return text(self._run, known)
 
@@ -346,7 +325,8 @@ class MetricsWatch(Watch):
     def add_to_result(self, result: RunResult) -> RunResult:
         """The run has ended: write the outcome. Waits up to ``_CLOSE_S`` for the disk."""
         self._of_node, self._due = {}, NEVER
-        self._run.state, self._run.end_s, self._run.exit_code = "ended", time.time(), result.exit_code
+        self._run.state = "ended"
+        self._run.numbers |= {"end_time_seconds": time.time(), "exit_code": result.exit_code}
         if self._writer:
             self._writer.join(_CLOSE_S)
         if self._writer is None or not self._writer.is_alive():

@@ -15,8 +15,8 @@ class Quantity(NamedTuple):
     """One value of a usage sample: of the node, or of each worker or GPU.
 
     Attributes:
-        part: of the line of a sample: ``n``, the node; ``w``, its workers; ``g``, its GPUs.
-        key: in that part; also the field of ``NodeUsage``, ``WorkersUsage`` or ``GpusUsage``.
+        name: its part of the line of a sample, and its key there. The parts are ``n``, the node; ``w``, its workers;
+            ``g``, its GPUs.
         unit: of the sample.
         title: of its chart on the page of a run; empty if it has none.
         least: a chart with no larger value is not shown, and no smaller difference makes an outlier.
@@ -24,13 +24,22 @@ class Quantity(NamedTuple):
         peaks: several samples have its largest value, since its peaks matter; otherwise the mean.
     """
 
-    part: str
-    key: str
+    name: str
     unit: str
     title: str = ""
     least: float = 0.0
     top: float | None = None
     peaks: bool = False
+
+    @property
+    def part(self) -> str:
+        """Of the line of a sample."""
+        return self.name.partition(".")[0]
+
+    @property
+    def key(self) -> str:
+        """In that part."""
+        return self.name.partition(".")[2]
 
     @property
     def chart_unit(self) -> str:
@@ -49,20 +58,20 @@ class Quantity(NamedTuple):
 
 
 QUANTITIES = (
-    Quantity("g", "util", "%", "GPU utilisation", 3, 100),
-    Quantity("g", "mem", "bytes", "GPU memory", 0.1, peaks=True),
-    Quantity("g", "power", "W", "GPU power", 20),
-    Quantity("g", "temp", "°C", "GPU temperature", 5, peaks=True),
-    Quantity("w", "cpu", "% of a core", "Worker CPU", 5),
-    Quantity("w", "rss", "bytes", "Worker memory", 0.01, peaks=True),
-    Quantity("w", "lines", "lines/s", "Lines of output", 0.01),
-    Quantity("w", "rd", "bytes/s", "Worker reads", 0.1),
-    Quantity("w", "wr", "bytes/s", "Worker writes", 0.1),
-    Quantity("w", "quiet", "s", peaks=True),
-    Quantity("n", "cpu", "% of all cores", "Node CPU", 5, 100),
-    Quantity("n", "mem", "bytes", "Node memory", peaks=True),
-    Quantity("n", "rx", "bytes/s", "Network received", 0.1),
-    Quantity("n", "tx", "bytes/s", "Network sent", 0.1),
-    Quantity("n", "disk", "% full", "Disk of the logs", top=100, peaks=True),
+    Quantity("g.util", "%", "GPU utilisation", 3, 100),
+    Quantity("g.mem", "bytes", "GPU memory", 0.1, peaks=True),
+    Quantity("g.power", "W", "GPU power", 20),
+    Quantity("g.temp", "°C", "GPU temperature", 5, peaks=True),
+    Quantity("w.cpu", "% of a core", "Worker CPU", 5),
+    Quantity("w.rss", "bytes", "Worker memory", 0.01, peaks=True),
+    Quantity("w.lines", "lines/s", "Lines of output", 0.01),
+    Quantity("w.rd", "bytes/s", "Worker reads", 0.1),
+    Quantity("w.wr", "bytes/s", "Worker writes", 0.1),
+    Quantity("w.quiet", "s", peaks=True),
+    Quantity("n.cpu", "% of all cores", "Node CPU", 5, 100),
+    Quantity("n.mem", "bytes", "Node memory", peaks=True),
+    Quantity("n.rx", "bytes/s", "Network received", 0.1),
+    Quantity("n.tx", "bytes/s", "Network sent", 0.1),
+    Quantity("n.disk", "% full", "Disk of the logs", top=100, peaks=True),
 )
 """In the order of the charts. docs/samples.md says what each is. Why clocks are lowered (``g.throttle``) is a text."""

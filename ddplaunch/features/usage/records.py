@@ -6,18 +6,15 @@ attempt, and a UsageSampled about every 10 s. Loaded when there is something to 
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
 
 from ddplaunch.cluster.hosts import MAX_SLOTS_PER_HOST
 from ddplaunch.features.gpus.records import MAX_GPUS, Gpu
 from ddplaunch.features.usage import UsageRecord
 from ddplaunch.features.usage.quantities import QUANTITIES
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Quantity, Seconds, Size, at_most, between
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
+from ddplaunch.protocol.field_types import Count, Limit, OneLine, Quantity, Seconds, Size, at_most, between
 
 PERIOD_S = 2.0
 RECORD_S = 10.0
@@ -26,6 +23,7 @@ RECORD_S = 10.0
 MAX_SAMPLES = 64
 """In one record."""
 
+QuantityName = Annotated[str, Limit("the name of a quantity", {each.name for each in QUANTITIES}.__contains__)]
 Span = Annotated[float, between(0, 1 << 32)]
 Amounts = Annotated[tuple[Quantity | None, ...], at_most(MAX_SLOTS_PER_HOST)]
 Reasons = Annotated[tuple[OneLine | None, ...], at_most(MAX_GPUS)]
@@ -54,76 +52,21 @@ class UsageStarted(UsageRecord):
 
 
 @dataclass(frozen=True, kw_only=True)
-class NodeUsage:
-    """What a node used. None: not known.
-
-    Attributes:
-        cpu: percent of all CPUs that were not idle; waiting for a disk counts.
-        mem: bytes of memory in use.
-        disk: percent of the log folder's file system in use.
-        rx: bytes per second received by network adapters, and ``tx`` sent; RDMA is not counted.
-    """
-
-    cpu: Quantity | None = None
-    mem: Quantity | None = None
-    disk: Quantity | None = None
-    rx: Quantity | None = None
-    tx: Quantity | None = None
-
-
-@dataclass(frozen=True, kw_only=True)
-class WorkersUsage:
-    """What each worker used, as UsageStarted orders them. None: not known, or it has ended.
-
-    Attributes:
-        cpu: percent of one CPU, with its children.
-        rss: bytes of memory of its process, without its children.
-        rd: bytes per second that it and its children have read from files and pipes, and ``wr`` written.
-        quiet: seconds since its last output, or its start.
-        lines: lines of output per second.
-    """
-
-    cpu: Amounts = ()
-    rss: Amounts = ()
-    rd: Amounts = ()
-    wr: Amounts = ()
-    quiet: Amounts = ()
-    lines: Amounts = ()
-
-
-@dataclass(frozen=True, kw_only=True)
-class GpusUsage:
-    """What each GPU did, as UsageStarted orders them. None: not known.
-
-    Attributes:
-        util: percent of the time in which a kernel ran.
-        mem: bytes in use.
-        power: watts.
-        temp: degrees Celsius.
-        throttle: why its clocks are lowered.
-    """
-
-    util: Amounts = ()
-    mem: Amounts = ()
-    power: Amounts = ()
-    temp: Amounts = ()
-    throttle: Reasons = ()
-
-
-@dataclass(frozen=True, kw_only=True)
 class UsageSample:
-    """What was used in a span of time. The fields of its parts have the names that the files in samples/ have.
+    """What was used in a span of time.
 
     Attributes:
         at_s: the end of the span, by the agent's ``time.monotonic()``.
         span_s: its length in seconds.
+        values: by name of the quantity, of each worker or GPU as UsageStarted orders them; of the node one. None: not
+            known, or the worker has ended. docs/samples.md says what each is.
+        throttle: for each GPU why its clocks are lowered.
     """
 
     at_s: Seconds
     span_s: Span
-    node: NodeUsage
-    workers: WorkersUsage
-    gpus: GpusUsage | None = None
+    values: dict[QuantityName, Amounts]
+    throttle: Reasons = ()
 
 
 @dataclass(frozen=True)
@@ -136,9 +79,9 @@ class UsageSampled(UsageRecord):
 
 FROM_AGENT = (UsageStarted, UsageSampled)
 
-_LARGEST = frozenset(each.key for each in QUANTITIES if each.peaks)
+_LARGEST = frozenset(each.name for each in QUANTITIES if each.peaks)
 
-_Part = TypeVar("_Part", NodeUsage, WorkersUsage, GpusUsage)
+_Merge = Callable[[Sequence[Any], Sequence[float]], Any]
 
 
 def mean(samples: Sequence[UsageSample]) -> UsageSample:
@@ -146,30 +89,22 @@ def mean(samples: Sequence[UsageSample]) -> UsageSample:
     if len(samples) == 1:
         return samples[0]
     spans = [sample.span_s for sample in samples]
-    gpus = [sample.gpus or GpusUsage() for sample in samples]
+    values = {}
+    for name in dict.fromkeys(name for sample in samples for name in sample.values):
+        columns = [sample.values.get(name, ()) for sample in samples]
+        values[name] = _merged(columns, spans, _most if name in _LARGEST else _mean)
     return UsageSample(
         at_s=samples[-1].at_s,
         span_s=sum(spans),
-        node=_merged([sample.node for sample in samples], spans),
-        workers=_merged([sample.workers for sample in samples], spans),
-        gpus=_merged(gpus, spans) if any(sample.gpus for sample in samples) else None,
+        values=values,
+        throttle=_merged([sample.throttle for sample in samples], spans, _last),
     )
 
 
-def _merged(parts: Sequence[_Part], spans: Sequence[float]) -> _Part:
-    """One part of several, field by field, and row by row where a field has some."""
-    values: dict[str, Any] = {}
-    for name in (field.name for field in fields(parts[0])):
-        merge = _last if name == "throttle" else _most if name in _LARGEST else _mean
-        column = [getattr(part, name) for part in parts]
-        if isinstance(parts[0], NodeUsage):
-            values[name] = merge(column, spans)
-        else:
-            rows = range(max(map(len, column)))
-            values[name] = tuple(
-                merge([each[row] if row < len(each) else None for each in column], spans) for row in rows
-            )
-    return type(parts[0])(**values)
+def _merged(columns: Sequence[Sequence[Any]], spans: Sequence[float], merge: _Merge) -> tuple[Any, ...]:
+    """Of one quantity in several samples, row by row."""
+    rows = range(max(map(len, columns)))
+    return tuple(merge([each[row] if row < len(each) else None for each in columns], spans) for row in rows)
 
 
 def _mean(values: Sequence[Any], spans: Sequence[float]) -> Any:

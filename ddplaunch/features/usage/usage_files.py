@@ -13,22 +13,14 @@ import json
 import os
 import queue
 import time
-from dataclasses import field, fields
+from dataclasses import field
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ddplaunch.features.usage.quantities import FOLDER, QUANTITIES
-from ddplaunch.features.usage.records import (
-    GpusUsage,
-    NodeUsage,
-    UsageSample,
-    UsageSampled,
-    UsageStarted,
-    WorkersUsage,
-    mean,
-)
+from ddplaunch.features.usage.records import UsageSample, UsageSampled, UsageStarted, mean
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.kept_files import keep_free
@@ -58,7 +50,7 @@ _MAX_QUEUED = 10_000
 """Records that wait for a disk, of some kB each."""
 
 _MAX_REASON = 80
-_FOUR_DIGITS = frozenset(each.key for each in QUANTITIES if each.unit == "bytes")
+_FOUR_DIGITS = frozenset(each.name for each in QUANTITIES if each.unit == "bytes")
 
 _MAX_DRIFT = 1e-3
 """By which two clocks may differ in their speed."""
@@ -77,21 +69,19 @@ class Row(NamedTuple):
 
 def row(attempt: int, t: float, sample: UsageSample) -> Row:
     """The line of a sample that ended at ``t``."""
-    parts = [f'"n":{_object(sample.node)}', f'"w":{_object(sample.workers)}']
-    parts += [f'"g":{_object(sample.gpus)}'] if sample.gpus else []
-    return Row(attempt, t, sample.span_s, f'{{"t":{t:.1f},"s":{sample.span_s:.3g},{",".join(parts)}}}')
-
-
-def _object(part: NodeUsage | WorkersUsage | GpusUsage) -> str:
-    return "{" + ",".join(f'"{each.name}":{_text(each.name, getattr(part, each.name))}' for each in fields(part)) + "}"
-
-
-def _text(name: str, value: Any) -> str:
-    if isinstance(value, tuple):
-        return "[" + ",".join(_text(name, each) for each in value) + "]"
-    if isinstance(value, str):
-        return json.dumps(value[:_MAX_REASON])
-    return "null" if value is None else number(value, 4 if name in _FOUR_DIGITS else 3)
+    parts: dict[str, list[str]] = {}
+    for name, values in sample.values.items():
+        part, _, key = name.partition(".")
+        digits = 4 if name in _FOUR_DIGITS else 3
+        found = ["null" if value is None else number(value, digits) for value in values]
+        value = next(iter(found), "null") if part == "n" else f"[{','.join(found)}]"
+        parts.setdefault(part, []).append(f'"{key}":{value}')
+    if sample.throttle:
+        reasons = json.dumps([reason and reason[:_MAX_REASON] for reason in sample.throttle])
+        parts.setdefault("g", []).append(f'"throttle":{reasons}')
+    objects = (f'"{part}":{{{",".join(items)}}}' for part, items in parts.items())
+    line = ",".join((f'"t":{t:.1f},"s":{sample.span_s:.3g}', *objects))
+    return Row(attempt, t, sample.span_s, f"{{{line}}}")
 
 
 def number(value: float, digits: int) -> str:
@@ -132,14 +122,13 @@ def _newest(rows: list[Row]) -> list[Row]:
 def _sample(each: Row) -> UsageSample:
     """The sample of a line that ``row`` has made."""
     body = json.loads(each.line)
-    gpus = {name: tuple(values) for name, values in body["g"].items()} if "g" in body else None
-    return UsageSample(
-        at_s=each.t,
-        span_s=each.s,
-        node=NodeUsage(**body["n"]),
-        workers=WorkersUsage(**{name: tuple(values) for name, values in body["w"].items()}),
-        gpus=GpusUsage(**gpus) if gpus else None,
-    )
+    throttle = body.get("g", {}).pop("throttle", ())
+    values = {
+        f"{part}.{key}": tuple(found) if isinstance(found, list) else (found,)
+        for part in ("n", "w", "g")
+        for key, found in body.get(part, {}).items()
+    }
+    return UsageSample(at_s=each.t, span_s=each.s, values=values, throttle=tuple(throttle))
 
 
 @dataclass

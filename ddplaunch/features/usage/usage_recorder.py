@@ -18,12 +18,9 @@ from ddplaunch.features.usage.records import (
     MAX_SAMPLES,
     PERIOD_S,
     RECORD_S,
-    GpusUsage,
-    NodeUsage,
     UsageSample,
     UsageSampled,
     UsageStarted,
-    WorkersUsage,
     mean,
 )
 from ddplaunch.features.usage.usage_counters import (
@@ -140,18 +137,17 @@ class UsageSampler:
         span_s = max(now - self._at, 1e-3)
         node, own = self._machine.read(), [files.own() for files in self._files]
         lines = [_lines(worker) for worker in self._workers]
-        sample = UsageSample(
-            at_s=now,
-            span_s=span_s,
-            node=_node_usage(self._node, node, self._disk.percent(now), span_s),
-            workers=WorkersUsage(
-                cpu=tuple(_cpu(new, old, span_s) for new, old in zip(own, self._own, strict=True)),
-                rss=tuple(float(found.rss_bytes) if found else None for found in own),
-                quiet=tuple(_quiet_s(worker, now) for worker in self._workers),
-                lines=tuple(_rate(new, old, span_s) for new, old in zip(lines, self._lines, strict=True)),
-            ),
-            gpus=self._gpus_usage(),
-        )
+        gpus = self._read_gpus()
+        values = {
+            **_of_node(self._node, node, self._disk.percent(now), span_s),
+            "w.cpu": tuple(_cpu(new, old, span_s) for new, old in zip(own, self._own, strict=True)),
+            "w.rss": tuple(float(found.rss_bytes) if found else None for found in own),
+            "w.quiet": tuple(_quiet_s(worker, now) for worker in self._workers),
+            "w.lines": tuple(_rate(new, old, span_s) for new, old in zip(lines, self._lines, strict=True)),
+            **_of_gpus(gpus),
+        }
+        throttle = tuple(gpu.throttled or None for gpu in gpus)
+        sample = UsageSample(at_s=now, span_s=span_s, values=values, throttle=throttle)
         self._at, self._node, self._own, self._lines = now, node, own, lines
         return sample
 
@@ -164,23 +160,16 @@ class UsageSampler:
         children = [_children_cpu(new, old, span_s) for new, old in pairs]
         read = tuple(_rate(new and new.read_bytes, old and old.read_bytes, span_s) for new, old in pairs)
         written = tuple(_rate(new and new.written_bytes, old and old.written_bytes, span_s) for new, old in pairs)
-        return [replace(sample, workers=_with(sample.workers, children, read, written)) for sample in samples]
+        return [_with(sample, children, {"w.rd": read, "w.wr": written}) for sample in samples]
 
     def _read_trees(self, own: Sequence[OwnCounters | None]) -> list[TreeCounters | None]:
         return [files.tree(found) if found else None for files, found in zip(self._files, own, strict=True)]
 
-    def _gpus_usage(self) -> GpusUsage | None:
+    def _read_gpus(self) -> list[GpuReading]:
         if not self._gpus or not self._rows:
-            return None
+            return []
         found = self._gpus.next_usage()
-        gpus = [found.get(index) or GpuReading(index=index) for index in self._rows]
-        return GpusUsage(
-            util=tuple(_float(gpu.utilization) for gpu in gpus),
-            mem=tuple(_float(gpu.used_bytes) for gpu in gpus),
-            power=tuple(gpu.power_w for gpu in gpus),
-            temp=tuple(_float(gpu.temperature_c) for gpu in gpus),
-            throttle=tuple(gpu.throttled or None for gpu in gpus),
-        )
+        return [found.get(index) or GpuReading(index=index) for index in self._rows]
 
 
 class DiskUse:
@@ -206,21 +195,33 @@ class DiskUse:
         self._percent = None if share is None else round(100 * share, 1)
 
 
-def _with(workers: WorkersUsage, children_cpu: Sequence[float], read: Amounts, written: Amounts) -> WorkersUsage:
-    cpu = (None if own is None else own + more for own, more in zip(workers.cpu, children_cpu, strict=True))
-    return replace(workers, cpu=tuple(cpu), rd=read, wr=written)
+def _with(sample: UsageSample, children_cpu: Sequence[float], more: dict[str, Amounts]) -> UsageSample:
+    pairs = zip(sample.values["w.cpu"], children_cpu, strict=True)
+    cpu = tuple(None if own is None else own + of_children for own, of_children in pairs)
+    return replace(sample, values={**sample.values, "w.cpu": cpu, **more})
 
 
-def _node_usage(old: MachineCounters, new: MachineCounters, disk: float | None, span_s: float) -> NodeUsage:
+def _of_gpus(gpus: Sequence[GpuReading]) -> dict[str, Amounts]:
+    if not gpus:
+        return {}
+    return {
+        "g.util": tuple(_float(gpu.utilization) for gpu in gpus),
+        "g.mem": tuple(_float(gpu.used_bytes) for gpu in gpus),
+        "g.power": tuple(gpu.power_w for gpu in gpus),
+        "g.temp": tuple(_float(gpu.temperature_c) for gpu in gpus),
+    }
+
+
+def _of_node(old: MachineCounters, new: MachineCounters, disk: float | None, span_s: float) -> dict[str, Amounts]:
     idle_s = None if new.idle_s is None or old.idle_s is None else new.idle_s - old.idle_s
     busy = None if idle_s is None else 100 * (1 - idle_s / (span_s * (os.cpu_count() or 1)))
-    return NodeUsage(
-        cpu=None if busy is None else min(max(busy, 0.0), 100.0),
-        mem=_float(new.memory_bytes),
-        disk=disk,
-        rx=_rate(new.received_bytes, old.received_bytes, span_s),
-        tx=_rate(new.sent_bytes, old.sent_bytes, span_s),
-    )
+    return {
+        "n.cpu": (None if busy is None else min(max(busy, 0.0), 100.0),),
+        "n.mem": (_float(new.memory_bytes),),
+        "n.disk": (disk,),
+        "n.rx": (_rate(new.received_bytes, old.received_bytes, span_s),),
+        "n.tx": (_rate(new.sent_bytes, old.sent_bytes, span_s),),
+    }
 
 
 def _cpu(new: OwnCounters | None, old: OwnCounters | None, span_s: float) -> float | None:
