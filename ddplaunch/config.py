@@ -194,7 +194,7 @@ class RemoteConfig:
         config: ssh configuration file in place of the user's; None: the user's.
         accept_new: accept and store the keys of unknown hosts, as ``ssh -o StrictHostKeyChecking=accept-new``.
         connect_timeout_s: seconds for one attempt, from the name look-up to the login.
-        start_timeout_s: over SSH, seconds from the login to the agent's first record, ``setup`` included.
+        start_timeout_s: seconds from the login, or the start of srun, to the agent's first record, ``setup`` included.
         max_logins: hosts that are connected to at the same time.
         python: interpreter of the agents; None: the path of the launcher's interpreter.
         setup: shell text that runs on the host before the agent, in a login shell.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Literal
@@ -68,7 +69,7 @@ class SchedulerInfo:
         launchers: number of launchers that were started, one per node, or one per worker for a ``task``; None if
             unknown. Each has one agent in the rendezvous.
         hosts: the nodes in the scheduler's order, without slots, because schedulers count CPUs, not workers.
-        hostfile: path of the file that names the nodes, if the environment does not; ``read_hosts`` reads it.
+        find_hosts: finds the nodes where the environment does not name them, as in a file; see ``read_hosts``.
         first_host: host that serves the rendezvous; None if unknown, see ``missing_endpoint_error``.
         other_addresses: further addresses of the first host, in the order to try.
         ports: candidate ports of the rendezvous, in the order to try; see ``candidate_ports``.
@@ -89,7 +90,7 @@ class SchedulerInfo:
     index: int | None = None
     launchers: int | None = None
     hosts: tuple[Host, ...] = ()
-    hostfile: str | None = None
+    find_hosts: Callable[[], tuple[Host, ...]] | None = None
     first_host: str | None = None
     other_addresses: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
@@ -122,14 +123,13 @@ def candidate_ports(token: str, first: int = PORTS[0], last: int = PORTS[1], cou
 
 
 def read_hosts(scheduler: SchedulerInfo) -> tuple[Host, ...]:
-    """The hosts of ``scheduler``, read from its hostfile if it has one; without slots, which count CPUs there.
+    """The hosts of ``scheduler``, which are searched only now; without slots, which count CPUs in its files.
 
     Raises:
-        UsageError: the hostfile cannot be read.
+        UsageError: they cannot be found.
     """
-    if scheduler.hostfile is None:
-        return scheduler.hosts
-    return tuple(replace(host, slots=None) for host in read_hostfile(scheduler.hostfile))
+    hosts = scheduler.find_hosts() if scheduler.find_hosts else scheduler.hosts
+    return tuple(replace(host, slots=None) for host in hosts)
 
 
 _OUTSIDE_SRUN = (
@@ -207,7 +207,7 @@ def _mpi(
     tasks_per_node = () if size % local_size else (local_size,) * (size // local_size)
     task = ScheduledTask(rank, local_rank, size, local_size, rank // local_size if by_node else None, tasks_per_node)
     run = next((environ[id_] for id_ in _MPI_RUN_IDS if environ.get(id_)), "")
-    token = _mpi_token(run) if run else None
+    token = _token(run) if run else None
     return SchedulerInfo(
         name=name,
         kind="task" if local_size > 1 else "node",
@@ -224,14 +224,15 @@ def _mpi(
 
 
 def with_exchanged(scheduler: SchedulerInfo, run: str, addresses: tuple[str, ...]) -> SchedulerInfo:
-    """``scheduler``, completed by what the tasks of an mpirun have exchanged: its id, and the addresses of rank 0."""
+    """``scheduler``, completed by what the tasks have exchanged: the id of their start, and the addresses of rank 0."""
     first_host, *others = (scheduler.first_host,) if scheduler.first_host else addresses
-    token = scheduler.token or _mpi_token(run)
+    token = scheduler.token or _token(run)
     ports = scheduler.ports or candidate_ports(token)
     return replace(scheduler, first_host=first_host, other_addresses=tuple(others), token=token, ports=ports)
 
 
-def _mpi_token(run: str) -> str:
+def _token(run: str) -> str:
+    """A token of the id that a process manager has given to one start of all tasks."""
     return re.sub(r"[^A-Za-z0-9_.:@+-]", "-", f"mpi-{run}")[:128]
 
 
@@ -290,7 +291,7 @@ def lsf(environ: Mapping[str, str]) -> SchedulerInfo | None:
         description=f"LSF job {environ['LSB_JOBID']}: {named}, reached over ssh",
         is_server=False,
         hosts=hosts,
-        hostfile=None if hosts else hostfile,
+        find_hosts=None if hosts or not hostfile else partial(read_hostfile, hostfile),
     )
 
 
@@ -303,7 +304,7 @@ def pbs(environ: Mapping[str, str]) -> SchedulerInfo:
         kind="allocation",
         description=f"PBS job {environ['PBS_JOBID']}: hosts in {environ['PBS_NODEFILE']}, reached over ssh",
         is_server=False,
-        hostfile=environ["PBS_NODEFILE"],
+        find_hosts=partial(read_hostfile, environ["PBS_NODEFILE"]),
     )
 
 

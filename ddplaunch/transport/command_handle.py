@@ -25,9 +25,9 @@ from ddplaunch.transport.local import PopenHandle
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.handle import Post, WriteOutput
 
-START_TIMEOUT_S = 60.0
 _KEPT_LINES = 20
 _KILLED_S = 3.0
 
@@ -90,12 +90,19 @@ class CommandHandle(PopenHandle):
             super()._send()
             return
         self.kill()
-        with contextlib.suppress(OSError):
-            self._stdin.close()
+        for pipe in (self._stdin, self._stdout):
+            with contextlib.suppress(OSError):
+                pipe.close()
         self._post(failure)
 
     def _connect(self) -> HostFailure | None:
-        timeout = threading.Timer(START_TIMEOUT_S, self.kill)
+        is_late = threading.Event()
+
+        def give_up() -> None:
+            is_late.set()
+            self.kill()
+
+        timeout = threading.Timer(self._start.timeout_s, give_up)
         timeout.daemon = True
         try:
             timeout.start()
@@ -114,7 +121,8 @@ class CommandHandle(PopenHandle):
         except (EOFError, OSError):
             self._stderr_reader.join(_KILLED_S)
             printed = "; ".join(line for line in self._output_lines if line)[-500:]
-            message = f"{self._command} did not start the agent: {printed or 'it printed nothing'}"
+            within = f" within {self._start.timeout_s:g} s" if is_late.is_set() else ""
+            message = f"{self._command} did not start the agent{within}: {printed or 'it printed nothing'}"
             return HostFailure(self.host, "start", message)
         except RuntimeError as error:
             message = f"the launcher's machine has no room for a thread: {error}"
@@ -145,15 +153,19 @@ class CommandTransport(Transport):
 
     @staticmethod
     @abc.abstractmethod
-    def command(host: str) -> tuple[str, ...]:
-        """Arguments of the command that executes ``remote_start.COMMAND`` on ``host``."""
+    def carrier(config: LaunchConfig, host: str) -> tuple[str, ...]:
+        """The command and its options; behind them follows what it executes on ``host``."""
+
+    @classmethod
+    def command(cls, config: LaunchConfig, host: str) -> tuple[str, ...]:
+        return (*cls.carrier(config, host), "/bin/sh", "-c", remote_start.COMMAND)
 
     def environment(self) -> dict[str, str]:
         """Variables of the command."""
         return dict(os.environ)
 
     def _start_agent(self, index: int, post: Post, output: WriteOutput, purpose: remote_start.Purpose) -> CommandHandle:
-        command = self.command(self.node_names[index])
+        command = self.command(self._config, self.node_names[index])
         start = remote_start.agent_start(self._config, self._node_tag(index), purpose)
         try:
             return CommandHandle(self.node_names[index], command, self.environment(), start, post, output)

@@ -236,8 +236,11 @@ class Transport(abc.ABC):
             raise LaunchError(f"the agent on {host} cannot be started: {error}", NO_ROOM_HINT) from None
 
     @staticmethod
-    def command(_host: str) -> tuple[str, ...]:
-        """What is executed to start an agent on a host: one text for its shell, or the arguments of a command here."""
+    def command(_config: LaunchConfig, _host: str) -> tuple[str, ...]:
+        """What is executed to start an agent on a host: one text for its shell, or the arguments of a command here.
+
+        ``--plan`` shows it, so it contacts nobody.
+        """
         return (remote_start.COMMAND,)
 
     @abc.abstractmethod

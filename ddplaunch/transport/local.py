@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     import threading
     from collections.abc import Callable, Mapping
 
+    from ddplaunch.config import LaunchConfig
     from ddplaunch.transport.agent_process import AgentProcess, Child
     from ddplaunch.transport.handle import Post, WriteOutput
     from ddplaunch.transport.remote_start import Purpose
@@ -126,7 +127,7 @@ class LocalTransport(Transport):
     is_remote = False
 
     @staticmethod
-    def command(_host: str) -> tuple[str, ...]:
+    def command(_config: LaunchConfig, _host: str) -> tuple[str, ...]:
         """The agent's process, whichever node it simulates."""
         return agent_process.COMMAND
 

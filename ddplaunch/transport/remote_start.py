@@ -132,6 +132,7 @@ class RemoteStart:
         kept: how to ask for a keeper that an earlier run has left there; None: it is not asked for.
         entry: module whose ``main()`` is the agent.
         login: what opens a shell there, for hints; empty: they name nothing.
+        timeout_s: seconds from the login to the facts, ``setup`` included.
     """
 
     python: str
@@ -143,6 +144,7 @@ class RemoteStart:
     kept: KeptStart | None = None
     entry: str = AGENT_MODULE
     login: str = ""
+    timeout_s: float = 60.0
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,7 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
         setup=config.remote.setup,
         needs_torch=False,
         login=transport.login,
+        timeout_s=config.remote.start_timeout_s,
     )
     if purpose == "query":
         return start

@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from ddplaunch.transport import remote_start
 from ddplaunch.transport.command_handle import CommandTransport
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+    from ddplaunch.config import LaunchConfig
 
 _OPTIONS = (
     *("--nodes=1", "--ntasks=1", "--overlap", "--export=ALL", "--input=0", "--mpi=none", "--cpu-bind=none", "--mem=0"),
@@ -53,9 +54,9 @@ class SrunTransport(CommandTransport):
     )
 
     @staticmethod
-    def command(host: str) -> tuple[str, ...]:
+    def carrier(_config: LaunchConfig, host: str) -> tuple[str, ...]:
         """A step of one task on ``host``, beside the other steps of the job."""
-        return ("srun", f"--nodelist={host}", *_OPTIONS, "/bin/sh", "-c", remote_start.COMMAND)
+        return ("srun", f"--nodelist={host}", *_OPTIONS)
 
     def environment(self) -> dict[str, str]:
         """Variables of srun, which the agent inherits."""

@@ -123,8 +123,8 @@ def test_a_login_that_never_ends_or_never_stops_printing_is_given_up(make_lab):
     waits = NodeOptions(home={".bashrc": "echo hold on\nsleep 1000 & wait"})
     prints = NodeOptions(home={".bashrc": "yes"})
     lab = make_lab(2, node1=waits, node2=prints)
-    with connecting(lab, start_timeout_s=3.0) as them:
-        them.start()
+    with connecting(lab) as them:
+        them.start(timeout_s=3.0)
         told = {failure.host: failure.message for failure in them.settle()[1]}
         assert told["node1"] == "the agent did not start within 3 s; its last output: hold on"
         assert told["node2"].startswith("the login failed: the login scripts print too much")

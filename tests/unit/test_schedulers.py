@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import socket
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -139,31 +140,9 @@ def test_the_variables_of_a_row_are_not_forwarded_by_a_pattern(row: SchedulerRow
     assert all(rule_of(name).when == "named" for name in row.ranks)
 
 
-def test_a_row_is_all_that_a_scheduler_needs(config_of, monkeypatch: pytest.MonkeyPatch):
-    """One that gives ddplaunch an allocation, whose nodes it reaches by a transport of its own."""
-
-    def read(environ: dict[str, str]) -> SchedulerInfo:
-        hosts = tuple(map(Host, environ["NEW_NODES"].split()))
-        return SchedulerInfo(
-            name="New", kind="allocation", description="New", is_server=False, hosts=hosts, transport="new-exec"
-        )
-
-    monkeypatch.setattr("ddplaunch.cluster.scheduler_readers.new", read, raising=False)
-    row = SchedulerRow(
-        word="new", variables=("NEW_NODES",), read="ddplaunch.cluster.scheduler_readers:new", own=("NEW_*",)
-    )
-    monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
-    transport = TransportRow(name="new-exec", code="", way="", keeps_warm=False)
-    monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
-    found = config_of({"NEW_NODES": "a b"})
-    assert (found.hosts, found.transport, found.max_nodes) == ((Host("a"), Host("b")), "new-exec", 2)
-
-
-@pytest.mark.parametrize(("host", "transport"), [("a", "new-exec"), ("c", "ssh"), ("me@a", "ssh")])
-def test_a_command_reaches_the_hosts_in_the_hostfile_of_an_allocation_as_a_run_does(
-    host: str, transport: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-):
-    (tmp_path / "nodes").write_text("a\nb\n")
+@pytest.fixture
+def _new_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that gives ddplaunch an allocation, whose nodes it has to look for, and reaches by a transport of its own."""
 
     def read(environ: dict[str, str]) -> SchedulerInfo:
         return SchedulerInfo(
@@ -171,17 +150,28 @@ def test_a_command_reaches_the_hosts_in_the_hostfile_of_an_allocation_as_a_run_d
             kind="allocation",
             description="New",
             is_server=False,
-            hostfile=environ["NEW_NODES"],
+            find_hosts=partial(parse_hosts, environ["NEW_NODES"]),
             transport="new-exec",
         )
 
-    monkeypatch.setattr("ddplaunch.cluster.scheduler_readers.new", read, raising=False)
-    row = SchedulerRow(
-        word="new", variables=("NEW_NODES",), read="ddplaunch.cluster.scheduler_readers:new", own=("NEW_*",)
-    )
+    reader = "ddplaunch.cluster.scheduler_readers"
+    monkeypatch.setattr(f"{reader}.new", read, raising=False)
+    row = SchedulerRow(word="new", variables=("NEW_NODES",), read=f"{reader}:new", own=("NEW_*",))
     monkeypatch.setattr(schedulers, "TABLE", (row, *TABLE))
-    environ = {"NEW_NODES": str(tmp_path / "nodes")}
-    assert transport_of_command(parse_hosts(host), {"cluster": "auto"}, environ) == transport
+    transport = TransportRow(name="new-exec", code="", way="", keeps_warm=False)
+    monkeypatch.setattr(transports, "TABLE", (*transports.TABLE, transport))
+
+
+@pytest.mark.usefixtures("_new_scheduler")
+def test_a_row_is_all_that_a_scheduler_needs(config_of):
+    found = config_of({"NEW_NODES": "a:slots=64,b:slots=64"})
+    assert (found.hosts, found.transport, found.max_nodes) == ((Host("a"), Host("b")), "new-exec", 2)
+
+
+@pytest.mark.usefixtures("_new_scheduler")
+@pytest.mark.parametrize(("host", "transport"), [("a", "new-exec"), ("c", "ssh"), ("me@a", "ssh")])
+def test_a_command_reaches_the_hosts_of_an_allocation_as_a_run_does(host: str, transport: str):
+    assert transport_of_command(parse_hosts(host), {"cluster": "auto"}, {"NEW_NODES": "a,b"}) == transport
 
 
 # Ports.

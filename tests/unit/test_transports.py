@@ -17,7 +17,7 @@ from ddplaunch.transport.handle import Transport, discard_output
 def test_a_row_names_a_transport_and_its_command(row: transports.TransportRow) -> None:
     transport = load(row.code)
     assert issubclass(transport, Transport)
-    assert transport.command("gpu1")
+    assert transport.command(LaunchConfig(script="x.py"), "gpu1")
 
 
 def test_an_unknown_transport_is_refused() -> None:

@@ -25,6 +25,7 @@ class NodePlan:
         is_spare: replaces a lost node.
         reached: the host in the real run, with user and port if they are given; empty where the launcher starts the
             agent itself.
+        way: how the agent starts there in the real run: ``way`` of the transport.
         command: starts the agent in the real run; over SSH the text for the login shell. Empty in a dry run without
             hosts.
         python: interpreter of the agent.
@@ -40,6 +41,7 @@ class NodePlan:
     counted: str = ""
     is_spare: bool = False
     reached: str = ""
+    way: str = ""
     command: tuple[str, ...] = ()
     python: str = ""
     directory: str = ""

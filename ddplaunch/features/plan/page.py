@@ -138,8 +138,7 @@ def _commands(plan: Plan, *, is_verbose: bool) -> Iterator[str]:
     setup = f"{quote(node.setup)}; " if node.setup else ""
     yield "commands of the real run" if plan.dry_run else "commands"
     if node.reached:
-        way = "over SSH" if plan.dry_run else plan.starts  # In a dry run: how the real run connects.
-        yield f"  on each node  {way}: " + (_typed(node.command, shell=True) if is_verbose else setup + agent)
+        yield f"  on each node  {node.way}: " + (_typed(node.command, shell=True) if is_verbose else setup + agent)
         if is_verbose:
             yield f"                sent on stdin: environment; {setup}{agent}"
     elif node.command:

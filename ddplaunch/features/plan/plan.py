@@ -149,9 +149,10 @@ def _node(
     )
     if config.hosts:
         start = remote_start.agent_start(config, RUN_ID)
-        transport: type[Transport] = load(transports.row(config.remote.transport).code)
-        node = replace(node, python=start.python, directory=start.cwd, setup=start.setup)
-        return replace(node, reached=_address(config, index), command=transport.command(spec.host))
+        row = transports.row(config.remote.transport)
+        transport: type[Transport] = load(row.code)
+        node = replace(node, python=start.python, directory=start.cwd, setup=start.setup, way=row.way)
+        return replace(node, reached=_address(config, index), command=transport.command(config, spec.host))
     return node if config.dry_run and config.max_nodes > 1 else replace(node, command=COMMAND, python=sys.executable)
 
 

@@ -183,7 +183,7 @@ class SshHandle(AgentHandle):
         Raises:
             ConnectFailed: it does not start, or its node cannot take part.
         """
-        deadline = time.monotonic() + self._connections.settings.start_timeout_s
+        deadline = time.monotonic() + self._start.timeout_s
         is_late = threading.Event()
         lines: deque[str] = deque(maxlen=_KEPT_LINES)
         try:
@@ -215,9 +215,8 @@ class SshHandle(AgentHandle):
         printed = [line for line in lines if line]
         last = f"; its last output: {printed[-1]}" if printed else ""
         if is_late:
-            timeout_s = self._connections.settings.start_timeout_s
             hint = "A slow file system or --remote-setup? `ssh HOST true` shows how long a login takes."
-            return ConnectFailed("start", f"the agent did not start within {timeout_s:g} s{last}", hint)
+            return ConnectFailed("start", f"the agent did not start within {self._start.timeout_s:g} s{last}", hint)
         return ConnectFailed("start", reason + last, "Does `ssh HOST true` work?")
 
     def _send_records(self, channel: paramiko.Channel) -> None:

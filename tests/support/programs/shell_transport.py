@@ -1,4 +1,7 @@
-"""A transport in one class and one row: each node is a shell of this machine. Plans, runs and queries two of them."""
+"""A transport in one class and one row: each node is a shell of this machine. Plans, runs and queries two of them.
+
+``env`` is the command; a setting of the run becomes an argument, as one of the transport's own would.
+"""
 
 import sys
 
@@ -8,15 +11,15 @@ from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, WorkerCon
 from ddplaunch.features.plan.page import page
 from ddplaunch.features.plan.plan import plan
 from ddplaunch.features.ps.ps import agents, find_runs, raise_failures
-from ddplaunch.transport import remote_start, transports
+from ddplaunch.transport import transports
 from ddplaunch.transport.command_handle import CommandTransport
 
 
 class ShellTransport(CommandTransport):
     @staticmethod
-    def command(host: str) -> tuple[str, ...]:
+    def carrier(config: LaunchConfig, host: str) -> tuple[str, ...]:
         assert host in ("one", "two")
-        return "sh", "-c", remote_start.COMMAND
+        return ("env", f"WAY={config.remote.transport}")
 
 
 transports.TABLE.append(
