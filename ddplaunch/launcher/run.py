@@ -164,8 +164,8 @@ class Run:
                 self._nodes.on_sweep_event(self._nodes.all[index], sweep_event)
             case control_socket.ControlRequest():
                 self._watches.on_request(event)
-            case _:
-                self._watches.on_posted(event)
+            case _ if callable(event):  # See ``RunServices.post``.
+                event()
 
     def _suspend(self) -> None:
         if signals.can_be_suspended():

@@ -46,7 +46,7 @@ class RunServices(NamedTuple):
         messages: shows messages to the user; it knows the console.
         note: notes an event of the run, as ``Watches.note``; any thread may call it.
         folder: returns the run folder; None if no files are kept.
-        post: appends an event to the launcher's mailbox; any thread may call it.
+        post: has the main thread call a function, when it has handled what came before; any thread may call it.
     """
 
     config: LaunchConfig
@@ -58,7 +58,7 @@ class RunServices(NamedTuple):
     messages: UserMessages
     note: Callable[..., None]
     folder: Callable[[], Path | None]
-    post: Callable[[object], None]
+    post: Callable[[Callable[[], object]], None]
 
     def send_to_all(self, order: Order) -> None:
         """Send an order to all nodes of the job, also to those of other launchers."""
@@ -134,10 +134,6 @@ class Watch:
 
     def on_note(self, event: str, text: str, t: float | None, node: int | None, facts: Mapping[str, object]) -> None:
         """Something has happened that a chronicle of the run should have; as ``Watches.note``."""
-
-    def on_posted(self, event: object) -> bool:
-        """Handle an event that a thread of this watch has posted. Returns whether it was one of this watch's."""
-        return False
 
     def on_request(self, request: ControlRequest) -> bool:
         """Answer a request on the control socket if it is one of this watch's. Returns whether it was.
@@ -229,10 +225,6 @@ class Watches:
         """
         for watch in self.all:
             watch.on_note(event, text, t, node, facts)
-
-    def on_posted(self, event: object) -> None:
-        """An event that a watch's thread has posted."""
-        any(watch.on_posted(event) for watch in self.all)
 
     def on_request(self, request: ControlRequest) -> None:
         """A request on the control socket: answered now or later."""

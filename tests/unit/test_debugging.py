@@ -15,7 +15,7 @@ import pytest
 from ddplaunch.config import LaunchConfig
 from ddplaunch.features.debug import launcher as debugging
 from ddplaunch.features.debug import terminal
-from ddplaunch.features.debug.launcher import Debugging, KeysTyped, TerminalResized
+from ddplaunch.features.debug.launcher import Debugging
 from ddplaunch.features.debug.records import SessionClosed, SessionOpened, SessionOutput, SessionRuns
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from ddplaunch.system.signals import SignalReceived
@@ -26,8 +26,8 @@ from tests.support import golden
 class FakeTerminal:
     size = (30, 100)
 
-    def __init__(self, *_: object) -> None:
-        self.is_raw, self.modes = False, terminal.ScreenModes()
+    def __init__(self, _stdin: int, _stdout: int, on_keys: Any, on_resized: Any) -> None:
+        self.is_raw, self.modes, self.on_keys, self.on_resized = False, terminal.ScreenModes(), on_keys, on_resized
 
     def take(self) -> None:
         self.is_raw = True
@@ -88,7 +88,7 @@ class Job:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.is_terminal = self.is_foreground = True
         monkeypatch.setattr(debugging.os, "isatty", lambda _fd: self.is_terminal)
-        monkeypatch.setattr(terminal, "Terminal", FakeTerminal)
+        monkeypatch.setattr(terminal, "Terminal", self.opened)
         monkeypatch.setattr(terminal, "is_in_foreground", lambda _fd: self.is_foreground)
         monkeypatch.setitem(os.environ, "TERM", "xterm")
         self.now = 1000.0
@@ -96,8 +96,12 @@ class Job:
         self.said: list[str] = []
         self.console, self.shutdown = FakeConsole(), FakeShutdown()
         config = LaunchConfig(script="x.py")
-        self.debugging = Debugging(config, self, self.shutdown, self.console, lambda _event: None)  # type: ignore[arg-type]
+        self.debugging = Debugging(config, self, self.shutdown, self.console, lambda call: call())  # type: ignore[arg-type]
         self.start("0", "3")
+
+    def opened(self, *arguments: Any) -> FakeTerminal:
+        self.terminal = FakeTerminal(*arguments)
+        return self.terminal
 
     def send_to(self, index: int, record: object) -> None:
         self.said.append(f"to node {index}: {record}")
@@ -144,10 +148,10 @@ class Job:
         self.event(rank, ChannelClosed())
 
     def type(self, keys: str) -> None:
-        self.debugging.on_terminal(KeysTyped(keys.encode().decode("unicode_escape").encode()))
+        self.terminal.on_keys(keys.encode().decode("unicode_escape").encode())
 
     def resize(self) -> None:
-        self.debugging.on_terminal(TerminalResized())
+        self.terminal.on_resized()
 
     def piped(self) -> None:
         self.is_terminal = False

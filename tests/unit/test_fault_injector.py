@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddplaunch.features.faults.fault_spec import parse
-from ddplaunch.features.faults.injector import Fault, LineSeen, describe_effect, with_line_search
+from ddplaunch.features.faults.injector import Fault, describe_effect, with_line_search
 from ddplaunch.protocol.launcher_agent import Output
 from ddplaunch.protocol.results import AttemptResult, Injected, Outcome, RunResult
 from tests.support import golden
@@ -73,16 +73,18 @@ def test_what_happened_how_the_job_answered_and_what_did_not_happen_is_told():
 
 
 def seen(text: str, *chunks: tuple[Output, bytes]) -> list[object]:
-    """What is posted when these chunks come by; all of them must go on to the console."""
-    posted: list[object] = []
+    """The faults whose line is in these chunks, and its host; all chunks must go on to the console."""
+    found: list[object] = []
     shown: list[tuple[Output, bytes]] = []
     output = with_line_search(
-        [parse("kill rank=9 after=1s"), parse(text)], lambda *chunk: shown.append(chunk), posted.append
+        [parse("kill rank=9 after=1s"), parse(text)],
+        lambda *chunk: shown.append(chunk),
+        lambda *line: found.append(line),
     )
     for chunk in chunks:
         output(*chunk)
     assert shown == list(chunks)
-    return posted
+    return found
 
 
 def header(rank: int = 3, attempt: int = 0) -> Output:
@@ -97,15 +99,15 @@ def test_nobody_looks_at_lines_that_nothing_waits_for():
 def test_a_line_counts_once_and_from_that_rank_in_that_attempt():
     wanted = "kill rank=3 attempt=1 after-line='epoch 1'"
     assert seen(wanted, (header(2, 1), b"epoch 1\n"), (header(3, 0), b"epoch 1\n"), (header(3, 1), b"epoch 2\n")) == []
-    assert seen(wanted, (header(3, 1), b"a\nepoch 1 b\n"), (header(3, 1), b"epoch 1\n")) == [LineSeen(1, "node1")]
+    assert seen(wanted, (header(3, 1), b"a\nepoch 1 b\n"), (header(3, 1), b"epoch 1\n")) == [(1, "node1")]
 
 
 def test_any_rank_of_a_node_may_print_it():
-    assert seen("lose node=1 after-line=epoch", (header(7), b"the epoch\n")) == [LineSeen(1, "node1")]
+    assert seen("lose node=1 after-line=epoch", (header(7), b"the epoch\n")) == [(1, "node1")]
 
 
 def test_a_line_may_come_in_pieces_but_two_lines_are_not_one():
     wanted = "kill rank=3 after-line='epoch 1'"
-    assert seen(wanted, (header(), b"x\nepo"), (header(), b"ch 1")) == [LineSeen(1, "node1")]
+    assert seen(wanted, (header(), b"x\nepo"), (header(), b"ch 1")) == [(1, "node1")]
     assert seen(wanted, (header(), b"epo\n"), (header(), b"ch 1\n")) == []
     assert seen(wanted, (header(), b"epo"), (header(2), b"ch 1\n")) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -58,7 +59,7 @@ class Job:
         limits = {f"{name}_s": limit or None for name, limit in options.items()}
         config = LaunchConfig(script="x.py", timeouts=TimeoutConfig(**limits), rendezvous=meets)
         show = lambda text, *_: self.said.append(text)  # noqa: E731
-        self.posted: SimpleQueue[object] = SimpleQueue()
+        self.posted: SimpleQueue[Callable[[], object]] = SimpleQueue()
         self.watch = HangWatch(run_services(config, self._sent, folder, show, self.posted.put))
         self.later(1)
 
@@ -110,7 +111,7 @@ class Job:
 
     def thread_ends(self) -> None:
         """A hang has been explained, or written."""
-        self.watch.on_posted(self.posted.get(timeout=30))
+        self.posted.get(timeout=30)()
 
     def hang(self) -> None:
         """All nodes have answered; a thread explains."""

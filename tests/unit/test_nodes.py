@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddplaunch.errors import LaunchError
-from ddplaunch.features.slurm.node_watch import NodeWatch, SlurmAnswered
+from ddplaunch.features.slurm.node_watch import NodeWatch
 from ddplaunch.launcher.attempts import Attempts
 from ddplaunch.launcher.lost_nodes import LostNodes
 from ddplaunch.launcher.node_progress import SweepNotice
@@ -98,10 +98,10 @@ class Job:
 
     def drained(self, *hosts: str) -> None:
         """SLURM answers that it drains these."""
-        self.watch.on_answer(SlurmAnswered(dict.fromkeys(hosts, "SLURM drains it")))
+        self.watch.on_answer(dict.fromkeys(hosts, "SLURM drains it"))
 
     def no_answer(self) -> None:
-        self.watch.on_answer(SlurmAnswered(None))
+        self.watch.on_answer(None)
 
     def remaining(self, *without: str) -> None:
         self.said.append(str(self.participants.remaining_without(*map(self._node, without))))
@@ -222,7 +222,7 @@ def test_where_each_node_has_a_launcher_its_agent_is_told_of_a_change(own_watch:
     participants = own_watch._participants
     maintained = {"node01": "its maintenance begins"}
     for leaving in (maintained, {"node02": "SLURM drains it", **maintained}, {"node02": "SLURM drains it"}, {}, {}):
-        own_watch.on_answer(SlurmAnswered(leaving))
+        own_watch.on_answer(leaving)
     told = [sent for sent in participants.nodes.all[0].handle.sent if isinstance(sent, NodeDeparts)]  # type: ignore[attr-defined]
     assert told == [NodeDeparts("SLURM drains it"), NodeDeparts("")]
 

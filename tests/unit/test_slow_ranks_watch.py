@@ -77,7 +77,7 @@ class Job:
             record = CollectivesSampled(order.attempt, order.number, f"gpu{node}", packed, loads, cost_s)
             self.watch.on_report(node, (0, 1), record)
         if len(nodes) == 2:
-            self.watch.on_judged(self.judged.get(timeout=30))
+            self.judged.get(timeout=30)()
 
     def sample(self, times: Sequence[CollectiveTimes]) -> SampleCollectives:
         order = self.ask()
@@ -198,7 +198,7 @@ def test_without_room_for_a_thread_a_sample_does_not_count(monkeypatch: pytest.M
         limited.setattr(threading, "Thread", Mock(side_effect=RuntimeError("can't start new thread")))
         for node in (0, 1):
             full.watch.on_report(node, (0, 1), CollectivesSampled(0, order.number, f"gpu{node}"))
-    assert full.judged.empty()
+    full.judged.get_nowait()()
     assert full.ask() == SampleCollectives(0, 2)
     assert full.watch.lateness() == ()
 

@@ -13,7 +13,7 @@ from ddplaunch.cluster.hosts import Host
 from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.health.node_memory import drain_command
 from ddplaunch.features.slurm import node_watch, scontrol
-from ddplaunch.features.slurm.node_watch import INTERVAL_S, NodeWatch, SlurmAnswered
+from ddplaunch.features.slurm.node_watch import INTERVAL_S, NodeWatch
 from ddplaunch.features.slurm.scontrol_output import SOON_S, leaving
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from tests.support import golden
@@ -106,28 +106,29 @@ def fake_scontrol(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return program
 
 
-def watch_of(posted: list[object], **config: object) -> NodeWatch:
+def watch_of(answers: list[object], **config: object) -> NodeWatch:
     participants = participants_of((2, 2), "a", "b", rendezvous=rendezvous_config())
     settings = {"script": "x.py", "min_nodes": 2, "max_nodes": 2, "slurm_job": SlurmJob("7"), **config}
-    return NodeWatch(
-        launch_config(hosts=(Host("a"), Host("b")), **settings), participants, posted.append, lambda *_: None
-    )
+    config = launch_config(hosts=(Host("a"), Host("b")), **settings)
+    watch = NodeWatch(config, participants, lambda call: call(), lambda *_: None)
+    watch.on_answer = answers.append  # type: ignore[method-assign]
+    return watch
 
 
 STARTED = AttemptStarted(0, (7,), 0, 0, 2, 2)
 
 
 def test_slurm_is_asked_in_a_thread_once_workers_run_and_then_every_minute(fake_scontrol: Path):
-    posted: list[object] = []
-    watch = watch_of(posted)
+    answers: list[object] = []
+    watch = watch_of(answers)
     assert watch.run_due(time.monotonic()) == float("inf")
     watch.on_event(0, STARTED)
     now = time.monotonic()
     assert watch.run_due(now) == now + INTERVAL_S
     watch.on_event(1, STARTED)
     assert watch.run_due(now + 1) == now + INTERVAL_S
-    wait_until(lambda: posted, 10)
-    assert posted == [SlurmAnswered({"b": "SLURM drains it: disk"})]
+    wait_until(lambda: answers, 10)
+    assert answers == [{"b": "SLURM drains it: disk"}]
     asked = (fake_scontrol.parent / "asked").read_text().splitlines()
     assert asked == ["%s show node a,b --oneliner", "%s show reservation --oneliner"]
 
@@ -137,15 +138,15 @@ def test_a_slurm_that_does_not_answer_is_left_alone_after_two_seconds(
 ):
     fake_scontrol.write_text("#!/bin/sh\nexec sleep 60\n")
     monkeypatch.setattr(node_watch, "_LIMIT_S", 0.2)
-    posted: list[object] = []
-    watch = watch_of(posted)
+    answers: list[object] = []
+    watch = watch_of(answers)
     watch.on_event(0, STARTED)
     began = time.monotonic()
     watch.run_due(began)
     watch.run_due(began + INTERVAL_S)  # The first question is still open.
     assert time.monotonic() - began < 0.1, "the loop does not wait"
-    wait_until(lambda: posted, 10)
-    assert posted == [SlurmAnswered(None)]
+    wait_until(lambda: answers, 10)
+    assert answers == [None]
 
 
 @pytest.mark.parametrize("config", [{"slurm_job": None}, {"dry_run": True}])

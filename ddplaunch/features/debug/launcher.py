@@ -12,6 +12,7 @@ import os
 import signal
 import time
 from dataclasses import field
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.debug.options import missing_terminal
@@ -68,22 +69,6 @@ _TIMEOUTS = (
 )
 
 
-class TerminalEvent:
-    """Something has happened at the terminal. Posted by a thread."""
-
-
-@dataclass(frozen=True)
-class KeysTyped(TerminalEvent):
-    """The user has typed ``data`` for the debugger."""
-
-    data: bytes
-
-
-@dataclass(frozen=True)
-class TerminalResized(TerminalEvent):
-    """The terminal has another size."""
-
-
 @dataclass
 class _Session:
     """A rank that has stopped in a debugger.
@@ -138,9 +123,9 @@ class Debugging(Watch):
         nodes: Nodes,
         shutdown: Shutdown,
         console: Console,
-        post: Callable[[object], None],
+        post: Callable[[Callable[[], object]], None],
     ) -> None:
-        """``post`` appends an event to the mailbox, in any thread."""
+        """``post`` has the main thread call a function; any thread calls it."""
         self._chosen = config.workers.debug_ranks
         self._nodes, self._shutdown, self._console, self._post = nodes, shutdown, console, post
         self._sessions: dict[tuple[int, int], _Session] = {}
@@ -235,23 +220,11 @@ class Debugging(Watch):
 
     # The terminal.
 
-    def on_posted(self, event: object) -> bool:
-        """Handle what has happened at the terminal."""
-        if isinstance(event, TerminalEvent):
-            self.on_terminal(event)
-        return isinstance(event, TerminalEvent)
-
-    def on_terminal(self, event: TerminalEvent) -> None:
-        """The user has typed something, or changed the size of the terminal."""
+    def _on_keys(self, keys: bytes) -> None:
+        """The user has typed something for the debugger."""
         session = self._focus
         if session is None:
             return
-        if isinstance(event, KeysTyped):
-            self._type(session, event.data)
-        else:
-            self._send_size(session)
-
-    def _type(self, session: _Session, keys: bytes) -> None:
         if _CTRL_C in keys:
             now, before = time.monotonic(), self._interrupted_at
             self._interrupted_at = now
@@ -262,8 +235,10 @@ class Debugging(Watch):
         text = base64.b64encode(keys).decode("ascii")
         self._nodes.send_to(session.index, TypeKeys(session.opened.session, text))
 
-    def _send_size(self, session: _Session) -> None:
-        if self._terminal:
+    def _send_size(self) -> None:
+        """A rank has the terminal now, or the terminal has another size."""
+        session = self._focus
+        if self._terminal and session:
             term = os.environ.get("TERM") or "dumb"
             order = GiveTerminal(session.opened.session, term if term.isprintable() else "dumb", *self._terminal.size)
             self._nodes.send_to(session.index, order)
@@ -315,7 +290,7 @@ class Debugging(Watch):
 
         if self._terminal is None:
             post = self._post
-            on_keys, on_resized = lambda data: post(KeysTyped(data)), lambda: post(TerminalResized())
+            on_keys, on_resized = lambda data: post(partial(self._on_keys, data)), lambda: post(self._send_size)
             self._terminal = Terminal(0, self._console.stdout_fd, on_keys, on_resized)
         self._console.hold(is_held=False)
         self._console.flush()
@@ -327,7 +302,7 @@ class Debugging(Watch):
         self._console.raw(self._terminal.modes.reset() + "".join(f"ddplaunch: {line}\r\n" for line in lines).encode())
         self._console.note(f"ddplaunch: {lines[0]}")
         session.had_terminal = True
-        self._send_size(session)
+        self._send_size()
         if session.hidden:
             self._follow(bytes(session.hidden))
             self._console.raw(bytes(session.hidden))

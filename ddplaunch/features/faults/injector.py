@@ -13,6 +13,7 @@ import os
 import signal
 import time
 from dataclasses import field, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.features.faults import fault_spec
@@ -93,13 +94,9 @@ class Injector(Watch):
 
     def on_output(self, write: WriteOutput) -> WriteOutput:
         """Search the output for the lines of the faults that wait for one."""
-        return with_line_search([fault.spec for fault in self._faults], write, self._run.post)
-
-    def on_posted(self, event: object) -> bool:
-        """A worker has printed the line of a fault."""
-        if isinstance(event, LineSeen):
-            self._on_line_seen(self._faults[event.number], event.host)
-        return isinstance(event, LineSeen)
+        post = self._run.post
+        on_line = lambda number, host: post(partial(self._on_line_seen, self._faults[number], host))  # noqa: E731
+        return with_line_search([fault.spec for fault in self._faults], write, on_line)
 
     def on_event(self, index: int, event: object) -> None:
         """Follow the attempts and injected faults of node ``index``."""
@@ -261,20 +258,18 @@ _KEPT_BYTES = 1 << 16
 """Bytes kept of an unfinished line: the searched text may arrive in two chunks."""
 
 
-@dataclass(frozen=True)
-class LineSeen:
-    """A worker on ``host`` has printed the line of fault ``number``, in the attempt of that fault."""
+def with_line_search(
+    faults: Sequence[FaultSpec], write: WriteOutput, on_line: Callable[[int, str], object]
+) -> WriteOutput:
+    """``write``, preceded by a search for the lines of ``faults``.
 
-    number: int
-    host: str
-
-
-def with_line_search(faults: Sequence[FaultSpec], write: WriteOutput, post: Callable[[object], None]) -> WriteOutput:
-    """``write``, preceded by a search for the lines of ``faults``, each posted once for each node as LineSeen."""
+    ``on_line``: a worker has printed the line of the fault with this number, in its attempt, on this host. It is called
+    once for each host.
+    """
     searched = [
         (number, fault, os.fsencode(fault.after_line)) for number, fault in enumerate(faults) if fault.after_line
     ]
-    posted: set[LineSeen] = set()
+    seen: set[tuple[int, str]] = set()
     unfinished: dict[tuple[int, int, str], bytes] = {}
 
     def search(header: Output, data: bytes) -> None:
@@ -284,9 +279,9 @@ def with_line_search(faults: Sequence[FaultSpec], write: WriteOutput, post: Call
             unfinished[key] = rest[-_KEPT_BYTES:]
         for number, fault, needle in searched:
             matches = fault.attempt == header.attempt and fault.rank in (None, header.rank)
-            if matches and needle in text and (seen := LineSeen(number, header.host)) not in posted:
-                posted.add(seen)
-                post(seen)
+            if matches and needle in text and (number, header.host) not in seen:
+                seen.add((number, header.host))
+                on_line(number, header.host)
         write(header, data)
 
     return search if searched else write

@@ -9,7 +9,6 @@ called stuck.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +23,6 @@ from ddplaunch.features.hangs.records import (
     WorkerActivity,
     WorkersExamined,
 )
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol import first_failure
@@ -33,7 +31,7 @@ from ddplaunch.threads import post_from_thread
 from ddplaunch.timeouts import AUTO_HANG_REPORT_S
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from pathlib import Path
 
     from ddplaunch.features.hangs.explanation import Explanation
@@ -55,13 +53,6 @@ _JUDGE_S = 0.5
 
 _PAUSES = 10
 """The automatic limit is this many times the longest pause so far."""
-
-
-@dataclass(frozen=True)
-class ThreadEnded:
-    """Event: a thread of the watch has ended; ``go_on`` goes on with what it has found, in the main thread."""
-
-    go_on: Callable[[], None]
 
 
 class HangWatch(Watch):
@@ -256,14 +247,7 @@ class HangWatch(Watch):
 
     def _in_thread(self, work: Callable[[], _T], then: Callable[[_T], None]) -> None:
         """Call ``work`` in a thread, and ``then`` with what it returns in the main thread; not if ``work`` fails."""
-        run = lambda: ThreadEnded(partial(then, work()))  # noqa: E731
-        post_from_thread("hang", run, self._post, ThreadEnded(self._end_conclusion))
-
-    def on_posted(self, event: object) -> bool:
-        """Go on with what a thread has found."""
-        if isinstance(event, ThreadEnded):
-            event.go_on()
-        return isinstance(event, ThreadEnded)
+        post_from_thread("hang", lambda: partial(then, work()), self._post, self._end_conclusion)
 
     def _end_conclusion(self) -> None:
         self.is_concluding, self._has_news = False, True

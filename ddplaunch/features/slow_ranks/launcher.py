@@ -1,7 +1,7 @@
 """Looks for the rank that all others wait for: samples of all nodes about once a minute, and one warning for each rank.
 
 Runs in the launcher, in the main thread, but for the arithmetic, which may take a second for thousands of ranks: a
-short-lived thread posts its result. Must not end anything, nor compare the clocks of two hosts (see
+short-lived thread does that. Must not end anything, nor compare the clocks of two hosts (see
 ``slow_ranks.slow_ranks``).
 
 The launcher asks all nodes at the same time, so that the newest calls of their workers are about the same collectives.
@@ -9,7 +9,6 @@ The launcher asks all nodes at the same time, so that the newest calls of their 
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import field, replace
 from functools import partial
@@ -21,7 +20,7 @@ from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Question, Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.text import median, size
-from ddplaunch.threads import in_thread
+from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -60,15 +59,6 @@ class _Sample(Question):
     asked_ns: int = field(default_factory=time.monotonic_ns)
     clocks: dict[str, ClockLimits] = field(default_factory=dict)
     answers: list[CollectivesSampled] = field(default_factory=list)
-
-
-@dataclass(frozen=True)
-class SampleJudged:
-    """Event: a thread has evaluated the sample ``number`` of ``attempt``."""
-
-    attempt: int
-    number: int
-    window: Window
 
 
 class SlowRanksWatch(Watch):
@@ -141,34 +131,28 @@ class SlowRanksWatch(Watch):
         self._loads = [load for answer in sample.answers for load in answer.loads]
         from ddplaunch.features.slow_ranks import slow_ranks
 
-        attempt, newest, post = self._attempt, dict(self._newest), self._post
+        newest = dict(self._newest)
 
-        def run() -> None:
+        def run() -> Callable[[], None]:
             times = [unpack(each, answer.host) for answer in sample.answers for each in answer.times]
-            post(SampleJudged(attempt, sample.number, slow_ranks.window(times, newest, sample.clocks)))
+            return partial(self._judge, sample, slow_ranks.window(times, newest, sample.clocks))
 
-        with contextlib.suppress(RuntimeError):  # No room for a thread: the sample does not count, the job goes on.
-            in_thread("slow ranks", run)
+        # Without room for a thread the sample does not count, and the job goes on.
+        post_from_thread("slow ranks", run, self._post, otherwise=lambda: None)
 
     # Judgement.
 
-    def on_posted(self, event: object) -> bool:
-        """Handle the thread's result."""
-        if isinstance(event, SampleJudged):
-            self.on_judged(event)
-        return isinstance(event, SampleJudged)
-
-    def on_judged(self, event: SampleJudged) -> None:
+    def _judge(self, sample: _Sample, window: Window) -> None:
         """Count a sample, and warn if there is enough to tell which rank is slow."""
         from ddplaunch.features.slow_ranks import slow_ranks
 
         if self._total:
-            self._total.add(event.window)
-        if event.attempt != self._attempt or event.number != self._number:
+            self._total.add(window)
+        if sample.attempt != self._attempt or sample.number != self._number:
             return
-        self._newest.update(event.window.newest)
-        self._recent.add(event.window)
-        self._recent_hosts.add(event.window)
+        self._newest.update(window.newest)
+        self._recent.add(window)
+        self._recent_hosts.add(window)
         lateness, hosts = self._recent.lateness(), self._recent_hosts.lateness()
         slow, slow_host = slow_ranks.suspect(lateness), slow_ranks.suspect(hosts)
         suspect = slow or slow_host

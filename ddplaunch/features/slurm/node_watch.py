@@ -10,14 +10,13 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Mapping
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
 from ddplaunch.features.slurm import scontrol, scontrol_output
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NodeDeparts, RunIdAgreed
@@ -25,7 +24,7 @@ from ddplaunch.text import quote
 from ddplaunch.threads import post_from_thread
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from ddplaunch.config import LaunchConfig
     from ddplaunch.launcher.nodes import Node
@@ -37,13 +36,6 @@ _MAX_RATE = 5.0
 _MAX_REASON = 500
 
 
-@dataclass(frozen=True)
-class SlurmAnswered:
-    """The nodes that SLURM takes out of service, with the reasons; None: SLURM has not answered in time."""
-
-    leaving: Mapping[str, str] | None
-
-
 class NodeWatch(Watch):
     """Asks SLURM about the nodes of the run, and tells the coordinator which ones leave after the attempt."""
 
@@ -51,10 +43,10 @@ class NodeWatch(Watch):
         self,
         config: LaunchConfig,
         participants: Participants,
-        post: Callable[[object], None],
+        post: Callable[[Callable[[], object]], None],
         show: Callable[[str, int], None],
     ) -> None:
-        """``post`` appends an event to the mailbox, in any thread; ``show`` shows a message of a ``Level``."""
+        """``post`` has the main thread call a function, in any thread; ``show`` shows a message of a ``Level``."""
         self._is_alone = config.each_node_has_launcher
         asks = config.slurm_job and (self._is_alone or config.launcher_assigns_rendezvous) and not config.dry_run
         self._is_on = bool(asks and shutil.which("scontrol"))
@@ -92,19 +84,15 @@ class NodeWatch(Watch):
     def _ask(self) -> None:
         names = [host for host in self._hosts if not set(host) & set(":@[]")]
         self._is_asking = True
-        post_from_thread("scontrol", lambda: _answer(names), self._post, otherwise=SlurmAnswered(None))
+        post_from_thread(
+            "scontrol", lambda: partial(self.on_answer, _leaving(names)), self._post, partial(self.on_answer, None)
+        )
 
-    def on_posted(self, event: object) -> bool:
-        """Handle SLURM's answer."""
-        if isinstance(event, SlurmAnswered):
-            self.on_answer(event)
-        return isinstance(event, SlurmAnswered)
-
-    def on_answer(self, event: SlurmAnswered) -> None:
-        """SLURM has answered. Without an answer the last one is still used."""
+    def on_answer(self, leaving: Mapping[str, str] | None) -> None:
+        """SLURM has answered which nodes it takes out of service, and why. Without an answer the last one is used."""
         self._is_asking = False
-        if event.leaving is not None:
-            self._leaving = event.leaving
+        if leaving is not None:
+            self._leaving = leaving
             self._tell()
 
     def _tell(self) -> None:
@@ -156,14 +144,14 @@ def _number(variable: str) -> int:
     return int(text) if text.isdecimal() else 0
 
 
-def _answer(names: Sequence[str]) -> SlurmAnswered:
-    """In a thread of its own: ask for the nodes and the reservations; at most ``_LIMIT_S`` in all."""
+def _leaving(names: Sequence[str]) -> Mapping[str, str] | None:
+    """In a thread of its own: ask for the nodes and the reservations; at most ``_LIMIT_S`` in all, or None."""
     began = time.monotonic()
     # Names that SLURM does not know make the exit code 1 on some versions; what it prints of others is still good.
     code, nodes = scontrol.run(_LIMIT_S, "show", "node", fold(names), "--oneliner", seconds=True)
     left_s = _LIMIT_S - (time.monotonic() - began)
     if code or left_s <= 0.0:
-        return SlurmAnswered(None)
+        return None
     code, reservations = scontrol.run(left_s, "show", "reservation", "--oneliner", seconds=True)
     own = os.environ.get("SLURM_JOB_RESERVATION", "")
-    return SlurmAnswered(scontrol_output.leaving(nodes, "" if code else reservations, time.time(), own))
+    return scontrol_output.leaving(nodes, "" if code else reservations, time.time(), own)
