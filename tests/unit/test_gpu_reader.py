@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from ddplaunch.features.gpus import child, nvml, reader
+from ddplaunch.features.gpus import child, reader
 from ddplaunch.features.gpus.reader import GpuReader, read_once
-from ddplaunch.features.gpus.records import GpusRead
+from ddplaunch.features.gpus.records import GpuReading, GpusRead
 from ddplaunch.features.health import gpu_rules
 from ddplaunch.system import devices
 from tests.support import fake_nvml, golden
@@ -215,7 +215,7 @@ def installed(driver: Says, monkeypatch: pytest.MonkeyPatch) -> Says:
     ],
 )
 def test_why_a_gpu_is_throttled(clocks: int | None, text: str) -> None:
-    assert nvml.throttled(clocks) == text
+    assert GpuReading(index=0, clock_reasons=clocks).throttled == text
 
 
 @pytest.mark.parametrize("function", ["nvmlInitWithFlags", "nvmlDeviceGetUtilizationRates"])

@@ -1,7 +1,7 @@
 """The GPUs that the workers of this node may use: as they were read last, what they do now, and who uses them.
 
 Runs in the agent, in its main thread. They are read by ``GpuReader``, whose thread posts its answers as events: a
-GpusRead or GpuEvent, which other parts of the agent get after ``GpusPart``. Nothing here blocks.
+GpusRead or GpuEvent, which other parts of the agent get after ``GpusOfJob``. Nothing here blocks.
 """
 
 from __future__ import annotations
@@ -35,50 +35,34 @@ def of_job(node: NodeServices) -> GpusOfJob | None:
     return gpus
 
 
-class GpusPart(Part):
-    """Gives them their events, before other parts get these."""
-
-    def __init__(self, node: NodeServices) -> None:
-        super().__init__(node)
-        self._gpus = of_job(node)
-        if self._gpus:
-            self._gpus.placement = node.placement
-
-    @property
-    def pids(self) -> tuple[int, ...]:
-        """The process that reads them."""
-        return self._gpus.pids if self._gpus else ()
-
-    def on_event(self, event: object) -> bool:
-        """An answer of the reader is also for other parts."""
-        if self._gpus:
-            self._gpus.on_event(event)
-        return False
-
-    def close(self) -> None:
-        """End the reader."""
-        if self._gpus:
-            self._gpus.close()
+def part(node: NodeServices) -> Part:
+    """The GPUs of the job: as a part they get their events before others get these."""
+    gpus = of_job(node)
+    if gpus is None:
+        return Part(node)
+    gpus.placement = node.placement
+    return gpus
 
 
-class GpusOfJob:
+class GpusOfJob(Part):
     """The GPUs that the workers of one node may use.
 
     Attributes:
         placement: says which GPUs those are; to be set before the first event is handled.
         is_read: the first answer has come.
-        missing: why GPUs cannot be read; empty if they can.
     """
 
     def __init__(self, spec: AgentSpec, post: Callable[[object], None]) -> None:
-        """Start to read the GPUs. ``post`` appends an event to the agent's mailbox; any thread may call it."""
+        """Start to read the GPUs, before the agent has its other services.
+
+        ``post`` appends an event to the agent's mailbox; any thread may call it.
+        """
         self._task, self._post = spec.task, post
         self._usage: dict[int, GpuReading] = {}
         self._is_usage_asked = False
         self._gpus: dict[int, GpuReading] = {}
         self.placement: Placement | None = None
         self.is_read = False
-        self.missing = ""
         from ddplaunch.features.gpus.reader import GpuReader  # A machine without GPUs does not load it.
 
         self._reader = GpuReader.start(self._on_answer_in_thread)
@@ -97,13 +81,13 @@ class GpusOfJob:
         else:
             self._post(answer)
 
-    def on_event(self, event: object) -> None:
-        """Take what identifies the GPUs, and their health, from an answer of the reader; others have no effect."""
-        if not isinstance(event, GpusRead) or event.question != "health":
-            return
-        known = (_identified(gpu, self._gpus.get(gpu.index)) for gpu in event.gpus)
-        self._gpus = {gpu.index: gpu for gpu in known if self.local_ranks(gpu)} or self._gpus
-        self.is_read, self.missing = True, event.missing
+    def on_event(self, event: object) -> bool:
+        """Take what identifies the GPUs, and their health, from an answer of the reader, which is also for others."""
+        if isinstance(event, GpusRead) and event.question == "health":
+            known = (_identified(gpu, self._gpus.get(gpu.index)) for gpu in event.gpus)
+            self._gpus = {gpu.index: gpu for gpu in known if self.local_ranks(gpu)} or self._gpus
+            self.is_read = True
+        return False
 
     @property
     def gpus(self) -> tuple[GpuReading, ...]:
@@ -154,6 +138,3 @@ def _identified(gpu: GpuReading, before: GpuReading | None) -> GpuReading:
     if before is None or gpu.uuid:
         return gpu
     return replace(gpu, uuid=before.uuid, name=before.name, pci_address=before.pci_address)
-
-
-part = GpusPart

@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 
 _READINGS_PER_MINUTE = 12
 _THROTTLED_MINUTES, _NVLINK_MINUTES = 10, 30
-_NOISE = ("used_bytes", "pids", "clock_reasons", "throttled", "temperature_margin_c", "nvlink_errors")
+_NOISE = ("used_bytes", "pids", "clock_reasons", "temperature_margin_c", "nvlink_errors")
 """What also changes in a GPU to which nothing has happened."""
-
-_MAX_NUMBER = 1 << 60
-"""As in ``records``."""
 
 
 def main() -> None:
@@ -86,8 +83,10 @@ def _told(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def _makes_sense(name: str, value: Any) -> bool:
-    least = -_MAX_NUMBER if name == "temperature_margin_c" else 0
-    return not isinstance(value, (int, float)) or least <= value <= _MAX_NUMBER
+    from ddplaunch.features.gpus.records import MAX_NUMBER
+
+    least = -MAX_NUMBER if name == "temperature_margin_c" else 0
+    return not isinstance(value, (int, float)) or least <= value <= MAX_NUMBER
 
 
 class _Source(NamedTuple):
@@ -209,9 +208,9 @@ class _History:
 
     def add_to(self, gpu: dict[str, Any]) -> None:
         """Adds what the minutes say to a reading, which is one of them."""
-        from ddplaunch.features.gpus import nvml
+        from ddplaunch.features.gpus.records import HARDWARE_SLOWDOWN
 
-        gpu["throttled_minutes"] = self._throttled.add(bool(gpu.get("clock_reasons", 0) & nvml.HARDWARE_SLOWDOWN))
+        gpu["throttled_minutes"] = self._throttled.add(bool(gpu.get("clock_reasons", 0) & HARDWARE_SLOWDOWN))
         errors = gpu.get("nvlink_errors")
         has_more = errors is not None and self._errors is not None and errors > self._errors
         gpu["nvlink_error_minutes"] = self._link_errors.add(has_more)

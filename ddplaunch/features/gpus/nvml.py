@@ -1,4 +1,4 @@
-"""What NVML, the library of NVIDIA's driver, tells of a GPU, and its events. Runs in ``child``; its words anywhere.
+"""What NVML, the library of NVIDIA's driver, tells of a GPU, and its events. Runs in ``child``.
 
 The binding (pynvml) is an argument, and is not imported. What it or the driver lacks is left out.
 """
@@ -27,26 +27,7 @@ _EVENT_PAUSE_S = 1.0
 _MPS_SERVER = "nvidia-cuda-mps"
 """NVIDIA's server that shares a GPU between processes, as /proc/PID/comm has it; its clients are told too."""
 
-_THROTTLED = {
-    0x40: "thermal slowdown (hardware)",
-    0x20: "thermal slowdown (driver)",
-    0x80: "power brake",
-    0x08: "hardware slowdown",
-}
-"""Bits of nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
-
-A GPU that reaches its power limit is not throttled: that is usual.
-"""
-
-HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
-"""Those of them that the hardware sets."""
-
 Values = dict[str, Any]
-
-
-def throttled(reasons: int | None) -> str:
-    """Why clocks are lowered, as ``power brake``; empty if they are not. ``reasons`` are nvmlClocksEventReasons."""
-    return ", ".join(text for bit, text in _THROTTLED.items() if (reasons or 0) & bit)
 
 
 def read(nvml: Any, question: str) -> list[Values]:
@@ -122,8 +103,7 @@ def _identity(gpu: _Gpu) -> None:
 
 def _clocks(gpu: _Gpu) -> None:
     # Its old name: every driver has it.
-    reasons = gpu.asked("nvmlDeviceGetCurrentClocksThrottleReasons")
-    gpu.found.update(clock_reasons=reasons, throttled=throttled(reasons))
+    gpu.found["clock_reasons"] = gpu.asked("nvmlDeviceGetCurrentClocksThrottleReasons")
 
 
 def _activity(gpu: _Gpu) -> None:

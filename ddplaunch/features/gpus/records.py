@@ -20,6 +20,25 @@ Watts = Annotated[float, between(0, MAX_NUMBER)]
 
 Question = Literal["health", "memory", "usage", "activity", ""]
 
+_THROTTLED = {
+    0x40: "thermal slowdown (hardware)",
+    0x20: "thermal slowdown (driver)",
+    0x80: "power brake",
+    0x08: "hardware slowdown",
+}
+"""Bits of nvmlClocksEventReasons: https://docs.nvidia.com/deploy/nvml-api/group__nvmlClocksEventReasons.html
+
+A GPU that reaches its power limit is not throttled: that is usual.
+"""
+
+HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
+"""Those of them that the hardware sets."""
+
+
+def throttled(reasons: int | None) -> str:
+    """Why clocks are lowered, as ``power brake``; empty if they are not. ``reasons`` are nvmlClocksEventReasons."""
+    return ", ".join(text for bit, text in _THROTTLED.items() if (reasons or 0) & bit)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Gpu:
@@ -59,7 +78,6 @@ class GpuReading(Gpu):
         memory_utilization: percent of that period in which device memory was read or written.
         temperature_margin_c: degrees below the temperature at which it lowers its clocks.
         clock_reasons: the bits nvmlClocksEventReasons.
-        throttled: why its clocks are lowered, in words; empty if they are not.
         throttled_minutes: of the last 10 minutes, those in which the hardware has lowered its clocks.
         recovery_action: nvmlGpuRecoveryAction: what the driver wants done; 0 is nothing.
         uncorrected_rows: rows of its memory that were remapped because of uncorrectable errors.
@@ -87,7 +105,6 @@ class GpuReading(Gpu):
     temperature_c: Number | None = None
     temperature_margin_c: Annotated[int, between(-MAX_NUMBER, MAX_NUMBER)] | None = None
     clock_reasons: Number | None = None
-    throttled: OneLine = ""
     throttled_minutes: Number | None = None
     recovery_action: Number | None = None
     uncorrected_rows: Number | None = None
@@ -110,6 +127,11 @@ class GpuReading(Gpu):
     nvlinks_usual: Number | None = None
     nvlink_errors: Number | None = None
     nvlink_error_minutes: Number | None = None
+
+    @property
+    def throttled(self) -> str:
+        """Why its clocks are lowered, in words; empty if they are not."""
+        return throttled(self.clock_reasons)
 
     def identity(self) -> Gpu:
         """The GPU without its other values, for a record that many nodes send."""

@@ -89,7 +89,7 @@ class HealthPart(Part):
         if faults is None:
             return findings.node_health(self._findings)
         gpus = faults.gpus
-        return findings.node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports, gpus.missing)
+        return findings.node_health([*self._findings, *faults.findings], gpus.gpus, faults.ports)
 
     # Events.
 

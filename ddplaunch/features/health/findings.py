@@ -90,9 +90,9 @@ def _concerns(fault: HealthFinding, exit_: WorkerExit) -> bool:
 
 
 def node_health(
-    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = (), missing: str = ""
+    findings: Iterable[HealthFinding], gpus: Iterable[GpuReading] = (), ports: Iterable[IbPort] = ()
 ) -> NodeHealth:
-    """What is wrong with this node, the worst first, and what its machine has; ``missing`` is as in NodeHealth."""
+    """What is wrong with this node, the worst first, and what its machine has."""
     ordered = sorted(findings, key=lambda finding: (finding.severity != "refuse", finding.gpu or 0))
     active = [f"{port.link_layer} {port.rate_gbps} Gb/s".strip() for port in ports if port.state == "ACTIVE"]
     hardware = NodeHardware(
@@ -101,4 +101,4 @@ def node_health(
         cpus=len(os.sched_getaffinity(0)),
         ports=tuple(active[:MAX_PORTS]),
     )
-    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware, missing=missing)
+    return NodeHealth(findings=tuple(ordered[:MAX_FINDINGS]), hardware=hardware)

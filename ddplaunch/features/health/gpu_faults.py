@@ -253,7 +253,7 @@ def look(read: GpusRead, log_dir: str | None, gpus: tuple[str, ...] | None = Non
     """
     usable = _usable(read, gpus)
     found = [*_of_gpus(usable), *_of_folder(_existing(log_dir), is_alone=is_alone)]
-    return findings.node_health(found, usable.gpus, usable.ports, usable.missing)
+    return findings.node_health(found, usable.gpus, usable.ports)
 
 
 def _usable(read: GpusRead, chosen: tuple[str, ...] | None) -> GpusRead:

@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from ddplaunch.features.gpus import nvml
-from ddplaunch.features.gpus.records import GpuReading
+from ddplaunch.features.gpus.records import HARDWARE_SLOWDOWN, GpuReading, throttled
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.protocol.results import HealthFinding, Severity
 from ddplaunch.text import fold_ints, size
@@ -81,7 +80,7 @@ def _lanes(gpu: GpuReading) -> float | None:
 
 def _throttled(gpu: GpuReading) -> str:
     """Why the hardware has lowered its clocks; empty if it has not."""
-    return nvml.throttled((gpu.clock_reasons or 0) & nvml.HARDWARE_SLOWDOWN)
+    return throttled((gpu.clock_reasons or 0) & HARDWARE_SLOWDOWN)
 
 
 def _fabric_problems(gpu: GpuReading) -> Iterator[str]:

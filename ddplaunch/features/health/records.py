@@ -41,12 +41,10 @@ class NodeHealth:
 
     Attributes:
         findings: by severity, then by GPU.
-        missing: why GPUs could not be looked at; empty if they were, or if the node has none.
     """
 
     findings: Annotated[tuple[HealthFinding, ...], at_most(MAX_FINDINGS)] = ()
     hardware: NodeHardware = NodeHardware()
-    missing: OneLine = ""
 
 
 @dataclass(frozen=True, kw_only=True)
