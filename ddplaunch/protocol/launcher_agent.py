@@ -91,7 +91,8 @@ class NodeDeparts:
 class Ping:
     """Launcher to agent, periodically, on other machines and on a partitioned node of a dry run; answered by Pong.
 
-    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost. ``time_s``: its wall clock.
+    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost; one without a run, as of
+    ``--check``, does not. ``time_s``: the launcher's wall clock.
     """
 
     lost_after_s: Seconds

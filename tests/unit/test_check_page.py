@@ -11,22 +11,12 @@ import pytest
 from ddplaunch import text
 from ddplaunch.agent import this_node
 from ddplaunch.features.check import page
+from ddplaunch.features.check.node_check import gpu_users
 from ddplaunch.features.check.page import CheckedNode
-from ddplaunch.features.check.queries import (
-    ConnectResults,
-    ConnectToNodes,
-    GetTime,
-    GpuUser,
-    InspectNode,
-    ListeningNode,
-    NodeReport,
-    NodeTime,
-)
-from ddplaunch.features.gpus.records import Gpu
+from ddplaunch.features.check.queries import NodeReport
+from ddplaunch.features.gpus.records import Gpu, GpuReading, GpusRead
 from ddplaunch.features.health.records import NodeHardware, NodeHealth
-from ddplaunch.protocol import wire
 from ddplaunch.protocol.results import HealthFinding
-from ddplaunch.protocol.specs import Program
 from ddplaunch.system import devices
 from tests.support import golden
 
@@ -81,8 +71,7 @@ LOOKS: dict[str, dict[str, object]] = {
     "little shared memory": {"shm_free_bytes": 64 << 20},
     "no shared memory": {"shm_free_bytes": None},
     "few open files": {"open_files": (1024, 1024)},
-    "a GPU in use": {"gpu_users": (GpuUser(7, "python3", (0,)),)},
-    "two GPUs in use by a process without a name": {"gpu_users": (GpuUser(7, "", (0, 1)),)},
+    "a GPU in use": {"gpu_users": ("GPU 0 in use by pid 7 (python3)",)},
     "another Python": {"python": "3.12.1"},
     "another torch": {"torch": "2.12.0"},
     "torch without CUDA": {"cuda": ""},
@@ -145,22 +134,6 @@ def test_in_each_turn_every_node_talks_to_one_that_talks_to_it(world: int) -> No
 
 
 @pytest.mark.parametrize(
-    "record",
-    [
-        InspectNode(True, None, "eth0", Program("script", "train.py", (), ""), looks_at_health=True, log_dir="/logs"),
-        LOOK,
-        replace(LOOK, health=NodeHealth(findings=(REMAP,))),
-        GetTime(),
-        NodeTime(1.5),
-        ConnectToNodes((ListeningNode("a", ("::1",), 1),)),
-        ConnectResults((("a", "no"),)),
-    ],
-)
-def test_records_survive_the_wire(record: object) -> None:
-    assert wire.decode(wire.encode(record), (type(record),)) == record
-
-
-@pytest.mark.parametrize(
     ("cuda", "hip", "version"),
     [("'12.8'", "None", "12.8"), ("None", "'6.4.43482'", "ROCm 6.4.43482"), ("None", "None", "")],
 )
@@ -188,9 +161,13 @@ def test_gpus_and_their_users_are_read_from_files(tmp_path: Path) -> None:
         (fds / "6").symlink_to("/dev/nvidia1")
         (fds.parent / "comm").write_text(f"{name}\n")
     assert devices.visible_models(None, str(tmp_path)) == ("NVIDIA H200",) * 2
-    assert devices.gpu_users([(11, 0)], str(tmp_path)) == ((11, "python3", (0, 1)),), "told, and opened"
+    told = GpusRead(gpus=(GpuReading(index=0, pids=(11, 13)),))
+    assert [*gpu_users(told, str(tmp_path))] == [
+        "GPUs 0,1 in use by pid 11 (python3)",  # Told, and opened.
+        "GPU 0 in use by pid 13",
+    ]
 
 
 def test_without_gpus_nobody_is_looked_for(tmp_path: Path) -> None:
     assert devices.visible_models(None, str(tmp_path)) == ()
-    assert devices.gpu_users(root=str(tmp_path)) == ()
+    assert [*gpu_users(GpusRead(), str(tmp_path))] == []

@@ -23,16 +23,15 @@ from ddplaunch.features.check.queries import (
     NETWORK_RATES,
     ConnectResults,
     ConnectToNodes,
-    GetTime,
     InspectNode,
     ListeningNode,
     NetworkRates,
     NodeReport,
-    NodeTime,
 )
 from ddplaunch.launcher import setup
 from ddplaunch.launcher.display.console import Console
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system.files import run_folder
 from ddplaunch.text import quote
 from ddplaunch.timeouts import TimeoutConfig
@@ -236,22 +235,9 @@ def _inspect(config: LaunchConfig) -> tuple[list[CheckedNode], list[HostFailure]
         for index, host in enumerate(transport.node_names):
             queries.add(host, transport.start(index), query, is_remote=transport.is_remote)
         queries.wait(queries.nodes, NodeReport)
-        asked_s = _read_clocks(queries)
+        queries.ask(queries.nodes, lambda _node: Ping(0.0, time.time()), Pong)
         _connect(queries)
-        nodes = [_checked(node, asked_s[node.name]) for node in queries.nodes if not node.failure]
-        return nodes, queries.failures()
-
-
-def _read_clocks(queries: Queries) -> dict[str, float]:
-    """Have every node tell its time. Returns the launcher's time when each was asked."""
-    asked_s: dict[str, float] = {}
-
-    def query(node: QueriedNode) -> GetTime:
-        asked_s[node.name] = time.time()
-        return GetTime()
-
-    queries.ask(queries.nodes, query, NodeTime)
-    return asked_s
+        return [_checked(node) for node in queries.nodes if not node.failure], queries.failures()
 
 
 def _connect(queries: Queries) -> None:
@@ -270,13 +256,14 @@ def _connect(queries: Queries) -> None:
     queries.ask(connecting, lambda node: ConnectToNodes(peers[node.name]), ConnectResults)
 
 
-def _checked(node: QueriedNode, asked_s: float) -> CheckedNode:
-    half_s = (node.received_s[NodeTime] - asked_s) / 2
+def _checked(node: QueriedNode) -> CheckedNode:
+    pong = node.answers[Pong]
+    half_s = (node.received_s[Pong] - pong.ping_time_s) / 2
     connected = node.answers.get(ConnectResults, ConnectResults(()))
     return CheckedNode(
         host=node.name,
         report=node.answers[NodeReport],
-        clock_s=node.answers[NodeTime].time_s - asked_s - half_s,
+        clock_s=pong.time_s - pong.ping_time_s - half_s,
         clock_error_s=half_s,
         unreachable=connected.failed,
     )

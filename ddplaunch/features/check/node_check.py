@@ -19,14 +19,17 @@ from typing import TYPE_CHECKING, BinaryIO
 
 from ddplaunch.agent import this_node
 from ddplaunch.agent.workers import start_plan
-from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, GetTime, GpuUser, NodeReport, NodeTime
+from ddplaunch.features.check.queries import ConnectResults, ConnectToNodes, NodeReport
 from ddplaunch.features.gpus import reader
 from ddplaunch.protocol import wire
+from ddplaunch.protocol.launcher_agent import Ping, Pong
 from ddplaunch.system import devices, network
 from ddplaunch.text import quote
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from ddplaunch.agent.launcher_channel import Outbox
     from ddplaunch.features.check.queries import InspectNode, ListeningNode
     from ddplaunch.features.gpus.records import GpusRead
@@ -53,9 +56,9 @@ def serve(order: InspectNode, stream: BinaryIO, outbox: Outbox) -> tuple[int, ..
         in_thread("accept", partial(_accept, listener))
         read = reader.read_once("health", _GPUS_S)
         outbox.send(_inspect(addresses, listener.getsockname()[1], read, _health(order, read)))
-        while received := wire.read_record(stream, (GetTime, ConnectToNodes)):
+        while received := wire.read_record(stream, (Ping, ConnectToNodes)):
             query = received[0]
-            outbox.send(NodeTime(time.time()) if isinstance(query, GetTime) else _connect_all(query))
+            outbox.send(Pong(query.time_s, time.time()) if isinstance(query, Ping) else _connect_all(query))
     return ()
 
 
@@ -86,7 +89,7 @@ def _inspect(addresses: tuple[str, ...], port: int, read: GpusRead, health: Node
         torch=quote(torch),
         cuda=quote(cuda),
         gpus=_models(read),
-        gpu_users=_users(read),
+        gpu_users=tuple(gpu_users(read)),
         shm_free_bytes=_free_bytes("/dev/shm"),
         open_files=resource.getrlimit(resource.RLIMIT_NOFILE),
         address=addresses[0],
@@ -104,9 +107,12 @@ def _models(read: GpusRead) -> tuple[str, ...]:
     return tuple(quote(model) or told.get(index, "") for index, model in enumerate(devices.visible_models(None)))
 
 
-def _users(read: GpusRead) -> tuple[GpuUser, ...]:
+def gpu_users(read: GpusRead, root: str = "/") -> Iterator[str]:
+    """A sentence on each process that has GPUs open, or that the driver has told."""
     told = [(pid, gpu.index) for gpu in read.gpus for pid in gpu.pids]
-    return tuple(GpuUser(pid, quote(name), gpus) for pid, name, gpus in devices.gpu_users(told))
+    for pid, name, gpus in devices.gpu_users(told, root):
+        which = "GPUs" if len(gpus) > 1 else "GPU"
+        yield f"{which} {','.join(map(str, gpus))} in use by pid {pid}{name and f' ({quote(name)})'}"
 
 
 def _free_bytes(folder: str) -> int | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from statistics import median
 from typing import TYPE_CHECKING
 
 from ddplaunch.cluster.hostlist import fold
@@ -15,7 +14,7 @@ from ddplaunch.features.check.queries import NodeReport
 from ddplaunch.features.health import differences, findings
 from ddplaunch.late_dataclass import dataclass
 from ddplaunch.system.network import SLOW_LOOKUP_S, is_loopback, mapped
-from ddplaunch.text import plural, size, table
+from ddplaunch.text import median, plural, size, table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -152,9 +151,7 @@ def _node_problems(node: CheckedNode) -> Iterator[str]:
     for finding in report.health.findings if report.health else ():
         gpu, action = findings.gpu(finding), f" ({finding.action})" if finding.action else ""
         yield f"{gpu}{': ' if gpu else ''}{finding.text}{action}"
-    for user in report.gpu_users:
-        gpus = "GPU " + str(user.gpus[0]) if len(user.gpus) == 1 else "GPUs " + ",".join(map(str, user.gpus))
-        yield f"{gpus} in use by pid {user.pid}{user.name and f' ({user.name})'}"
+    yield from report.gpu_users
     if report.gpus and report.torch and not report.cuda:
         yield f"has GPUs, but torch {report.torch} cannot use them: install a torch built for them"
     if report.shm_free_bytes is None or report.shm_free_bytes < _MIN_SHM_BYTES:

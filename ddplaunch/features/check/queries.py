@@ -6,7 +6,7 @@ from typing import Annotated
 
 from ddplaunch.features.health.records import NodeHealth
 from ddplaunch.late_dataclass import dataclass
-from ddplaunch.protocol.field_types import Count, OneLine, Pid, Port, Quantity, Seconds, Size, at_most, between
+from ddplaunch.protocol.field_types import Count, OneLine, Port, Quantity, Seconds, Size, at_most, between
 from ddplaunch.protocol.specs import Program
 
 NETWORK_RATES, GPU_RATES = "check: ", "check-gpus: "
@@ -18,7 +18,7 @@ _FileLimit = Annotated[int, between(-1, 1 << 60)]
 
 @dataclass(frozen=True)
 class InspectNode:
-    """Launcher to agent: requests a NodeReport. GetTime and ConnectToNodes may follow.
+    """Launcher to agent: requests a NodeReport. Ping, for the node's clock, and ConnectToNodes may follow.
 
     Attributes:
         has_peers: other nodes connect to this one; if not, its workers use loopback.
@@ -39,15 +39,6 @@ class InspectNode:
     gpus: tuple[str, ...] | None = None
 
 
-@dataclass(frozen=True)
-class GpuUser:
-    """A process that has GPUs open; ``gpus`` are their indices."""
-
-    pid: Pid
-    name: OneLine
-    gpus: tuple[Count, ...]
-
-
 @dataclass(frozen=True, kw_only=True)
 class NodeReport:
     """Agent to launcher, in answer to InspectNode.
@@ -55,7 +46,7 @@ class NodeReport:
     Attributes:
         cuda: version of CUDA that torch was built for, or ``ROCm`` and its version; empty for none.
         gpus: models by index; empty text for an unknown model.
-        gpu_users: processes with open GPUs, as far as this user may see them.
+        gpu_users: a sentence on each process with open GPUs, as far as this user may see them.
         shm_free_bytes: free space in /dev/shm; None if it does not exist.
         open_files: soft and hard limit; -1 for none.
         name: the name that the reverse DNS look-up of ``address`` gave; empty if it has none.
@@ -68,7 +59,7 @@ class NodeReport:
     torch: OneLine
     cuda: OneLine
     gpus: tuple[OneLine, ...]
-    gpu_users: tuple[GpuUser, ...]
+    gpu_users: tuple[OneLine, ...]
     shm_free_bytes: Size | None
     open_files: tuple[_FileLimit, _FileLimit]
     address: OneLine
@@ -77,18 +68,6 @@ class NodeReport:
     addresses: tuple[OneLine, ...]
     port: Port
     health: NodeHealth | None = None
-
-
-@dataclass(frozen=True)
-class GetTime:
-    """Launcher to agent: requests a NodeTime."""
-
-
-@dataclass(frozen=True)
-class NodeTime:
-    """Agent to launcher, in answer to GetTime: the node's clock, in seconds since the epoch."""
-
-    time_s: Seconds
 
 
 @dataclass(frozen=True)
@@ -166,4 +145,4 @@ class NodeGpuRates:
 
 
 TO_AGENT = {InspectNode: "node_check"}
-FROM_AGENT = (NodeReport, ConnectResults, NodeTime)
+FROM_AGENT = (NodeReport, ConnectResults)
