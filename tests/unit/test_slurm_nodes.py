@@ -14,7 +14,7 @@ from ddplaunch.cluster.job import SlurmJob
 from ddplaunch.features.health.node_memory import drain_command
 from ddplaunch.features.slurm import node_watch, scontrol
 from ddplaunch.features.slurm.node_watch import INTERVAL_S, NodeWatch
-from ddplaunch.features.slurm.scontrol_output import SOON_S, leaving
+from ddplaunch.features.slurm.scontrol import SOON_S, leaving
 from ddplaunch.protocol.launcher_agent import AttemptStarted
 from tests.support import golden
 from tests.support.configs import launch_config, rendezvous_config

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.cluster.hostlist import fold
 from ddplaunch.cluster.hosts import matching
 from ddplaunch.errors import Level
-from ddplaunch.features.slurm import scontrol, scontrol_output
+from ddplaunch.features.slurm import scontrol
 from ddplaunch.launcher.watches import Watch
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import AttemptEnded, AttemptStarted, NodeDeparts, RunIdAgreed
@@ -154,4 +154,4 @@ def _leaving(names: Sequence[str]) -> Mapping[str, str] | None:
         return None
     code, reservations = scontrol.run(left_s, "show", "reservation", "--oneliner", seconds=True)
     own = os.environ.get("SLURM_JOB_RESERVATION", "")
-    return scontrol_output.leaving(nodes, "" if code else reservations, time.time(), own)
+    return scontrol.leaving(nodes, "" if code else reservations, time.time(), own)

@@ -7,7 +7,6 @@ while the processes of the job are being ended.
 
 from __future__ import annotations
 
-import re
 import shutil
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -49,9 +48,9 @@ def _problem(job: SlurmJob) -> str:
     code, output = scontrol.run(_SHOW_S, "show", "job", "--oneliner", job.id)
     if code:
         return f"SLURM gives no information on job {job.id}: {output}"
-    if _field(output, "BatchFlag") == "0":
+    if scontrol.field(output, "BatchFlag") == "0":
         return f"SLURM requeues only jobs of sbatch, and job {job.id} is none"
-    if _field(output, "Requeue") == "0":
+    if scontrol.field(output, "Requeue") == "0":
         remedy = f"allow it by sbatch --requeue, or now by `scontrol update JobId={job.id} Requeue=1`"
         return f"SLURM would not requeue job {job.id}: {remedy}"
     return ""
@@ -78,10 +77,5 @@ def requeue(result: RunResult, show: Callable[[str, int], None]) -> None:
 
 def is_cancelled(output: str) -> bool:
     """Whether ``scontrol show job`` describes a job that is being ended, but not by a limit or by preemption."""
-    state, reason, preempted = (_field(output, name) for name in ("JobState", "Reason", "PreemptTime"))
+    state, reason, preempted = (scontrol.field(output, name) for name in ("JobState", "Reason", "PreemptTime"))
     return state == "CANCELLED" or (state == "COMPLETING" and reason == "None" and preempted in ("None", ""))
-
-
-def _field(output: str, name: str) -> str:
-    match = re.search(rf"(?<!\S){name}=(\S*)", output)
-    return match[1] if match else ""
