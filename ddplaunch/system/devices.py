@@ -129,7 +129,7 @@ def visible_devices(
     """
     count = _numbered(environ, root)
     variable = visibility_variable(environ, root)
-    allowed = _listed(environ[variable], count) if variable in environ else None
+    allowed = listed(environ[variable], count) if variable in environ else None
     if requested is not None:
         ids = tuple(map(_normalised, requested))
         if ids and not count and allowed is None and not has_driver(root):
@@ -175,6 +175,16 @@ def devices_of(local_rank: int, visible: tuple[str, ...], gpus_per_proc: int, np
 # Ids.
 
 
+def listed(value: str, count: int) -> tuple[str, ...]:
+    """The devices that CUDA sees by a *_VISIBLE_DEVICES: all before the first unknown id; none if one is repeated.
+
+    ``count`` is the number of GPUs; 0: not known.
+    """
+    ids = map(_normalised, value.split(","))
+    seen = tuple(takewhile(lambda device: _exists(device, count), ids))
+    return seen if len(set(seen)) == len(seen) else ()
+
+
 def _check_requested(ids: tuple[str, ...], count: int, allowed: tuple[str, ...] | None, setting: str) -> None:
     for device in ids:
         if not is_device_id(device):
@@ -185,13 +195,6 @@ def _check_requested(ids: tuple[str, ...], count: int, allowed: tuple[str, ...] 
             raise ValueError(f"--gpus names GPU {device} more than once")
         if allowed is not None and device not in allowed:
             raise ValueError(f"--gpus: GPU {device} is not among those that {setting!r} leaves visible")
-
-
-def _listed(value: str, count: int) -> tuple[str, ...]:
-    """The devices CUDA sees by a *_VISIBLE_DEVICES: all before the first unknown id; none if one is repeated."""
-    ids = map(_normalised, value.split(","))
-    seen = tuple(takewhile(lambda device: _exists(device, count), ids))
-    return seen if len(set(seen)) == len(seen) else ()
 
 
 def _normalised(device: str) -> str:
@@ -212,7 +215,7 @@ def _numbered(environ: Mapping[str, str], root: str) -> int:
     # ROCR_VISIBLE_DEVICES acts below HIP, which numbers the devices that it leaves from 0.
     physical = gpu_count(root)
     hidden = "ROCR_VISIBLE_DEVICES" in environ and is_amd(root)
-    return len(_listed(environ["ROCR_VISIBLE_DEVICES"], physical)) if hidden else physical
+    return len(listed(environ["ROCR_VISIBLE_DEVICES"], physical)) if hidden else physical
 
 
 # NVIDIA.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddplaunch.features.dry_run.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
+from tests.support.programs.cuda.tables import SUPPORTED, UNSUPPORTED
 from tests.support.runs import PROGRAMS, Finished, run
 
 pytestmark = pytest.mark.torch

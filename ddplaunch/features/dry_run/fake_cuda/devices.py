@@ -14,6 +14,8 @@ from typing import Any
 
 import torch
 
+from ddplaunch.system.devices import listed
+
 _Device = type(torch.device("cpu"))  # Taken before torch.device can be patched.
 
 GPU_NAME = "NVIDIA H100 80GB HBM3 (simulated on the CPU)"
@@ -57,7 +59,8 @@ class FakeDevices:
         """Number of visible GPUs. As in CUDA, changes of CUDA_VISIBLE_DEVICES count until CUDA is initialized."""
         if self._initialized_in is not None:
             return self._count
-        return visible_count(os.environ.get("CUDA_VISIBLE_DEVICES"), self.installed)
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+        return self.installed if visible is None else len(listed(visible, self.installed))
 
     @property
     def current(self) -> int:
@@ -125,23 +128,6 @@ def device_type(device: Any) -> str:
 def is_number(device: Any) -> bool:
     """Whether ``device`` is a device number: ``torch.zeros(2, device=1)``."""
     return isinstance(device, Integral) and not isinstance(device, bool)
-
-
-def visible_count(visible: str | None, installed: int) -> int:
-    """Number of visible GPUs of ``installed``; ``visible`` is the value of CUDA_VISIBLE_DEVICES, None if unset.
-
-    As in CUDA, the list ends before the first id that does not exist, and with a repeated id no GPU is visible.
-    """
-    if visible is None:
-        return installed
-    seen: list[str] = []
-    for name in (part.strip() for part in visible.split(",")):
-        if name in seen:
-            return 0
-        if not name.startswith(("GPU-", "MIG-")) and not (name.isdigit() and int(name) < installed):
-            break
-        seen.append(name)
-    return len(seen)
 
 
 def hide_real_gpus() -> None:

@@ -7,9 +7,8 @@ import sys
 
 import torch
 import torch.distributed as dist
+from tables import UNSUPPORTED
 from torch.utils import cpp_extension
-
-from ddplaunch.features.dry_run.fake_cuda.support_matrix import UNSUPPORTED
 
 CALLS = {
     "torch.cuda.CUDAGraph": lambda: torch.cuda.CUDAGraph(),
