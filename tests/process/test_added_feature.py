@@ -11,42 +11,44 @@ from pathlib import Path
 from tests.process.test_removed_features import PACKAGE, run_copy
 from tests.support.runs import ROOT
 
-TEMPLATE = ROOT / "tests" / "support" / "checkpoint_age"
-ROW = 'Feature("checkpoint_age", ("launcher", "agent", "records"), before_run=("setting", "checkpoint"))'
+PAGE = ROOT / "docs" / "adding-a-feature.md"
+BEFORE = {"features/__init__.py": '    Feature("run_events"', "config.py": "    on_exit: str | None = None\n"}
+"""Lines of files that there are; what the page adds comes before them."""
+
 WAITS_UNTIL_BOTH_NODES_ARE_NOTED = """
 import pathlib, sys, time
 logs = pathlib.Path(sys.argv[1])
 while "".join(file.read_text() for file in logs.glob("*/events.jsonl")).count("old_checkpoint") < 2:
     time.sleep(0.02)
-sys.exit(3)
+raise ValueError("enough")
 """
 
 
-def add_line(file: Path, before: str, line: str) -> None:
-    text = file.read_text()
-    assert text.count(before) == 1
-    file.unlink()  # A link to the original.
-    file.write_text(text.replace(before, line + before))
-
-
-def with_template(folder: Path) -> Path:
-    """The package and the feature of the template, in ``folder``."""
+def with_feature(folder: Path) -> Path:
+    """The package with what stands on the page, in ``folder``."""
     package = shutil.copytree(PACKAGE, folder / "ddplaunch", copy_function=os.link)
-    shutil.copytree(TEMPLATE, package / "features" / "checkpoint_age")
-    add_line(package / "features" / "__init__.py", '    Feature("run_events"', f"    {ROW},\n")
-    add_line(package / "config.py", "    on_exit: str | None = None\n", "    checkpoint: str | None = None\n")
+    for name, text in re.findall(r"^```py\n# (\S+)\n(.*?)^```$", PAGE.read_text(), re.DOTALL | re.MULTILINE):
+        file = package / name
+        if file.exists():
+            before = file.read_text()
+            assert before.count(BEFORE[name]) == 1
+            file.unlink()  # A link to the original.
+            text = before.replace(BEFORE[name], text + BEFORE[name])
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
     return folder
 
 
-def test_an_added_feature_has_its_option_its_reports_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
-    folder = with_template(tmp_path)
+def test_the_feature_of_the_docs_has_its_option_its_parts_its_events_and_its_lines_of_the_page(tmp_path: Path) -> None:
+    folder = with_feature(tmp_path)
     script, checkpoint, logs = tmp_path / "train.py", tmp_path / "model.pt", tmp_path / "logs"
     script.write_text(WAITS_UNTIL_BOTH_NODES_ARE_NOTED)
     checkpoint.touch()
     os.utime(checkpoint, (0, 1_000_000_000))
     options = ("--dry-run", "--nnodes", "2", "--nproc-per-node", "1", "--log-dir", logs, "--checkpoint", checkpoint)
     done = run_copy(folder, *options, script, logs)
-    assert done.returncode == 3, done.stderr
+    assert done.returncode == 1, done.stderr
+    assert done.stderr.count(f"there is a checkpoint: {checkpoint}") >= 1, "the part in a worker"
     page = done.stderr.partition("the job failed")[2]
     assert re.findall(r"^the checkpoint on (\S+) is .+ old$", page, re.MULTILINE) == ["node0", "node1"]
     (written,) = logs.glob("*/events.jsonl")

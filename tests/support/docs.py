@@ -21,19 +21,21 @@ from pathlib import Path
 from typing import Literal, get_origin
 
 from ddplaunch import config
+from ddplaunch.agent.parts import NodeServices, Part
 from ddplaunch.cli.options import OPTIONS
 from ddplaunch.cluster.hosts import Host
 from ddplaunch.config import LaunchConfig, OutputConfig, RemoteConfig, RendezvousConfig, WorkerConfig
-from ddplaunch.features.dry_run.fake_cuda.support_matrix import SUPPORTED, UNSUPPORTED
 from ddplaunch.features.health.gpu_events import ACTIONS, XIDS, Xid
 from ddplaunch.features.health.gpu_rules import RULES as RULES_OF_GPUS
 from ddplaunch.features.health.port_rules import PORT_RULES
 from ddplaunch.features.metrics.metrics import METRICS
 from ddplaunch.features.run_events.kinds import keys, kinds
+from ddplaunch.launcher.watches import RunServices, Watch
 from ddplaunch.protocol.env_forwarding import RULES
 from ddplaunch.protocol.environment import NAMES
 from ddplaunch.text import fold_ints
 from ddplaunch.timeouts import TimeoutConfig
+from ddplaunch.worker.parts import WorkerPart
 from tests.support.runs import ROOT
 
 PAGES = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").glob("*.md")))
@@ -83,15 +85,6 @@ def forwarding() -> str:
     return table(("variable", "forwarded", "why"), rows)
 
 
-def not_simulated() -> str:
-    """What a dry run does not do; names with an equal effect share a row."""
-    names: dict[str, list[str]] = {}
-    for name, effect in UNSUPPORTED.items():
-        names.setdefault(effect, []).append(f"`{name}`" if name.startswith("torch.") else name)
-    rows = ((", ".join(which), effect) for effect, which in names.items())
-    return table(("not simulated", "effect"), rows)
-
-
 def gpu_rules() -> str:
     """Every rule about a GPU."""
     columns = ("rule", "broken if", "severity", "fault", "in the run", "what to do", "source")
@@ -129,6 +122,27 @@ def xids() -> str:
         for known, which in numbers.items()
     )
     return table(("Xid", "meaning", "action", "fault"), rows)
+
+
+def methods_of(part: type) -> str:
+    """The methods of a class that subclasses define, each with the first line of its docstring."""
+    rows = (
+        (f"`{_signature(name, member)}`", (inspect.getdoc(member) or "").partition("\n")[0].replace("``", "`"))
+        for name, member in vars(part).items()
+        if not name.startswith("_") and (callable(member) or isinstance(member, property))
+    )
+    return table(("method", "what it does or is told"), rows)
+
+
+def _signature(name: str, member: object) -> str:
+    if isinstance(member, property):
+        return f"{name}: {inspect.signature(member.fget).return_annotation}"  # type: ignore[arg-type]
+    return name + re.sub(r"\(self(, )?", "(", str(inspect.signature(member))).replace("'", "")  # type: ignore[arg-type]
+
+
+def services_of(offer: type) -> str:
+    """What a named tuple has, from its docstring's ``Attributes``."""
+    return table(("service", "what it is"), ((f"`{name}`", text) for name, text in _attributes(offer).items()))
 
 
 def fields_of(record: type) -> str:
@@ -174,9 +188,12 @@ TABLES: dict[str, Callable[[], str]] = {
     "metrics": lambda: table(
         ("metric", "type", "meaning"), ((f"`{each.name}`", each.kind, each.meaning) for each in METRICS)
     ),
+    "methods-of-part": lambda: methods_of(Part),
+    "methods-of-watch": lambda: methods_of(Watch),
+    "methods-of-worker-part": lambda: methods_of(WorkerPart),
     "port-rules": port_rules,
-    "simulated": lambda: table(("simulated", "how"), ((f"`{what}`", how) for what, how in SUPPORTED.items())),
-    "not-simulated": not_simulated,
+    "services-of-node": lambda: services_of(NodeServices),
+    "services-of-run": lambda: services_of(RunServices),
     "xid-actions": lambda: table(("action", "what to do"), ((f"`{name}`", text) for name, text in ACTIONS.items())),
     "xids": xids,
 }
