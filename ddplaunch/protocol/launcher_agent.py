@@ -91,8 +91,7 @@ class NodeDeparts:
 class Ping:
     """Launcher to agent, periodically, on other machines and on a partitioned node of a dry run; answered by Pong.
 
-    After ``lost_after_s`` seconds without a Ping, the agent counts the launcher as lost; one without a run, as of
-    ``--check``, does not. ``time_s``: the launcher's wall clock.
+    An agent that gets no Ping for ``lost_after_s`` counts the launcher as lost. ``time_s``: the launcher's wall clock.
     """
 
     lost_after_s: Seconds
