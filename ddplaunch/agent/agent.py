@@ -7,6 +7,7 @@ in ``Mailbox.get``. Blocking calls run in daemon threads that post events. Must 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import parts, rendezvous, this_node
 from ddplaunch.agent.events import AttemptFailure, ChildExited, LauncherLost
 from ddplaunch.agent.parts import NodeServices
-from ddplaunch.agent.rendezvous.name_lookup import NameLookups
+from ddplaunch.agent.rendezvous.name_lookup import NameLookup
 from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.agent.workers import start_plan
 from ddplaunch.agent.workers.exit_details import OomCounters, final_failure, killed_for_memory, outcome
@@ -69,13 +70,15 @@ class Agent:
         size = self._placement.local_world_size
         open_files = limits.raise_limit_for_workers(spec.host, size)
         self._forkserver = ForkserverClient(spec, plan, self._placement.shared_environ, open_files, mailbox.post, warm)
-        self._rendezvous = rendezvous.choose(spec, size, self._callbacks())
+        send, post = outbox.send, mailbox.post
+        callbacks = AgentCallbacks(self._wait, self._is_stopping, self._start_member, send, post)
+        self._rendezvous = rendezvous.choose(spec, size, callbacks)
         watched_here = spec.launcher_assigns_rendezvous or not spec.rendezvous  # By this agent's launcher.
         report: Callable[[Report], None] = outbox.send if watched_here else self._rendezvous.send_report
         self._group: WorkerGroup | None = None
         self._is_refused = False
         self._helper_pids: dict[int, int] = {}
-        self._name_lookups = NameLookups(spec, mailbox.post, outbox.send)
+        self._name_lookup = functools.cache(lambda address: NameLookup(address, mailbox.post))
         self._last_start_at = 0.0
         # Reasons why the attempt, the run or this node must end. Event handlers set them, conditions of ``_wait`` read.
         self._failure: AttemptFailure | None = None
@@ -103,12 +106,6 @@ class Agent:
             )
         )
 
-    def _callbacks(self) -> AgentCallbacks:
-        has_unkillable = lambda: bool(self._unkillable_pids)  # noqa: E731
-        return AgentCallbacks(
-            self._wait, self._is_stopping, has_unkillable, self._start_member, self._outbox.send, self._mailbox.post
-        )
-
     def run(self) -> tuple[int, ...]:
         """Run attempts until the run ends. Returns the pids that SIGKILL has not ended.
 
@@ -126,7 +123,7 @@ class Agent:
             self._spec = self._rendezvous.complete(self._spec)
             ended = self._run_attempt(*opened)
             evidence = tuple(chain.from_iterable(part.evidence(ended.exits) for part in self._parts))
-            result = self._rendezvous.finish_round(ended)
+            result = self._rendezvous.finish_round(ended, has_unkillable=bool(self._unkillable_pids))
             self._outbox.drain(_DRAIN_S, lambda: self._wait(lambda: False, 0.0))
             self._outbox.send(AttemptEnded(result, evidence))
             if not result.attempt_follows:
@@ -208,14 +205,15 @@ class Agent:
 
     def _start_workers(self, group: WorkerGroup, round_: Round, listener: socket.socket | None) -> None:
         """Start the store and all workers. Returns once all workers run, or once the attempt must end."""
-        lookup = self._name_lookups.of(round_.master_addr)  # Runs while the forkserver imports torch.
+        lookup = self._name_lookup(round_.master_addr)  # Runs while the forkserver imports torch.
         self._await_forkserver()
         self._wait(lambda: lookup.is_done or self._must_stop(), lookup.deadline)
         if self._must_stop():
             return
         if listener is not None and round_.has_store:
             self._forkserver.start_store(round_.attempt, listener, group.attempt_dir, self._outbox.send)
-        self._name_lookups.report_slow(lookup, round_)
+        if notice := lookup.notice(self._spec, round_.node_rank):
+            self._outbox.send(notice)
         environ = {**self._rendezvous.worker_environ, **lookup.worker_environ}
         for part in self._parts:
             environ.update(part.worker_environ())

@@ -45,9 +45,7 @@ def spec(tmp_path: Path) -> AgentSpec:
 
 def joined(spec: AgentSpec, sent: list[object], *, shares_host: bool = False) -> MultiNodeRendezvous:
     """A node that has joined the run ``theirs``, and takes part in its first round."""
-    callbacks = AgentCallbacks(
-        lambda *_: True, lambda: False, lambda: False, lambda _: None, sent.append, lambda _: None
-    )
+    callbacks = AgentCallbacks(lambda *_: True, lambda: False, lambda _: None, sent.append, lambda _: None)
     rendezvous = MultiNodeRendezvous(spec, 1, callbacks)
     client = SimpleNamespace(ready=MemberReady(3, "10.0.0.1", 1, "theirs", "key"), is_spare=False)
     rendezvous._client = client  # type: ignore[assignment]
@@ -75,7 +73,7 @@ def test_a_node_tells_the_next_coordinator_of_the_restarts_that_it_has_seen(spec
     client.config = SimpleNamespace(silent_after_s=5.0)
     rendezvous._client = client  # type: ignore[assignment]
     rendezvous._verdict = RoundVerdict(0, "failed", attempt_follows=True, restart_follows=True)
-    assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0)).restart_follows
+    assert rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0), has_unkillable=False).restart_follows
     rendezvous._join(client)  # type: ignore[arg-type]
     assert sent[-1] == NodeJoined(0, "gpu1", 1, restarts_so_far=1)
 
@@ -91,7 +89,7 @@ def test_a_node_that_waits_in_vain_for_the_verdict_says_so_unless_it_is_stopped(
     client = SimpleNamespace(index=0, has_left=False, send=lambda _: None, lost_reason=None, endpoint="10.0.0.1:29400")
     client.config = SimpleNamespace(silent_after_s=5.0)
     rendezvous._client = client  # type: ignore[assignment]
-    result = rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0))
+    result = rendezvous.finish_round(AttemptResult(0, "failed", (), 1.0), has_unkillable=False)
     assert (result.attempt_follows, result.decision) == (False, f"not restarted: {decision}")
 
 
@@ -148,9 +146,7 @@ class SlowNode:
         self.limits_s: list[float] = []
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
         self.config = rendezvous_config(server_addresses=("127.0.0.1",), is_server=False, join_timeout_s=5.0)
-        callbacks = AgentCallbacks(
-            self.wait, lambda: False, lambda: False, self.import_torch, lambda _: None, lambda _: None
-        )
+        callbacks = AgentCallbacks(self.wait, lambda: False, self.import_torch, lambda _: None, lambda _: None)
         given = None if launcher_assigns else self.config
         spec = replace(spec, rendezvous=given, launcher_assigns_rendezvous=launcher_assigns, node_dir=None)
         self.rendezvous = MultiNodeRendezvous(spec, 1, callbacks)

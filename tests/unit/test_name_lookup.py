@@ -11,7 +11,10 @@ import pytest
 from ddplaunch.agent.events import NameLookedUp
 from ddplaunch.agent.rendezvous.name_lookup import NameLookup
 from ddplaunch.system import network
+from tests.support.configs import agent_spec
 from tests.support.processes import wait_until
+
+SPEC = agent_spec(host="node1")
 
 
 @pytest.fixture
@@ -45,7 +48,10 @@ def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file
     asked_at = time.monotonic()
     wait_until(lambda: lookup.is_slow and time.monotonic() > asked_at + 2 * network.SLOW_LOOKUP_S)
     assert lookup.worker_environ == {"RES_OPTIONS": "timeout:1 attempts:1"}
-    assert "`::ffff:10.0.0.1 node1` to /etc/hosts" in lookup.message("node1")
+    notice = lookup.notice(SPEC, 0)
+    assert notice
+    assert "`::ffff:10.0.0.1 node1` to /etc/hosts" in notice.text
+    assert lookup.notice(SPEC, 0) is None, "it is told once"
     assert not posted
     answer.set()
     wait_until(lambda: posted)
@@ -54,9 +60,15 @@ def test_without_an_answer_workers_are_impatient_and_the_line_for_the_hosts_file
     assert lookup.is_slow
 
 
-@pytest.mark.parametrize(("address", "line"), [("127.0.0.1", "::ffff:127.0.0.1 localhost"), ("fd00::1", "fd00::1 n")])
+@pytest.mark.parametrize(
+    ("address", "line"), [("127.0.0.1", "::ffff:127.0.0.1 localhost"), ("fd00::1", "fd00::1 NAME")]
+)
 def test_the_line_has_the_form_that_torch_looks_up(answer: threading.Event, address: str, line: str):
-    assert f"`{line}`" in NameLookup(address, lambda _event: None).message("n")
+    lookup = NameLookup(address, lambda _event: None)
+    wait_until(lambda: lookup.is_slow)
+    notice = lookup.notice(SPEC, 1)
+    assert notice
+    assert (f"`{line}`" in notice.text, notice.level) == (True, 0)
 
 
 def test_an_answer_changes_nothing(answer: threading.Event, monkeypatch: pytest.MonkeyPatch):

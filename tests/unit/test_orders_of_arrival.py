@@ -116,7 +116,7 @@ def agent_after(records: Sequence[object], joins_after: int, during_start: int) 
         return is_done()
 
     start_member = lambda _fds: deliver(during_start)  # noqa: E731
-    callbacks = AgentCallbacks(wait, lambda: False, lambda: False, start_member, lambda _: None, lambda _: None)  # type: ignore[arg-type]
+    callbacks = AgentCallbacks(wait, lambda: False, start_member, lambda _: None, lambda _: None)  # type: ignore[arg-type]
     rendezvous = MultiNodeRendezvous(SPEC, 1, callbacks)
     rendezvous._connect(float("inf"))
     deliver(joins_after)

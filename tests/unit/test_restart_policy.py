@@ -202,11 +202,11 @@ def test_the_run_ends_if_too_few_nodes_are_left(remaining: int, needed: int, rea
 
 @pytest.mark.parametrize(("exit_", "leaves"), [(BROKEN, True), (ASKED, True), (KILLED, False)])
 def test_a_single_node_is_not_used_again_either(exit_: WorkerExit, leaves: bool) -> None:
-    callbacks = SimpleNamespace(is_stopping=lambda: False, has_unkillable=lambda: False)
+    callbacks = SimpleNamespace(is_stopping=lambda: False)
     rendezvous = SingleNodeRendezvous(agent_spec(max_restarts=3), 1, callbacks)  # type: ignore[arg-type]
     round_, listener = rendezvous.next_round()
     listener.close()
-    result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0))
+    result = rendezvous.finish_round(AttemptResult(round_.attempt, "failed", (exit_,), 1.0), has_unkillable=False)
     assert result.attempt_follows == (not leaves)
     assert bool(result.node_leaves) == leaves
     assert result.decision.endswith("; there is no other node") == leaves

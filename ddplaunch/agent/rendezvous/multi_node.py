@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ddplaunch.agent import this_node
 from ddplaunch.agent.events import FromMember, LauncherLost
 from ddplaunch.agent.rendezvous.client import RendezvousClient
+from ddplaunch.agent.rendezvous.single_node import Rendezvous
 from ddplaunch.errors import HARDWARE, RENDEZVOUS, LaunchError
 from ddplaunch.mailbox import NEVER
 from ddplaunch.protocol.launcher_agent import (
@@ -70,7 +71,7 @@ _TELL_S = 30.0
 _REFUSED_HINT = "Start the job without that node; --health warn, on it, uses it all the same."
 
 
-class MultiNodeRendezvous:
+class MultiNodeRendezvous(Rendezvous):
     """One node's part in a rendezvous of several nodes."""
 
     def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
@@ -85,8 +86,7 @@ class MultiNodeRendezvous:
         self._next_attempt = self._restarts_so_far = 0
         self._max_restarts = spec.max_restarts
         self._shares_host = self._is_complete = self._all_left = False
-        self._joined_time_s, self.clock_ahead_s = 0.0, (-NEVER, NEVER)
-        self._departs, self._stopped_attempt = "", -1
+        self._departs, self._stopped_attempt, self._joined_time_s = "", -1, 0.0
         self._verdict: RoundVerdict | None = None
 
     @property
@@ -239,11 +239,11 @@ class MultiNodeRendezvous:
 
     # After a round.
 
-    def finish_round(self, result: AttemptResult) -> AttemptResult:
+    def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
         # The launcher is lost, and the other nodes go on. The agent calls ``next_round``, which returns None.
         if self._client and self._client.has_left:
             return verdicts.of_node_that_left(result)
-        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
+        is_stopping = self._callbacks.is_stopping()
         if self._client:
             index = self._client.index or 0
             self._client.send(verdicts.report(result, index, is_stopping=is_stopping, has_unkillable=has_unkillable))

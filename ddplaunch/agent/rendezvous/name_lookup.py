@@ -20,7 +20,6 @@ from ddplaunch.threads import in_thread
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from ddplaunch.protocol.results import Round
     from ddplaunch.protocol.specs import AgentSpec
 
 _IMPATIENT = {"RES_OPTIONS": "timeout:1 attempts:1"}
@@ -33,13 +32,12 @@ class NameLookup:
     Attributes:
         deadline: time of ``time.monotonic()`` after which the look-up is slow.
         is_done: the look-up has ended, with or without a name.
-        was_reported: the user knows that the look-up is slow.
     """
 
     def __init__(self, address: str, post: Callable[[object], None]) -> None:
         """Start the look-up of an address or of the address of a host; ``post`` gets a ``NameLookedUp``."""
         self.deadline = time.monotonic() + network.SLOW_LOOKUP_S
-        self.is_done = self.was_reported = self._was_slow = False
+        self.is_done = self._was_slow = self._was_told = False
         self._address = address
         in_thread("name look-up", lambda: self._run(post))
 
@@ -61,33 +59,19 @@ class NameLookup:
         """Default variables of workers that connect to the address."""
         return dict(_IMPATIENT) if self.is_slow else {}
 
-    def message(self, name: str) -> str:
-        """The message for the user: what is slow, and the line that avoids it. ``name`` is the address's."""
+    def notice(self, spec: AgentSpec, node_rank: int) -> Notice | None:
+        """The message for the user, if the look-up is slow: what to do about it. Once, and None after that."""
+        if not self.is_slow or self._was_told:
+            return None
+        self._was_told = True
+        # If one launcher has all nodes, the message of the first node is enough.
+        is_further = node_rank and spec.launcher_assigns_rendezvous
+        return Notice(self._message("NAME" if node_rank else spec.host), 1 if is_further else 0)
+
+    def _message(self, name: str) -> str:
+        """What is slow, and the line that avoids it. ``name`` is the address's."""
         line = f"{network.mapped(self._address)} {'localhost' if network.is_loopback(self._address) else name}"
         return (
             f"no name server answers for {self._address}, and torch waits for one at every start: add the line "
             f"`{line}` to /etc/hosts on every node; until then workers wait 1 s for a name server (RES_OPTIONS)"
         )
-
-
-class NameLookups:
-    """The look-ups of one node, by address. Main thread only."""
-
-    def __init__(self, spec: AgentSpec, post: Callable[[object], None], send: Callable[[object], None]) -> None:
-        self._spec, self._post, self._send = spec, post, send
-        self._lookups: dict[str, NameLookup] = {}
-
-    def of(self, address: str) -> NameLookup:
-        """The look-up of ``address``, which starts now if there was none."""
-        if address not in self._lookups:
-            self._lookups[address] = NameLookup(address, self._post)
-        return self._lookups[address]
-
-    def report_slow(self, lookup: NameLookup, round_: Round) -> None:
-        """Show a slow look-up of the name of the round's store, once."""
-        if lookup.is_slow and not lookup.was_reported:
-            lookup.was_reported = True
-            # If one launcher has all nodes, the message of the first node is enough.
-            is_further = round_.node_rank and self._spec.launcher_assigns_rendezvous
-            text = lookup.message("NAME" if round_.node_rank else self._spec.host)
-            self._send(Notice(text, 1 if is_further else 0))

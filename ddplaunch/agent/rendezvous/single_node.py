@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from ddplaunch.system.network import listen
 
@@ -27,8 +27,10 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Rendezvous(Protocol):
+class Rendezvous:
     """Rounds of a run. The agent calls ``next_round`` and ``finish_round`` in turn while ``attempt_follows``.
+
+    What a rendezvous does not define does nothing: a single node needs only these two.
 
     Attributes:
         clock_ahead_s: this node's wall clock is ahead of that of the node that serves the rendezvous by so many seconds
@@ -36,7 +38,7 @@ class Rendezvous(Protocol):
             sent the RoundFormed: so much is certain, however long the records were on their way.
     """
 
-    clock_ahead_s: tuple[float, float]
+    clock_ahead_s = (-math.inf, math.inf)
 
     def next_round(self) -> tuple[Round, socket.socket | None] | None:
         """Wait for the next round. None at the end of the run.
@@ -47,27 +49,31 @@ class Rendezvous(Protocol):
         Raises:
             LaunchError: this node cannot join the other nodes.
         """
+        raise NotImplementedError
+
+    def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
+        """Report this node's ``result`` of the round, and wait for the verdict. Returns ``result`` with the verdict.
+
+        ``has_unkillable``: processes of this node survived SIGKILL.
+        """
+        raise NotImplementedError
 
     def refuse(self, reason: str) -> None:
         """This node takes no part, for ``reason``: tell the other nodes if only this one can. Does not raise."""
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
         """``spec`` with what the nodes have agreed on before the first round: the run id, and this node's folder."""
-
-    def finish_round(self, result: AttemptResult) -> AttemptResult:
-        """Report this node's ``result`` of the round and wait for the verdict.
-
-        Returns:
-            ``result`` with the verdict.
-        """
+        return spec
 
     @property
     def stop_reason(self) -> str | None:
         """Why this node's workers must stop because of other nodes; None while they may run."""
+        return None
 
     @property
     def worker_environ(self) -> dict[str, str]:
         """Default environment variables of the next round's workers; the user's variables take precedence."""
+        return {}
 
     def report_failure(self) -> None:
         """Report to the other nodes at once that this node stops its workers."""
@@ -88,7 +94,6 @@ class AgentCallbacks(NamedTuple):
     Attributes:
         wait: handle events until a condition holds; False if a deadline (``time.monotonic()``) came first.
         is_stopping: whether this node must stop.
-        has_unkillable: whether processes of this node survived SIGKILL.
         start_member: start the member's process with five descriptors (three streams, the channel, the endpoint's
             socket), and close them in this process.
         send: send a record to the launcher.
@@ -97,17 +102,13 @@ class AgentCallbacks(NamedTuple):
 
     wait: Wait
     is_stopping: Callable[[], bool]
-    has_unkillable: Callable[[], bool]
     start_member: Callable[[list[int]], None]
     send: Callable[[object], None]
     post: Callable[[object], None]
 
 
-class SingleNodeRendezvous:
+class SingleNodeRendezvous(Rendezvous):
     """Rendezvous of a single node: it has a coordinator for itself, without a store."""
-
-    stop_reason = None
-    clock_ahead_s = (-math.inf, math.inf)
 
     def __init__(self, spec: AgentSpec, local_world_size: int, callbacks: AgentCallbacks) -> None:
         self._spec = spec
@@ -135,16 +136,11 @@ class SingleNodeRendezvous:
         listens = WorkersStoreListens(0, attempt, address, listener.getsockname()[1])
         return replace(self._answer(RoundFormed, listens).round, has_store=has_store), listener
 
-    def refuse(self, reason: str) -> None: ...
-
-    def complete(self, spec: AgentSpec) -> AgentSpec:
-        return spec
-
-    def finish_round(self, result: AttemptResult) -> AttemptResult:
+    def finish_round(self, result: AttemptResult, *, has_unkillable: bool) -> AttemptResult:
         from ddplaunch.protocol.results import RoundVerdict
         from ddplaunch.rounds import verdict as verdicts
 
-        is_stopping, has_unkillable = self._callbacks.is_stopping(), self._callbacks.has_unkillable()
+        is_stopping = self._callbacks.is_stopping()
         ended = verdicts.report(result, 0, is_stopping=is_stopping, has_unkillable=has_unkillable)
         verdict = replace(self._answer(RoundVerdict, ended), cause=None, reason="")  # ``result`` says both.
         return verdicts.with_verdict(result, verdict, is_stopping=is_stopping)
@@ -152,15 +148,3 @@ class SingleNodeRendezvous:
     def _answer(self, kind: type[T], record: object) -> T:
         """The coordinator's answer to ``record``."""
         return next(sent.record for sent in self._coordinator.receive(record) if isinstance(sent.record, kind))
-
-    @property
-    def worker_environ(self) -> dict[str, str]:
-        return {}
-
-    def report_failure(self) -> None: ...
-
-    def send_report(self, report: Report) -> None: ...
-
-    def handle_event(self, event: object) -> None: ...
-
-    def close(self) -> None: ...
