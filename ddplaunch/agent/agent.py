@@ -278,7 +278,8 @@ class Agent:
 
     def _sweep(self, group: WorkerGroup) -> None:
         """Kill all remaining children and descendants of the workers."""
-        unkillable = group.running_pids()  # Excluded: the sweep would reap them, and their exits would be lost.
+        # Excluded: the sweep would reap them, and their exits would be lost.
+        unkillable = tuple(group.pids_by_local_rank().values())
         of_parts = chain.from_iterable(part.pids for part in self._parts)
         excluded = frozenset((*unkillable, *self._helper_pids.values(), *of_parts))
         self._unkillable_pids = (*unkillable, *self._forkserver.sweep(excluded))

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 from ddplaunch.mailbox import Mailbox
 from ddplaunch.protocol.environment import SECRET
 from ddplaunch.protocol.rendezvous import NodeTurnedAway, RendezvousNotFound
-from ddplaunch.rendezvous.signer import Signer
-from ddplaunch.rendezvous.store import open_store
+from ddplaunch.rendezvous.store import Signer, open_store
 from ddplaunch.system import linux
 from ddplaunch.text import is_run_id, quote
 from ddplaunch.threads import in_thread

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
 
     from torch.distributed import TCPStore
 
-    from ddplaunch.rendezvous.signer import Signer
+    from ddplaunch.rendezvous.store import Signer
 
 HEARTBEAT_S = 1.0
 _POLL_S = 0.1

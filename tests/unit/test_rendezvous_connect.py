@@ -11,7 +11,7 @@ import pytest
 from ddplaunch.protocol.rendezvous import MemberSpec, RendezvousNotFound
 from ddplaunch.rendezvous import connect
 from ddplaunch.rendezvous.connect import JoinRefused, agreed_id, claim_node_index, enter
-from ddplaunch.rendezvous.signer import Signer
+from ddplaunch.rendezvous.store import Signer
 from tests.support import golden
 from tests.support.configs import rendezvous_config
 from tests.support.memory_store import MemoryStore

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddplaunch.rendezvous.signer import Signer
+from ddplaunch.rendezvous.store import Signer
 
 SECRET, KEY, TEXT = "sixteen letters!", "ddplaunch/job7/in/3", '{"record":"NodeLeft","node_index":0}\n'
 

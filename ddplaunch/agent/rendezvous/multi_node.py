@@ -82,10 +82,9 @@ class MultiNodeRendezvous(Rendezvous):
         self._next_config = spec.rendezvous
         self._client: RendezvousClient | None = None
         self._listener: socket.socket | None = None
-        self._round: Round | None = None
+        self._formed: RoundFormed | None = None
         self._next_attempt = self._restarts_so_far = 0
-        self._max_restarts = spec.max_restarts
-        self._shares_host = self._is_complete = self._all_left = False
+        self._is_complete = self._all_left = False
         self._departs, self._stopped_attempt, self._joined_time_s = "", -1, 0.0
         self._verdict: RoundVerdict | None = None
 
@@ -93,7 +92,7 @@ class MultiNodeRendezvous(Rendezvous):
     def stop_reason(self) -> str | None:
         if self._over_reason is not None:
             return self._over_reason
-        is_stopped = self._round is not None and self._round.attempt == self._stopped_attempt
+        is_stopped = self._formed is not None and self._formed.round.attempt == self._stopped_attempt
         return "another node stopped the workers" if is_stopped else None
 
     @property
@@ -113,7 +112,7 @@ class MultiNodeRendezvous(Rendezvous):
     @property
     def _endpoint(self) -> str:
         """Where the node that serves the rendezvous is, for the user."""
-        return (self._client.endpoint if self._client else "") or "the node that serves the rendezvous"
+        return self._client.endpoint if self._client else "the node that serves the rendezvous"
 
     @property
     def worker_environ(self) -> dict[str, str]:
@@ -129,30 +128,30 @@ class MultiNodeRendezvous(Rendezvous):
                 client = self._connect()
             if client is None or client.index is None:
                 continue
-            self._round = self._verdict = None
+            self._formed = self._verdict = None
             self._join(client)
-            self._wait_for(lambda: bool(self._round or self._verdict), client.join_deadline)
-            if self._verdict and not self._round:
+            self._wait_for(lambda: bool(self._formed or self._verdict), client.join_deadline)
+            if self._verdict and not self._formed:
                 self._finish_as_spare(client, self._verdict)
                 return None
-            if self._round and not self._callbacks.is_stopping():
+            if self._formed and not self._callbacks.is_stopping():
                 listener, self._listener = self._listener, None
-                self._next_attempt = self._round.attempt + 1
-                return self._round, listener
+                self._next_attempt = self._formed.round.attempt + 1
+                return self._formed.round, listener
         return None
 
     def complete(self, spec: AgentSpec) -> AgentSpec:
-        client, ready = self._client, self._client.ready if self._client else None
-        if self._launcher_assigns_rendezvous or self._is_complete or not (client and ready and self._round):
+        client, formed = self._client, self._formed
+        if self._launcher_assigns_rendezvous or self._is_complete or not (client and client.ready and formed):
             return spec
-        self._is_complete = True
-        place = f"{spec.host}.{self._round.node_rank}"
-        names = (place,) if self._shares_host else (spec.host, place)
+        self._is_complete, ready = True, client.ready
+        place = f"{spec.host}.{formed.round.node_rank}"
+        names = (place,) if formed.shares_host else (spec.host, place)
         spec, moved_to = this_node.moved_into_run(spec, ready, names, self._callbacks.send)
         self._callbacks.send(FirstRoundFormed(moved_to))
-        if self._max_restarts != spec.max_restarts:
-            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, self._max_restarts)))
-        return replace(spec, run_id=ready.run_id, max_restarts=self._max_restarts)
+        if formed.max_restarts != spec.max_restarts:
+            self._callbacks.send(Notice(client.other_limit_message(spec.max_restarts, formed.max_restarts)))
+        return replace(spec, run_id=ready.run_id, max_restarts=formed.max_restarts)
 
     def _join(self, client: RendezvousClient) -> None:
         host, size = self._spec.host, self._local_world_size
@@ -277,8 +276,8 @@ class MultiNodeRendezvous(Rendezvous):
         return self._verdict is not None or self._is_over
 
     def report_failure(self) -> None:
-        if self._round and self._client and self._client.index is not None:
-            self._client.send(NodeStops(self._client.index, self._round.attempt))
+        if self._formed and self._client and self._client.index is not None:
+            self._client.send(NodeStops(self._client.index, self._formed.round.attempt))
 
     def send_report(self, report: Report) -> None:
         if self._client and self._client.index is not None:
@@ -338,7 +337,7 @@ class MultiNodeRendezvous(Rendezvous):
     def _on_departs(self, reason: str) -> None:
         """The coordinator learns of it with the next NodeJoined, or with another one if it has got one already."""
         self._departs, client = reason, self._client
-        if client and client.index is not None and not self._round and not self._verdict:
+        if client and client.index is not None and not self._formed and not self._verdict:
             self._join(client)
 
     def _handle_record(self, client: RendezvousClient, record: object) -> None:
@@ -362,9 +361,8 @@ class MultiNodeRendezvous(Rendezvous):
                 self._listener = self._listener or client.listen(address)
                 port = self._listener.getsockname()[1]
                 client.send(WorkersStoreListens(client.index or 0, attempt, client.address, port))
-            case RoundFormed(round=formed, shares_host=shares_host):
-                self._round, self._shares_host, client.is_spare = formed, shares_host, False
-                self._max_restarts = record.max_restarts
+            case RoundFormed():
+                self._formed, client.is_spare = record, False
                 if record.time_s:
                     self.clock_ahead_s = self._joined_time_s - record.joined_time_s, time.time() - record.time_s
             case StopRound(attempt=attempt):

@@ -159,7 +159,7 @@ class WorkerGroup:
             worker.request_stacks(resume=resume)
 
     def pids_by_local_rank(self) -> dict[int, int]:
-        """Pids of the workers that run, by local rank."""
+        """Pids of the workers that run, by local rank; after ``kill`` and a wait, those that SIGKILL has not ended."""
         return {worker.local_rank: worker.pid for worker in self.workers if worker.is_running}
 
     @property
@@ -229,10 +229,6 @@ class WorkerGroup:
     @property
     def any_failed(self) -> bool:
         return any(worker.returncode for worker in self.workers)
-
-    def running_pids(self) -> tuple[int, ...]:
-        """Pids of the workers that run; after ``kill`` and a wait, those that SIGKILL has not ended."""
-        return tuple(worker.pid for worker in self.workers if worker.is_running)
 
     def finish(self, deadline: float, out_of_memory: Certainty, stop_requested: bool) -> tuple[WorkerExit, ...]:
         """Drain the pumps, close the files, and return how the workers ended, by local rank.
