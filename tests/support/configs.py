@@ -1,4 +1,4 @@
-"""Settings for tests that set single fields: of a run, by flat names as the options have them, and of an agent."""
+"""Settings for tests that set single fields: of a run, by flat names as the options have them, of an agent, a round."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import fields
 from typing import Any
 
 from ddplaunch.config import LaunchConfig, OutputConfig, RendezvousConfig, WorkerConfig
+from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec, Program
 from ddplaunch.timeouts import TimeoutConfig
 
@@ -33,3 +34,10 @@ def agent_spec(**settings: Any) -> AgentSpec:
     """A node of a run, which executes a script; ``settings`` by field name."""
     program = Program("script", "train.py", (), "python")
     return AgentSpec(**{"run_id": "run", "host": "gpu3", "program": program, "same_python": True, **settings})
+
+
+def a_round(**settings: Any) -> Round:
+    """The first attempt of a job with one worker; ``settings`` by field name."""
+    ranks = {"node_rank": 0, "nnodes": 1, "first_rank": 0, "local_world_size": 1, "world_size": 1}
+    store = {"master_addr": "10.0.0.1", "master_port": 4242}
+    return Round(**{"attempt": 0, "restart_count": 0, **ranks, **store, **settings})

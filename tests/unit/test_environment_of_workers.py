@@ -9,9 +9,8 @@ import pytest
 
 from ddplaunch.config import WorkerConfig
 from ddplaunch.protocol import environment
-from ddplaunch.protocol.results import Round
 from tests.support import golden
-from tests.support.configs import agent_spec
+from tests.support.configs import a_round, agent_spec
 
 BY_NETWORK = {"GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NCCL_RAS_ADDR", "RES_OPTIONS"}
 """Set only where nodes reach each other, no name server does, or GPUs are: test_job.py, test_silent_dns.py in
@@ -24,7 +23,7 @@ SPEC = agent_spec(
     max_restarts=3,
     signals=("SIGTERM", "SIGUSR2"),
 )
-ROUND = Round(
+ROUND = a_round(
     attempt=5,
     restart_count=2,
     node_rank=1,
@@ -32,8 +31,7 @@ ROUND = Round(
     first_rank=4,
     local_world_size=2,
     world_size=7,
-    master_addr="10.0.0.1",
-    master_port=4242,
+    master_addr="10.0.0.2",
 )
 
 
@@ -54,7 +52,7 @@ VALUES = {
     "ROLE_NAME": "trainer",
     "ROLE_RANK": "5",
     "ROLE_WORLD_SIZE": "7",
-    "MASTER_ADDR": "10.0.0.1",
+    "MASTER_ADDR": "10.0.0.2",
     "MASTER_PORT": "4242",
     "TORCHELASTIC_RESTART_COUNT": "2",
     "TORCHELASTIC_MAX_RESTARTS": "3",

@@ -25,10 +25,9 @@ from ddplaunch.protocol.rendezvous import (
     WorkersEnded,
     WorkersStoreListens,
 )
-from ddplaunch.protocol.results import Round
 from ddplaunch.rendezvous.connect import claim_node_index, enter
 from ddplaunch.rendezvous.member import Member
-from tests.support.configs import rendezvous_config
+from tests.support.configs import a_round, rendezvous_config
 from tests.support.memory_store import MemoryStore
 from tests.support.processes import wait_until
 
@@ -112,17 +111,7 @@ def post(store: MemoryStore, record: object) -> None:
     store.set(f"{PREFIX}/in/{store.add(f'{PREFIX}/in/count', 1)}", wire.encode(record).decode())
 
 
-ELSEWHERE = Round(
-    attempt=0,
-    restart_count=0,
-    node_rank=0,
-    nnodes=2,
-    first_rank=0,
-    local_world_size=1,
-    world_size=2,
-    master_addr="6.6.6.6",
-    master_port=6,
-)
+ELSEWHERE = a_round(nnodes=2, world_size=2, master_addr="6.6.6.6")
 
 
 @pytest.mark.parametrize("secret", ["", CONFIG.secret])

@@ -19,22 +19,12 @@ from ddplaunch.agent.rendezvous.single_node import AgentCallbacks
 from ddplaunch.errors import LaunchError
 from ddplaunch.protocol.launcher_agent import FirstRoundFormed, JoinRendezvous, Notice
 from ddplaunch.protocol.rendezvous import MemberReady, NodeJoined, RoundFormed
-from ddplaunch.protocol.results import AttemptResult, Round, RoundVerdict
+from ddplaunch.protocol.results import AttemptResult, RoundVerdict
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.system.files import run_folder
-from tests.support.configs import agent_spec, rendezvous_config
+from tests.support.configs import a_round, agent_spec, rendezvous_config
 
-ROUND = Round(
-    attempt=0,
-    restart_count=0,
-    node_rank=3,
-    nnodes=4,
-    first_rank=3,
-    local_world_size=1,
-    world_size=4,
-    master_addr="10.0.0.1",
-    master_port=1,
-)
+ROUND = a_round(node_rank=3, nnodes=4, first_rank=3, world_size=4)
 
 
 @pytest.fixture

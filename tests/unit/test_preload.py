@@ -19,7 +19,6 @@ from ddplaunch.worker.preload import (
     without_collection,
 )
 from tests.support import golden
-from tests.support.runs import PROGRAMS
 
 
 def test_modules_are_read_from_the_text() -> None:
@@ -36,11 +35,6 @@ def test_what_cannot_be_parsed_is_left_to_the_worker(source: bytes) -> None:
 
 def test_a_variable_set_for_torchs_import_is_found() -> None:
     golden.check_answers("early_variables", lambda source: early_variable(source.encode(), {"OMP_NUM_THREADS": "1"}))
-
-
-def test_the_test_programs_are_parsed() -> None:
-    for script in PROGRAMS.rglob("*.py"):
-        assert modules_for(script.read_bytes())[:2] == ALWAYS
 
 
 @given(st.binary())

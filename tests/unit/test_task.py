@@ -13,24 +13,14 @@ from ddplaunch.cluster.job import ScheduledTask
 from ddplaunch.config import LaunchConfig, WorkerConfig
 from ddplaunch.errors import UsageError
 from ddplaunch.protocol import environment, wire
-from ddplaunch.protocol.results import Round
 from ddplaunch.protocol.specs import AgentSpec
 from ddplaunch.transport import srun
+from tests.support.configs import a_round
 from tests.unit.test_environment_of_workers import SPEC
 
 TASK = ScheduledTask(rank=6, local_rank=2, world_size=12, local_world_size=4, node_rank=1, tasks_per_node=(4, 4, 4))
 OF_TASK = replace(SPEC, workers=WorkerConfig(nproc_per_node=1), task=TASK)
-ROUND = Round(
-    attempt=0,
-    restart_count=0,
-    node_rank=6,
-    nnodes=12,
-    first_rank=6,
-    local_world_size=1,
-    world_size=12,
-    master_addr="a",
-    master_port=1,
-)
+ROUND = a_round(node_rank=6, nnodes=12, first_rank=6, world_size=12)
 
 
 def placed(visible: str, **fields: Any) -> Placement:

@@ -10,22 +10,11 @@ import pytest
 
 from ddplaunch.agent.workers.worker_group import WorkerGroup
 from ddplaunch.cluster.job import ScheduledTask
-from ddplaunch.protocol.results import Round
 from ddplaunch.system import procfs
-from tests.support.configs import agent_spec
+from tests.support.configs import a_round, agent_spec
 from tests.support.processes import wait_until
 
-ROUND = Round(
-    attempt=0,
-    restart_count=0,
-    node_rank=2,
-    nnodes=3,
-    first_rank=8,
-    local_world_size=1,
-    world_size=9,
-    master_addr="10.0.0.1",
-    master_port=4242,
-)
+ROUND = a_round(node_rank=2, nnodes=3, first_rank=8, world_size=9)
 TASK = ScheduledTask(rank=8, local_rank=3, world_size=9, local_world_size=5, node_rank=1, tasks_per_node=(4, 5))
 
 
