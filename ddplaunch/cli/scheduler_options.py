@@ -218,7 +218,7 @@ def _exchange(scheduler: SchedulerInfo, environ: Mapping[str, str]) -> Scheduler
         raise UsageError(message, scheduler_checks.endpoint_hint(scheduler)) from None
     except RuntimeError as error:  # "can't start new thread"
         raise LaunchError(f"the launcher cannot start: {error}", NO_ROOM_HINT) from None
-    return scheduler_readers.with_exchanged(scheduler, exchanged.run, exchanged.addresses) if exchanged else scheduler
+    return scheduler_readers.with_exchanged(scheduler, *exchanged) if exchanged else scheduler
 
 
 def _endpoint_options(scheduler: SchedulerInfo, options: Mapping[str, Any]) -> dict[str, Any]:

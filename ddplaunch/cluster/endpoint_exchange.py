@@ -16,7 +16,6 @@ import socket
 import stat
 from typing import TYPE_CHECKING
 
-from ddplaunch.late_dataclass import dataclass
 from ddplaunch.threads import in_thread
 
 if TYPE_CHECKING:
@@ -31,23 +30,12 @@ _PMIX_GLOBAL, _PMIX_STRING = 3, 3
 _LIBPMIX = "libpmix.so.2"
 
 
-@dataclass(frozen=True)
-class Exchanged:
-    """What all tasks of an mpirun know afterwards.
-
-    Attributes:
-        run: text that is equal in all tasks and differs between runs.
-        addresses: those of rank 0, best first.
-    """
-
-    run: str
-    addresses: tuple[str, ...]
-
-
-def exchange(environ: Mapping[str, str], addresses: tuple[str, ...] | None) -> Exchanged | None:
+def exchange(environ: Mapping[str, str], addresses: tuple[str, ...] | None) -> tuple[str, tuple[str, ...]] | None:
     """Exchange the addresses of rank 0, which gives its ``addresses``; the other tasks give None.
 
-    Returns None if this process has no process manager with one of the interfaces.
+    Returns:
+        A text that is equal in all tasks and differs between runs, and the addresses of rank 0, best first. None if
+        this process has no process manager with one of the interfaces.
 
     Raises:
         OSError: the process manager failed, or the other tasks have not called this within ``LIMIT_S``.
@@ -61,7 +49,7 @@ def exchange(environ: Mapping[str, str], addresses: tuple[str, ...] | None) -> E
     else:
         return None
     try:
-        return Exchanged(run, tuple(str(ipaddress.ip_address(text)) for text in found.split(",")))
+        return run, tuple(str(ipaddress.ip_address(text)) for text in found.split(","))
     except ValueError:
         raise OSError("rank 0 gave no addresses") from None
 

@@ -178,19 +178,20 @@ def slurm_step(environ: Mapping[str, str]) -> SchedulerInfo | None:
 
 def slurm_allocation(environ: Mapping[str, str]) -> SchedulerInfo | None:
     """The shell or script of a job, outside of its steps: this launcher starts all nodes, through srun."""
-    job = slurm.read_allocation(environ)
-    if job is None:
+    hosts = slurm.read_allocation(environ)
+    if not hosts:
         return None
+    job = f"SLURM job {environ['SLURM_JOB_ID']}"
     return SchedulerInfo(
         name="SLURM",
         kind="allocation",
         transport="srun",
-        description=f"SLURM job {job.job_id}: {len(job.hosts)} nodes ({_short(job.hosts)}), not in a step of srun",
+        description=f"{job}: {len(hosts)} nodes ({_short(hosts)}), not in a step of srun",
         is_server=False,
-        hosts=tuple(map(Host, job.hosts)),
+        hosts=tuple(map(Host, hosts)),
         this_host=environ.get("SLURMD_NODENAME"),
         warnings=tuple(slurm.lint(environ, None)),
-        endpoint_warning=_OUTSIDE_SRUN if len(job.hosts) > 1 else "",
+        endpoint_warning=_OUTSIDE_SRUN if len(hosts) > 1 else "",
         user_variables=(),
         advice=_SRUN,
     )

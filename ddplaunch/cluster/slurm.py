@@ -48,14 +48,6 @@ class Step:
     reserved_ports: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Allocation:
-    """The nodes of a job, as its batch script or salloc's shell sees them; one component of a heterogeneous job."""
-
-    job_id: str
-    hosts: tuple[str, ...]
-
-
 def read_job(environ: Mapping[str, str]) -> SlurmJob | None:
     """The SLURM job that contains this process; None outside of SLURM. Invalid numbers count as 0."""
     array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
@@ -143,19 +135,21 @@ def _check_consistent(step: Step, nodes: int, tasks: int) -> None:
         )
 
 
-def read_allocation(environ: Mapping[str, str]) -> Allocation | None:
-    """The allocation of this process; None outside of SLURM. Call ``read_step`` first: a step also has an allocation.
+def read_allocation(environ: Mapping[str, str]) -> tuple[str, ...]:
+    """The nodes of the job, as its batch script or salloc's shell sees them; empty outside of SLURM.
+
+    Of a heterogeneous job: one component. Call ``read_step`` first: a step also has an allocation.
 
     Raises:
         UsageError: the list of nodes cannot be read, or this is a step of several nodes that has lost its own list.
     """
     if not (environ.get("SLURM_JOB_ID") and environ.get("SLURM_JOB_NODELIST")):
-        return None
+        return ()
     hosts = parse_node_list(environ["SLURM_JOB_NODELIST"], "SLURM_JOB_NODELIST")
     # Without it each task of a step would start all nodes of the job.
     if len(hosts) > 1 and _is_srun_step(environ.get("SLURM_STEP_ID", "")) and not environ.get("SLURM_STEP_NODELIST"):
         raise UsageError("SLURM_STEP_ID is set and SLURM_STEP_NODELIST is not", f"srun sets both. {IGNORE}")
-    return Allocation(environ["SLURM_JOB_ID"], hosts)
+    return hosts
 
 
 def parse_node_list(text: str, source: str = "the node list") -> tuple[str, ...]:
@@ -207,8 +201,8 @@ def lint(environ: Mapping[str, str], step: Step | None) -> Iterator[str]:
         if environ.get("SLURM_HET_SIZE"):
             yield "without srun --het-group, a heterogeneous job uses only the nodes of its first component"
         return
-    job = read_allocation(environ)
-    if job and not set(step.hosts) <= set(job.hosts):
+    allocated = read_allocation(environ)
+    if allocated and not set(step.hosts) <= set(allocated):
         yield "SLURM_STEP_NODELIST has nodes that SLURM_JOB_NODELIST lacks: one of the two belongs to another job"
     # With one task per node the ranks of a node are always contiguous.
     if step.rank != sum(step.tasks_per_node[: step.node_id]) + step.local_rank and max(step.tasks_per_node) > 1:

@@ -54,13 +54,10 @@ def has_nvml() -> bool:
     return True
 
 
-def gpu_count(root: str = "/") -> int:
-    """Number of physical GPUs this process may open, whatever the environment hides; 0 if none could be counted."""
-    return len(gpu_pci_addresses(root))
-
-
 def gpu_pci_addresses(root: str = "/") -> tuple[str, ...]:
-    """Addresses as sysfs writes them (``0000:17:00.0``); the position is the GPU's index.
+    """Addresses of the physical GPUs that this process may open, whatever the environment hides; none if not known.
+
+    They are as sysfs writes them (``0000:17:00.0``); the position is the GPU's index.
 
     NVIDIA GPUs are in PCI order, which is CUDA's order where all GPUs are of one model or CUDA_DEVICE_ORDER=PCI_BUS_ID;
     AMD GPUs are in the order of the kfd nodes, which is HIP's order. Partitions of one AMD GPU repeat its address.
@@ -213,7 +210,7 @@ def _is_index(device: str) -> bool:
 
 def _numbered(environ: Mapping[str, str], root: str) -> int:
     # ROCR_VISIBLE_DEVICES acts below HIP, which numbers the devices that it leaves from 0.
-    physical = gpu_count(root)
+    physical = len(gpu_pci_addresses(root))
     hidden = "ROCR_VISIBLE_DEVICES" in environ and is_amd(root)
     return len(listed(environ["ROCR_VISIBLE_DEVICES"], physical)) if hidden else physical
 

@@ -1,7 +1,7 @@
 """Reads /proc and signals processes found there, whoever started them.
 
-Used in every process, also on the hot path: plain reads of single files, no psutil. Must not raise for a process that
-is gone or belongs to another user.
+Used in every process, also on the hot path: plain reads of single files, no psutil. Only ``open_files`` raises for a
+process that is gone or belongs to another user.
 """
 
 from __future__ import annotations
@@ -79,6 +79,18 @@ def read_and_written(io: bytes) -> tuple[int, int] | None:
     pairs = ((b"rchar", b"read_bytes"), (b"wchar", b"write_bytes"))  # Of system calls, and of the storage.
     read, written = (max(int(counters.get(name, 0)) for name in pair) for pair in pairs)
     return read, written
+
+
+def open_files(pid: int | str) -> Iterator[str]:
+    """What the descriptors of a process lead to: paths, or words like ``socket:[4711]``.
+
+    Raises:
+        OSError: it is gone, or belongs to another user.
+    """
+    folder = f"/proc/{pid}/fd"
+    for fd in os.listdir(folder):
+        with contextlib.suppress(OSError):  # Closed meanwhile.
+            yield os.readlink(f"{folder}/{fd}")
 
 
 def pids() -> list[int]:

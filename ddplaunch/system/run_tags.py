@@ -15,6 +15,8 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from ddplaunch.system import procfs
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -87,14 +89,7 @@ def launcher_memfds(pid: int) -> dict[str, str]:
     """
     found: dict[str, str] = {}
     with contextlib.suppress(OSError):
-        for match in map(_LAUNCHER_MEMFD.fullmatch, _fd_targets(pid)):
+        for match in map(_LAUNCHER_MEMFD.fullmatch, procfs.open_files(pid)):
             if match and int(match[1]) == pid and (match[3] or match[2] not in found):
                 found[match[2]] = match[3] or run_id_of(match[2])
     return found
-
-
-def _fd_targets(pid: int) -> Iterator[str]:
-    folder = f"/proc/{pid}/fd"
-    for fd in os.listdir(folder):
-        with contextlib.suppress(OSError):
-            yield os.readlink(f"{folder}/{fd}")

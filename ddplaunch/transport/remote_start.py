@@ -109,15 +109,6 @@ if facts.get("ddplaunch") == start["version"]:
 """Valid from Python 2.7 on, so that an old interpreter can report its version."""
 
 
-@dataclass(frozen=True)
-class KeptStart:
-    """What a keeper is asked with: the modules of --preload, the script, and --keep-warm; None if it is not given."""
-
-    preload: tuple[str, ...]
-    script: str
-    seconds: float | None
-
-
 @dataclass(frozen=True, kw_only=True)
 class RemoteStart:
     """How to start an agent on another machine.
@@ -129,7 +120,8 @@ class RemoteStart:
         setup: shell text that runs first, in a login shell; empty for none.
         script: file that must exist, relative to ``cwd``; empty for none.
         needs_torch: torch must be installed; false for an agent without workers.
-        kept: how to ask for a keeper that an earlier run has left there; None: it is not asked for.
+        kept: what a keeper that an earlier run has left there is asked with: the modules of --preload, the script,
+            and --keep-warm, None if that is not given. None: it is not asked.
         entry: module whose ``main()`` is the agent.
         login: what opens a shell there, for hints; empty: they name nothing.
         timeout_s: seconds from the login to the facts, ``setup`` included.
@@ -141,7 +133,7 @@ class RemoteStart:
     setup: str = ""
     script: str = ""
     needs_torch: bool = True
-    kept: KeptStart | None = None
+    kept: dict[str, Any] | None = None
     entry: str = AGENT_MODULE
     login: str = ""
     timeout_s: float = 60.0
@@ -197,8 +189,8 @@ def agent_start(config: LaunchConfig, node_tag: str, purpose: Purpose = "run") -
         return start
     script = config.script if config.entry == "script" and not config.text else ""
     asks = config.keep_warm_s != 0 and transport.keeps_warm
-    kept = KeptStart(config.workers.preload, script, config.keep_warm_s) if asks else None
-    return replace(start, script=script, needs_torch=True, kept=kept)
+    kept = {"preload": config.workers.preload, "script": script, "seconds": config.keep_warm_s}
+    return replace(start, script=script, needs_torch=True, kept=kept if asks else None)
 
 
 def first_input(start: RemoteStart) -> bytes:
@@ -207,7 +199,7 @@ def first_input(start: RemoteStart) -> bytes:
     values |= {"root": PACKAGE_ROOT, "version": __version__, "prefix": FACTS_PREFIX.decode()}
     values["first_record_s"] = _FIRST_RECORD_S
     if start.kept:
-        values["kept"] = asdict(start.kept)
+        values["kept"] = start.kept
     env = {name: value for name, value in start.env.items() if _is_settable(name)}
     # A Python literal in ASCII; JSON would write an emoji as two surrogates, which Python does not join.
     env[START_VARIABLE] = f"start = {values!a}\n{_STARTER}"

@@ -56,7 +56,7 @@ def two_amd_gpus(tmp_path: Path) -> str:
 
 
 def test_a_node_without_drivers_has_no_gpu(tmp_path: Path) -> None:
-    assert devices.gpu_count(str(tmp_path)) == 0
+    assert devices.gpu_pci_addresses(str(tmp_path)) == ()
     assert devices.gpu_pci_addresses(str(tmp_path)) == ()
 
 
@@ -92,7 +92,7 @@ def test_a_kfd_node_that_cannot_be_read_is_no_gpu(two_amd_gpus: str) -> None:
     properties = Path(two_amd_gpus, "sys/class/kfd/kfd/topology/nodes/1/properties")
     properties.unlink()
     properties.mkdir()
-    assert devices.gpu_count(two_amd_gpus) == 1
+    assert len(devices.gpu_pci_addresses(two_amd_gpus)) == 1
 
 
 class FakeNvml(SimpleNamespace):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pytest
 
 from ddplaunch.cluster import endpoint_exchange
-from ddplaunch.cluster.endpoint_exchange import Exchanged, exchange
+from ddplaunch.cluster.endpoint_exchange import exchange
 from ddplaunch.cluster.scheduler_readers import SchedulerInfo, candidate_ports, with_exchanged
 
 ANSWERS = (
@@ -48,7 +48,7 @@ def ask(
 
 def test_rank_0_tells_its_addresses():
     result, asked = ask(ANSWERS)
-    assert result == Exchanged("kvs_7", ("10.0.0.1", "fd00::1"))
+    assert result == ("kvs_7", ("10.0.0.1", "fd00::1"))
     assert asked == [
         "cmd=init pmi_version=1 pmi_subversion=1",
         "cmd=get_my_kvsname",
@@ -61,7 +61,7 @@ def test_rank_0_tells_its_addresses():
 
 def test_the_other_ranks_only_ask():
     result, asked = ask([answer for answer in ANSWERS if "put" not in answer], None)
-    assert result == Exchanged("kvs_7", ("10.0.0.1", "fd00::1"))
+    assert result == ("kvs_7", ("10.0.0.1", "fd00::1"))
     assert not [line for line in asked if "put" in line]
 
 

@@ -169,10 +169,8 @@ def connections_of(pid: int, connections: dict[int, Connection]) -> dict[int, Co
     """Of the ``connections``, those that the process has open."""
     inodes = set()
     with contextlib.suppress(OSError):
-        for descriptor in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-                inodes |= {int(target[8:-1])} if target.startswith("socket:[") else set()
+        for target in procfs.open_files(pid):
+            inodes |= {int(target[8:-1])} if target.startswith("socket:[") else set()
     return {inode: connections[inode] for inode in inodes & connections.keys()}
 
 

@@ -82,18 +82,15 @@ def _sockets(pid: int) -> Iterator[str]:
 def _without_socket(pid: int) -> str:
     """Why a launcher may have no control socket."""
     try:
-        descriptors = os.listdir(f"/proc/{pid}/fd")
+        names = {os.path.basename(path) for path in procfs.open_files(pid)}
     except FileNotFoundError:
         return "it has ended just now"
     except OSError as error:
         return f"its control socket cannot be found: /proc/{pid}/fd: {error.strerror}"
-    for fd in descriptors:
-        with contextlib.suppress(OSError):
-            name = os.path.basename(os.readlink(f"/proc/{pid}/fd/{fd}"))
-            if name == f"{run_folder.LOCK} (deleted)":  # As the kernel shows it.
-                return "it has no control socket: its run folder was deleted"
-            if name == run_folder.LOCK:
-                return "it has no control socket: the run ends just now, or its run folder takes none (see its -v)"
+    if f"{run_folder.LOCK} (deleted)" in names:  # As the kernel shows it.
+        return "it has no control socket: its run folder was deleted"
+    if run_folder.LOCK in names:
+        return "it has no control socket: the run ends just now, or its run folder takes none (see its -v)"
     return "it has no control socket, because it keeps no files (--log-dir /dev/null)"
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ddplaunch.late_dataclass import dataclass
+from ddplaunch.system import procfs
 from ddplaunch.system.files import kept_files
 from ddplaunch.system.files.run_folder import LOCK
 
@@ -78,13 +79,10 @@ def facts(folder: Path) -> RunFacts:
 
 def of_launcher(pid: int) -> Iterator[tuple[Path, RunFacts]]:
     """Folder and run.json of every run whose lock process ``pid`` holds; none if its descriptors may not be read."""
-    folder = f"/proc/{pid}/fd"
     with contextlib.suppress(OSError):
-        for fd in os.listdir(folder):
-            with contextlib.suppress(OSError):
-                target = os.readlink(f"{folder}/{fd}")
-                if target.endswith(f"/{LOCK}") and os.path.isfile(Path(target).with_name(RUN)):
-                    yield Path(target).parent, facts(Path(target).parent)
+        for target in procfs.open_files(pid):
+            if target.endswith(f"/{LOCK}") and os.path.isfile(Path(target).with_name(RUN)):
+                yield Path(target).parent, facts(Path(target).parent)
 
 
 # Files.

@@ -10,6 +10,7 @@ import os
 import socket
 from typing import TYPE_CHECKING, NamedTuple
 
+from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh.once import OncePerKey
 
 if TYPE_CHECKING:
@@ -30,14 +31,6 @@ _TOO_MANY_KEYS_HINT = (
 )
 _NO_KEY_HINT = "Make a key with `ssh-keygen`, copy it with `ssh-copy-id HOST`, or start ssh-agent and `ssh-add`."
 _CHECK_HINT = "`ssh HOST true` must work without a prompt; `ssh -v HOST` shows which key it uses."
-
-
-class LoginRefused(Exception):
-    """The server accepts none of the keys; further attempts could get this machine banned."""
-
-    def __init__(self, message: str, hint: str) -> None:
-        super().__init__(message)
-        self.hint = hint
 
 
 class _KeyFile(NamedTuple):
@@ -72,7 +65,7 @@ def log_in(transport: paramiko.Transport, config: HostConfig, ring: KeyRing) -> 
     """Authenticate ``transport``, whose host key was checked.
 
     Raises:
-        LoginRefused: the server accepts none of the keys.
+        ConnectFailed: the server accepts none of the keys; further attempts could get this machine banned.
         paramiko.SSHException: the connection failed.
     """
     import paramiko
@@ -191,7 +184,7 @@ def _public_words(path: str) -> list[str]:
     return words if len(words) >= 2 and words[0].startswith(_PUBLIC_TYPES) else []
 
 
-def _refused(config: HostConfig, tried: list[str], hint: str, reason: str = "") -> LoginRefused:
+def _refused(config: HostConfig, tried: list[str], hint: str, reason: str = "") -> ConnectFailed:
     keys = f"tried {', '.join(dict.fromkeys(tried))}" if tried else "no key was found"
     message = f"authentication as {config.user} failed; {keys}"
-    return LoginRefused(f"{message}; {reason}" if reason else message, hint)
+    return ConnectFailed("authentication", f"{message}; {reason}" if reason else message, hint)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from ddplaunch.transport.failures import ConnectFailed
 from ddplaunch.transport.ssh.config import ALGORITHMS_HINT, choose_algorithms
-from ddplaunch.transport.ssh.keys import KeyRing, LoginRefused, log_in
+from ddplaunch.transport.ssh.keys import KeyRing, log_in
 from ddplaunch.transport.ssh.known_hosts import KnownHosts, host_names
 from ddplaunch.transport.ssh.sockets import close_stream
 
@@ -127,8 +127,8 @@ def _as_unreachable(error: BaseException) -> BaseException:
     import paramiko
     from paramiko.ssh_exception import IncompatiblePeer
 
-    if isinstance(error, LoginRefused):
-        return ConnectFailed("authentication", str(error), error.hint)
+    if isinstance(error, ConnectFailed) or not isinstance(error, Exception):
+        return error
     if isinstance(error, IncompatiblePeer):
         return ConnectFailed(
             "protocol", f"no algorithm is known to both its sshd and paramiko: {error}", ALGORITHMS_HINT
@@ -144,8 +144,6 @@ def _as_unreachable(error: BaseException) -> BaseException:
             max_attempts=_DROPPED_TRIES,
             is_overload=True,
         )
-    if isinstance(error, ConnectFailed) or not isinstance(error, Exception):
-        return error
     return ConnectFailed(
         "protocol", f"paramiko failed: {type(error).__name__}: {error}", "`ssh -v HOST` may show more."
     )
